@@ -1,10 +1,11 @@
-"""What a small batch of a stream and an idle query cost by `format("kop")`; a sink that does nothing stands beside.
+"""What a small batch of a stream and an idle query cost by `format("kop")`; sinks that do nothing stand beside.
 
     python -m conformance.spark.overhead [--batches N] [--seconds S]
 
 A gateway of this checkout, embedded, and one session of the newest PySpark with two cores. A batch is one row for each
-of two tasks: nearly all of its time is Spark's own. Then a query waits for rows that nobody writes, and the CPU time of
-the gateway is read from the kernel's accounting.
+of two tasks: nearly all of its time is Spark's own. `noop` is Spark's sink that does nothing, in Java; `noop-python` is
+such a one in Python, so that what lies between them is what Spark takes for any sink in Python. Then a query waits for
+rows that nobody writes, and the CPU time of the gateway is read from the kernel's accounting.
 
 Needs Java 17, as the suite `spark-kop`.
 """
@@ -68,9 +69,9 @@ def main() -> int:
         if idle is None:
             sys.exit("the driver ended: its error is above")
     print(f"batches of two rows, PySpark's newest, medians of {asked.batches}")
-    print("sink       ms a batch   of noop")
+    print("sink          ms a batch   of noop   of noop-python")
     for sink, took in medians.items():
-        print(f"{sink:10} {took:10.0f} {took / medians['noop']:9.2f}")
+        print(f"{sink:13} {took:10.0f} {took / medians['noop']:9.2f} {took / medians['noop-python']:16.2f}")
     print(f"a query with nothing to read takes {idle:.1%} of a core of the gateway")
     return 0
 

@@ -12,16 +12,49 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 WRITTEN, EMPTY = "overhead", "overhead-empty"
 TASKS = 2
 WARM = 5
 """Batches of a query that are not counted: the first ones load classes and make connections."""
-SINKS = ("noop", "kop", "kop once")
+SINKS = ("noop", "noop-python", "kop", "kop once")
+
+
+class Drain(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not where types are checked
+    """Takes all rows and writes none: what any sink that is written in Python costs."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Take the rows of a task."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        """Nothing was written."""
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        """Nothing was written."""
+
+
+class PythonNoop(DataSource):  # type: ignore[misc]
+    """Spark's noop, in Python."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What the sink is called."""
+        return "noop-python"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Drain:
+        """The sink of a query."""
+        return Drain()
 
 
 def main(bootstrap: str, batches: str, folder: str) -> None:
@@ -38,6 +71,7 @@ def main(bootstrap: str, batches: str, folder: str) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(PythonNoop)
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     wanted = {"num_partitions": TASKS, "replication_factor": 1}
     admin.create_topics({WRITTEN: wanted, EMPTY: wanted}, wait_for_metadata=True)

@@ -144,7 +144,7 @@ async def _create(gw: Gateway, plan: _Plan) -> None:
     except KopError as error:
         plan.error = error
     else:
-        _log.info("topic %s is made with %d partitions %s", plan.name, plan.partitions, plan.configs or "")
+        _log.info("topic %s is made, partitions: %d, configs: %s", plan.name, plan.partitions, plan.configs or "none")
 
 
 def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
