@@ -3,8 +3,9 @@
 Owns: mallopt and malloc_trim of glibc; on any other C library all of this does nothing.
 Must not know: who allocates.
 
-With glibc's defaults a large buffer is mapped, faulted in page by page and unmapped again, or the top of the heap is:
-six times the CPU of a 1 MiB Produce in the gateway, four times that of encoding the rows of a PySpark task.
+glibc's defaults give the memory of a large buffer back to the system when the buffer is freed, and the next buffer has
+to fault in its pages again. That makes a Produce of 1 MiB take six times as much CPU in the gateway, and encoding the
+rows of a PySpark task four times as much.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def _libc() -> ctypes.CDLL | None:
 
 @cache
 def keep_large_buffers() -> None:
-    """Take buffers of up to 32 MiB from the heap, and let that keep up to 64 MiB that are free. Once a process."""
+    """Have buffers of up to 32 MiB come from the heap, and let the heap keep up to 64 MiB of free memory.
+
+    It holds for the whole process; calls after the first one do nothing.
+    """
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)

@@ -74,7 +74,7 @@ class PendingOffset:
     """Whether a plain commit came later: then nothing is left to be committed."""
 
     def is_of(self, storage_transaction: bytes) -> bool:
-        """Whether it is surely not of another transaction than the one of that name; empty where it is not known."""
+        """Whether it belongs to the transaction that storage calls so, or may do so: one of the names is empty."""
         own = self.value.storage_transaction
         return not own or not storage_transaction or own == storage_transaction
 
@@ -209,8 +209,9 @@ class GroupOffsets:
     def ended(
         self, producer_id: int, committed_epoch: int | None, storage_transaction: bytes = b""
     ) -> list[EndedOffset]:
-        """What becomes of the producer's pending offsets when its transaction ends, which storage calls so.
+        """What becomes of the producer's pending offsets when its transaction ends.
 
+        `storage_transaction`: what storage calls it; offsets of another one stay pending and are not told of.
         `committed_epoch`: commits those of this epoch, unless a plain commit superseded them. None: drops all.
         """
         ended: list[EndedOffset] = []
@@ -412,33 +413,24 @@ class OffsetStore:
             for topic, topic_id, partition, offset, leader_epoch, metadata in commits
         ]
 
-    def missing_topics(self, groups: Iterable[GroupOffsets]) -> set[str]:
-        """The topics that are not there, or are other ones of that name, of all offsets that these groups have."""
-        topics: set[tuple[str, UUID | None]] = set()
-        for offsets in groups:
-            topics.update((name, value.topic_id) for name, _, value in offsets)
-            for (name, _), of_key in offsets.pending.items():
-                topics.update((name, each.value.offset.topic_id) for each in of_key.values())
-        return {name for name, topic_id in topics if self._is_missing(name, topic_id)}
-
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
         """Offsets of topics that are not there: they were deleted just before a crash, the tombstones were not written.
 
         A topic of the same name that was made since is another topic.
         """
         durable = {(name, partition): value for name, partition, value in offsets}
-        missing = [key for key, value in durable.items() if self._is_missing(key[0], value.topic_id)]
+        missing = [key for key, value in durable.items() if self._is_missing(key[0], value)]
         for key, of_key in offsets.pending.items():
             values = [offset.value.offset for offset in of_key.values()]
-            if key not in durable and all(self._is_missing(key[0], value.topic_id) for value in values):
+            if key not in durable and all(self._is_missing(key[0], value) for value in values):
                 missing.append(key)
         return missing
 
-    def _is_missing(self, name: str, topic_id: UUID | None) -> bool:
+    def _is_missing(self, name: str, value: OffsetCommitValue) -> bool:
         topic = self._topics.get(name)
         if topic is None:
             return not self._topics.may_exist(name)
-        return topic_id is not None and topic.topic_id != topic_id
+        return value.topic_id is not None and topic.topic_id != value.topic_id
 
 
 def _less(counts: Counter[CountedT], item: CountedT) -> None:

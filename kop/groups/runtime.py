@@ -186,8 +186,9 @@ class GroupCoordinator(Coordinator[Loaded]):
             else:
                 _warn_of(key)
         await self._topics.find({topic for of_group in offsets.values() for topic in of_group.topics})
-        if missing := self._offset_store.missing_topics(offsets.values()):
-            await self._topics.look_again(missing)  # `_install` deletes offsets of topics that are not there
+        of_missing = {key for of_group in offsets.values() for key in self._offset_store.of_missing_topics(of_group)}
+        if of_missing:  # `_install` deletes these offsets
+            await self._topics.look_again({topic for topic, _ in of_missing})
         now = self._clock()
         groups: Loaded = {}
         for group_id in values.keys() | offsets.keys():

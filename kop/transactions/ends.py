@@ -160,7 +160,7 @@ class TransactionEnds:
             parts[leader].append(index) if leader in parts else own.add(index)
         brokers = list(parts)
         answers = await asyncio.gather(*(self._tell(broker_id, ended, parts[broker_id]) for broker_id in brokers))
-        until = max(self._left_at, left_at) + LEASE_SECONDS
+        until = max(self._left_at, left_at) + LEASE_SECONDS  # a broker may have left while the others were told
         failed: list[KopError] = []
         for broker_id, error in zip(brokers, answers, strict=True):
             if error is None:
