@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -238,7 +239,9 @@ async def test_a_late_compaction_is_told_once_and_started(
 
         await until(started, "the compaction that the gateway starts")
         assert engine.counts["compactions_late"] > 0
-        told = [record for record in caplog.records if "no compaction has seen" in record.getMessage()]
+        # The shared gateway of the interop tests runs in another thread of this process, with the same limits.
+        here = [record for record in caplog.records if record.thread == threading.get_ident()]
+        told = [record for record in here if "no compaction has seen" in record.getMessage()]
         assert len(told) == 1
         assert "brokerServiceCompactionMonitorIntervalInSeconds" in told[0].getMessage()
 
