@@ -178,6 +178,34 @@ def messages_of_pulsar_are_bounds(run: Run) -> None:
     same([r.offset for r in records(read(run, topic, topicNamespace=namespace, **asked, **full))], [3, 4, 5])
 
 
+@beyond()
+def records_are_named_as_messages_of_pulsar(run: Run) -> None:
+    topic = make_topic(run)
+    send(run, topic, 6)
+    rows = read(run, topic, includeMetadata="true", includeHeaders="true").selectExpr("offset", "metadata.*")
+    if not os.environ.get("KOP_SPARK_PULSAR"):
+        with contextlib.suppress(AssertionError):  # where it works, a Pulsar is there and nobody says where
+            refused("leave includeMetadata out", rows.collect)
+            return
+    admin, _ = pulsar()
+    ledger = ask("GET", f"{topic}-partition-0/internalStats")["ledgers"][-1]["ledgerId"]
+    told = sorted(rows.collect())
+    same([row.message_id.rpartition(":")[0] for row in told], [f"{ledger}:{entry}" for entry in range(6)])
+    now = time.time()
+    assert all(now - 600 < row.publish_time.timestamp() < now + 1 for row in told), told
+    by_id = {"pulsar.admin.url": admin, "startingMessageId": json.dumps({topic: {"0": told[3].message_id}})}
+    same([r.offset for r in records(read(run, topic, **by_id))], [3, 4, 5])
+    streamed: list[str] = []
+    named = {"kafka.bootstrap.servers": run.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    stream = session().readStream.format(FORMAT).options(**named, includeMetadata="true").load()
+    ids = stream.select("metadata.message_id").writeStream.foreachBatch(
+        lambda frame, _: streamed.extend(row.message_id for row in frame.collect())
+    )
+    with folder() as path:
+        finish(ids.option("checkpointLocation", path).trigger(availableNow=True).start())
+    same(streamed, [row.message_id for row in told], "a stream")
+
+
 # Writing
 
 
@@ -296,7 +324,6 @@ def options_that_cannot_be_kept_are_refused(run: Run) -> None:
     refused("did you mean startingOffsets", lambda: read(run, topic, startingOffset="latest").collect())
     nobody = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": 1000}
     refused("set kafka.bootstrap.servers", lambda: read(run, topic, **nobody).collect())
-    refused("Kafka's protocol gives no message ids", lambda: read(run, topic, includeMetadata="true").collect())
     with folder() as path:
         refused(
             "would never end it",

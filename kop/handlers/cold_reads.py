@@ -35,12 +35,14 @@ log = logging.getLogger(__name__)
 class ColdRead:
     """The read of one partition from `offset` on. `result` and `error` are None until it has ended."""
 
-    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "result", "task")
+    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "places", "result", "task")
 
-    def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, now: float) -> None:
+    def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool, now: float) -> None:
         self.log = partition_log
         self.offset = offset
         self.max_bytes = max_bytes
+        self.places = places
+        """Whether its result says where Pulsar keeps the records."""
         self.asked = now
         """Loop time of the last Fetch that wanted it."""
         self.result: ReadResult | None = None
@@ -71,18 +73,18 @@ class ColdReads:
         self._listeners[callback] = None
         return lambda: self._listeners.pop(callback, None)
 
-    def find(self, partition_log: PartitionLog, offset: int) -> ColdRead | None:
-        """The read of a partition from `offset` on, where there is one."""
+    def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
+        """The read of a partition from `offset` on, where there is one; one that brings `places` if they are wanted."""
         read = self._reads.get(partition_log)
-        return read if read is not None and read.offset == offset else None
+        return read if read is not None and read.offset == offset and (read.places or not places) else None
 
-    def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int) -> ColdRead:
+    def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
         """The read of a partition from `offset` on, begun where there is none. A read from another offset ends."""
         now = self._loop.time()
-        read = self.find(partition_log, offset)
+        read = self.find(partition_log, offset, places)
         if read is None:
             self.forget(partition_log)
-            read = ColdRead(partition_log, offset, min(max_bytes, MOST_BYTES), now)
+            read = ColdRead(partition_log, offset, min(max_bytes, MOST_BYTES), places, now)
             self._reads[partition_log] = read
             self._unfinished += 1
             self._queue.append(read)
@@ -138,7 +140,7 @@ class ColdReads:
         slow = self._loop.call_later(SLOW_SECONDS, not_counted)
         try:
             await read.log.attach()
-            read_result = await read.log.read(read.offset, read.max_bytes, min_one=True)
+            read_result = await read.log.read(read.offset, read.max_bytes, min_one=True, places=read.places)
         except KopError as error:
             self._ended(read, None, error)
         except Exception as error:

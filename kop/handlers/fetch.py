@@ -14,6 +14,8 @@
   is told null for the list, as by Kafka.
 - Where all that there is of a partition up to its end are batches without records, which stand for offsets that have
   none, they do not end a long poll. An answer takes them along, so that positions come to the very end of a log.
+- A request that asks for it by a tagged field of kop's own is told where Pulsar keeps the records
+  (`kop.records.entry_places`): message ids and publish times, for which Kafka's protocol has no field.
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
   partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
@@ -34,10 +36,12 @@ from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
 from kop.handlers.gateway import Gateway
 from kop.handlers.isolation import aborted_in, reads_committed, stable_part
+from kop.records import entry_places
 from kop.records.batch import HEADER_SIZE, next_offset_of
 from kop.records.compression import Codec
 from kop.storage.base import PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
+from kop.wire.primitives import encode_tags
 
 KEY = 1
 _ZSTD_FROM = 10
@@ -107,6 +111,8 @@ class _Fetch:
         self.call = call
         self.session = session
         self.committed = committed
+        self.places = entry_places.TAG in call.tags
+        """Whether the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads()
@@ -171,6 +177,8 @@ class _Fetch:
         if end is not None and end <= wanted.fetch_offset < partition_log.high_watermark:
             return _EMPTY
         result = partition_log.read_cached(wanted.fetch_offset, room, min_one=response.min_one)
+        if self.places and result is not None and result.size:
+            return None
         return result if end is None or result is None else stable_part(result, end)
 
     def _from_storage(
@@ -180,9 +188,10 @@ class _Fetch:
         reads = self.reads
         offset = wanted.fetch_offset
         if read:
-            under_way: ColdRead | None = reads.ask(partition_log, offset, min(wanted.max_bytes, self.budget))
+            most = min(wanted.max_bytes, self.budget)
+            under_way: ColdRead | None = reads.ask(partition_log, offset, most, self.places)
         else:
-            under_way = reads.find(partition_log, offset)
+            under_way = reads.find(partition_log, offset, self.places)
         if under_way is None:
             return None
         if under_way.error is not None:
@@ -262,7 +271,7 @@ class _Fetch:
         if not partition_log.attached:  # its ends are not known yet: clients ignore ends of -1
             response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
-        buffers, size = result = _EMPTY if result is None else result
+        buffers, size, places = result = _EMPTY if result is None else result
         high_watermark = partition_log.high_watermark
         answer = FetchPartitionAnswer(
             wanted.partition,
@@ -274,6 +283,8 @@ class _Fetch:
             size,
             aborted_in(partition_log, result) if self.committed else None,
         )
+        if self.places and places:
+            answer = answer._replace(tags=encode_tags({entry_places.TAG: entry_places.pack_places(places)}))
         response.size += size
         # A batch has at least the bytes of its header, so none of these has records.
         if size and size == len(buffers) * HEADER_SIZE and next_offset_of(buffers[-1]) >= high_watermark:

@@ -35,7 +35,7 @@ def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
     count = bisect_left(buffers, last_stable_offset, key=base_offset_of)
     if count == len(buffers):
         return result
-    return ReadResult(buffers[:count], sum(map(len, buffers[:count])))
+    return result._replace(buffers=buffers[:count], size=sum(map(len, buffers[:count])))
 
 
 def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[int, int]]:

@@ -7,11 +7,14 @@ Must not know: pyspark, where records come from, how options are written.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kop.spark.entry_metadata import METADATA
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +56,9 @@ class DecoderRecord(NamedTuple):
     timestamp_type: int
     """0 for CreateTime, 1 for LogAppendTime."""
     headers: list[tuple[str, bytes | None]]
+    message_id: str | None = None
+    """Pulsar's, LEDGER:ENTRY:BATCH-INDEX; None without includeMetadata, as the next one."""
+    publish_time: datetime | None = None
 
 
 class Decoder:
@@ -64,7 +70,9 @@ class Decoder:
         self._function = _imported(options.function)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows, which have headers, with the column `decoded`, and `decodeError` where it is permissive."""
+        """The rows, which have headers and maybe metadata, with the column `decoded`, and `decodeError` where it is
+        permissive.
+        """
         import pyarrow as pa  # noqa: PLC0415
 
         values: list[Any] = []
@@ -152,9 +160,19 @@ def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
-    *plain, headers = (_values(column) for column in batch.columns)
-    for *fields, of_record in zip(*plain, headers, strict=True):
-        yield DecoderRecord._make((*fields, [(header["key"], header["value"]) for header in of_record or ()]))
+    plain, more = batch, list[list[Any]]()
+    if METADATA in batch.schema.names:
+        plain = batch.drop_columns([METADATA])
+        more = [_values(column) for column in batch.column(METADATA).flatten()]
+    *columns, headers = (_values(column) for column in plain.columns)
+    for of_record, fields, of_entry in zip(headers, zip(*columns, strict=True), _rows(more, len(headers)), strict=True):
+        named = [(header["key"], header["value"]) for header in of_record or ()]
+        yield DecoderRecord._make((*fields, named, *of_entry))
+
+
+def _rows(columns: list[list[Any]], count: int) -> Iterable[tuple[Any, ...]]:
+    """The rows of the metadata's columns, of None where there is no metadata."""
+    return zip(*columns, strict=True) if columns else repeat((None, None), count)
 
 
 def _values(column: pa.Array) -> list[Any]:

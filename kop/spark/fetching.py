@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from kafka import errors
 
 from kop.records.arrow import UnreadableRecordsError, decode
+from kop.spark.entry_metadata import with_metadata
 from kop.spark.offsets import EARLIEST
 from kop.spark.planning import DataLossError, OffsetRange
 from kop.spark.read_client import GONE, FetchSettings, ReadClient
@@ -80,6 +81,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             lost(settings, f"{_name(wanted)} begins at offset {first} now, {position} is out of range")
             position = min(first, wanted.end)
             continue
+        places = answer.places
         rows = decode(
             answer.records,
             topic=wanted.topic,
@@ -92,8 +94,9 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             max_bytes=settings.max_bytes,
         )
         del answer
+        batches = rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
         try:
-            yield from rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
+            yield from with_metadata(batches, places, _name(wanted)) if fetch.places else batches
         except UnreadableRecordsError as error:
             raise UnreadableRecordsError(
                 f"end the read before offset {error.offset} by endingOffsets, or start it behind the batch there by "

@@ -75,6 +75,7 @@ OPTIONS: Final = (
     "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
+    "includeMetadata",
     "decoder",
     "decoderSchema",
     "mode",
@@ -105,8 +106,6 @@ REFUSED: Final = {
     "kafka.ssl.truststore.certificates": "write them to a file, and name it in kafka.ssl.truststore.location",
     "kafka.ssl.keystore.certificate.chain": "write it to a file, and name that in kafka.ssl.keystore.location",
     "kafka.sasl.oauthbearer.token.endpoint.url": "use PLAIN or SCRAM: OAUTHBEARER is not there",
-    "includeMetadata": "leave it out: Kafka's protocol gives no message ids and no publish times beside the timestamp; "
-    "`kop offsets` turns offsets into message ids",
     "valueFormat": "set decoder instead, or decode values with DataFrame functions: this source gives bytes",
     "keyFormat": "set decoder instead, or decode keys with DataFrame functions: this source gives bytes",
     "columnNameOfCorruptRecord": "leave it out: the column is decodeError",
@@ -463,6 +462,7 @@ def _fetch(given: Given) -> FetchSettings:
         min_bytes=given.take("kafka.fetch.min.bytes", whole(1, INT32), default.min_bytes),
         wait_ms=given.take("kafka.fetch.max.wait.ms", whole(0, INT32), default.wait_ms),
         rack=given.take("kafka.client.rack", str.strip, ""),
+        places=given.take("includeMetadata", flag, False),
     )
 
 

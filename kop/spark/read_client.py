@@ -6,14 +6,17 @@ Must not know: pyspark, options, what is in the records, how requests are sent a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka import errors
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import ListOffsetsRequest
 
+from kop.records import entry_places
+from kop.records.entry_places import PlacedEntry
 from kop.spark.connection import ClusterConnection
 from kop.spark.offsets import Offsets, TopicPartition
 
@@ -22,6 +25,25 @@ _BROKER: Final = 4
 """The kind of resource, as DescribeConfigs numbers them."""
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now."""
+
+
+class FetchRequest(ApiMessage):
+    """Kafka's, with the tagged field by which a gateway of kop is asked where Pulsar keeps the records."""
+
+    @classmethod
+    def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        """The schema by which kafka-python encodes it."""
+        schema["fields"].append(
+            {
+                "name": "EntryPlaces",
+                "type": "bool",
+                "versions": "12+",
+                "taggedVersions": "12+",
+                "tag": entry_places.TAG,
+                "ignorable": True,
+            }
+        )
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +56,8 @@ class FetchSettings:
     min_bytes: int = 1
     wait_ms: int = 500
     rack: str = ""
+    places: bool = False
+    """Whether it asks where Pulsar keeps the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +79,8 @@ class Fetched:
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]
     """Producer id and first offset of each aborted transaction that these records may be of."""
+    places: Sequence[PlacedEntry] = ()
+    """Where Pulsar keeps the records, if that was asked and the server knows it."""
 
 
 class ReadClient:
@@ -205,6 +231,7 @@ class ReadClient:
                 isolation_level=settings.isolation,
                 topics=[FetchRequest.FetchTopic(partitions=[asked], **named)],
                 rack_id=settings.rack,
+                entry_places=settings.places,
                 min_version=4,
                 max_version=17 if topic_id else 12,
             )
@@ -230,6 +257,7 @@ class ReadClient:
                 response.last_stable_offset,
                 response.log_start_offset,
                 tuple((entry.producer_id, entry.first_offset) for entry in response.aborted_transactions or ()),
+                entry_places.unpack_places((response.unknown_tags or {}).get(f"_{entry_places.TAG}", b"")),
             )
 
         return self._connection.patiently(ask, forget=lambda: self._forget([topic]), final=GONE)

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from kop.spark.decoding import DECODED, ERROR, DecoderOptions
+from kop.spark.entry_metadata import MESSAGE_ID, METADATA, PUBLISH_TIME
 from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
 
 COLUMNS = [
@@ -34,6 +35,10 @@ COLUMNS = [
     ("timestampType", IntegerType()),
 ]
 HEADERS = ("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])))
+ENTRY_METADATA = (
+    METADATA,
+    StructType([StructField(MESSAGE_ID, StringType()), StructField(PUBLISH_TIME, TimestampType())]),
+)
 
 
 class KopDataSource(DataSource):
@@ -45,7 +50,7 @@ class KopDataSource(DataSource):
         return "kop"
 
     def schema(self) -> StructType | str:
-        """The columns of a read, all nullable; `headers` where includeHeaders is true, and what a decoder gives."""
+        """The columns of a read, all nullable: `headers` and `metadata` where they are wanted, what a decoder gives."""
         options = {name.lower(): value for name, value in self.options.items()}
         own = self._own_columns()
         name, columns = options.get("decoder", ""), options.get("decoderschema", "")
@@ -57,8 +62,12 @@ class KopDataSource(DataSource):
 
     def _own_columns(self) -> StructType:
         options = {name.lower(): value for name, value in self.options.items()}
-        with_headers = options.get("includeheaders", "").strip().lower() == "true"
-        return StructType([StructField(*column) for column in (*COLUMNS, *([HEADERS] if with_headers else []))])
+        more = [
+            column
+            for option, column in (("includeheaders", HEADERS), ("includemetadata", ENTRY_METADATA))
+            if options.get(option, "").strip().lower() == "true"
+        ]
+        return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads a batch; OptionError."""

@@ -24,6 +24,7 @@ from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import BatchHeader
+from kop.records.entry_places import PlacedEntry
 from kop.storage.transaction_index import AbortedTransaction
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -127,6 +128,8 @@ class ReadResult(NamedTuple):
     buffers: Sequence[Buffer]
     size: int
     """Bytes in all."""
+    places: Sequence[PlacedEntry] = ()
+    """Where Pulsar keeps the batches, for who asked: their entries, in their order; a filled gap has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +296,9 @@ class PartitionLog(LeaderOfLog, Protocol):
         behind the high watermark where another broker may have moved that.
         """
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Read batches from storage; see `read_cached`. Where compaction took the batch of `offset`, the next one
-        answers.
+        answers. With `places` the result has them, where the engine keeps its records in Pulsar.
         """
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:

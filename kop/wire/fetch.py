@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from kop.wire.primitives import (
@@ -24,6 +24,8 @@ from kop.wire.primitives import (
     varint_bytes,
 )
 
+OWN_TAGS: Final = 10_000
+"""From here on Kafka has no tagged fields."""
 _INT32 = struct.Struct(">i")
 _HEAD = {
     # replica id (to 14), max wait, min bytes, max bytes, isolation, then session id and epoch (from 7)
@@ -74,6 +76,8 @@ class FetchCall(NamedTuple):
     session_epoch: int
     partitions: list[FetchPartition]
     forgotten: list[tuple[str | UUID, int]]
+    tags: frozenset[int] = frozenset()
+    """The numbers of tagged fields of its own that are not Kafka's."""
 
 
 class FetchPartitionAnswer(NamedTuple):
@@ -89,6 +93,8 @@ class FetchPartitionAnswer(NamedTuple):
     aborted: Sequence[tuple[int, int]] | None = None
     """Producer ids and first offsets of aborted transactions; None where records that are not committed are read, too.
     """
+    tags: bytes = b"\0"
+    """Its section of tagged fields."""
 
 
 def parse(body: memoryview, version: int) -> FetchCall:
@@ -155,12 +161,15 @@ def _parse(body: memoryview, version: int) -> FetchCall:
             _, pos = compact_string(body, pos, length, end)
         else:
             _, pos = nullable_string(body, pos, end)
-    if flexible:
-        pos, replica_id = _tail_tags(body, pos, end, replica_id)
+    tags: frozenset[int] = frozenset()
+    if flexible and pos + 1 == end and body[pos] == 0:
+        pos += 1
+    elif flexible:
+        pos, replica_id, tags = _tail_tags(body, pos, end, replica_id)
     if pos != end:
         raise DecodeError(f"Fetch v{version}: {end - pos} bytes after its end")
     return FetchCall(
-        replica_id, max_wait, min_bytes, max_bytes, isolation, session_id, session_epoch, partitions, forgotten
+        replica_id, max_wait, min_bytes, max_bytes, isolation, session_id, session_epoch, partitions, forgotten, tags
     )
 
 
@@ -179,9 +188,12 @@ def _topic(body: memoryview, pos: int, end: int, version: int) -> tuple[str | UU
     return name, pos
 
 
-def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int]:
-    """The request's own tags: 1 is the replica's state (KIP-903), the rest does not concern a gateway."""
+def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int, frozenset[int]]:
+    """The request's own tags: 1 is the replica's state (KIP-903). The numbers of those that Kafka does not have come
+    last.
+    """
     count, pos = uvarint(body, pos)
+    others: list[int] = []
     for _ in range(count):
         tag, pos = uvarint(body, pos)
         size, pos = uvarint(body, pos)
@@ -189,8 +201,10 @@ def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[i
             raise DecodeError("a tagged field reaches beyond the frame")
         if tag == 1 and size >= 4:
             (replica_id,) = _INT32.unpack_from(body, pos)
+        elif tag >= OWN_TAGS:
+            others.append(tag)
         pos += size
-    return pos, replica_id
+    return pos, replica_id, frozenset(others)
 
 
 def encode_response(
@@ -221,7 +235,7 @@ def encode_response(
             part += (varint_bytes(len(name) + 1) if flexible else len(name).to_bytes(2, "big")) + name
         part += varint_bytes(len(answers) + 1) if flexible else _INT32.pack(len(answers))
         for answer in answers:
-            index, error, high_watermark, stable, log_start, buffers, size, aborted = answer
+            index, error, high_watermark, stable, log_start, buffers, size, aborted, tags = answer
             count = -1 if aborted is None else 0
             if aborted:
                 part += _with_aborted(version, answer, aborted)
@@ -240,7 +254,7 @@ def encode_response(
                 total += len(part) + size
                 part = bytearray()
             if flexible:
-                part += b"\0"
+                part += tags
         if flexible:
             part += b"\0"
     if flexible:

@@ -60,6 +60,19 @@ def test_a_decoder_gets_the_whole_record() -> None:
     assert seen[1].headers == []
 
 
+def test_a_decoder_gets_the_metadata_of_a_record_that_has_it() -> None:
+    seen.clear()
+    plain = rows(b"1 one", b"2 two")
+    kind = pa.struct([("message_id", pa.string()), ("publish_time", plain.schema.field("timestamp").type)])
+    column = pa.array([{"message_id": f"7:1:{at}", "publish_time": NOON} for at in range(2)], kind)
+    decoded = decoder().add(plain.append_column("metadata", column))
+    assert decoded.schema.names == [*plain.schema.names, "metadata", "decoded"]
+    assert [(record.offset, record.message_id, record.publish_time) for record in seen] == [
+        (40, "7:1:0", NOON),
+        (41, "7:1:1", NOON),
+    ]
+
+
 @pytest.mark.parametrize("value", [b"x y", b"\xff", b"7 wrong type", b"7 fraction", b"7 surrogate"])
 def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> None:
     with pytest.raises(RecordDecodeError, match=r"set mode to PERMISSIVE.*topic t partition 3 offset 41: \w+:"):

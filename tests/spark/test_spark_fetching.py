@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
-from kafka.protocol.consumer import FetchRequest
 
 from kop.records.arrow import UnreadableRecordsError
 from kop.spark.connection import ClusterConnection, UnreachableError
@@ -19,7 +18,7 @@ from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import Fetched, FetchSettings, ReadClient
+from kop.spark.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 

@@ -59,7 +59,7 @@ def test_names_have_no_case() -> None:
         (SERVER | {"subscribe": "t", "pulsar.admin.url": "http://a"}, "or leave pulsar.admin.url out"),
         (SERVER | {"subscribe": "t", "startingTimestampInclusive": "false"}, "set startingTimestamp as well"),
         (SERVER | {"subscribe": "t", "endingEventTimeInclusive": "false"}, "set endingEventTime as well"),
-        (SERVER | {"subscribe": "t", "includeMetadata": "true"}, "Kafka's protocol gives no message ids"),
+        (SERVER | {"subscribe": "t", "includeMetadata": "yes"}, "set includeMetadata to another value"),
         (SERVER | {"subscribe": "t", "topicDomain": "non-persistent"}, "only persistent topics have offsets"),
         (SERVER | {"subscribe": "t", "topicNamespace": "public"}, "is not of the form TENANT/NAMESPACE"),
         (SERVER | {"subscribePattern": "t.*", "topicNamespace": "a/b"}, "write the namespace into subscribePattern"),

@@ -165,9 +165,9 @@ class DenseLog:
         result = self.real.read_cached(self._offset(offset), max_bytes, min_one=min_one)
         return None if result is None else self._result(result)
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         await self.real.attach()
-        return self._result(await self.real.read(self._offset(offset), max_bytes, min_one=min_one))
+        return self._result(await self.real.read(self._offset(offset), max_bytes, min_one=min_one, places=places))
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         seen = [(self.log_start_offset, self.high_watermark)]

@@ -113,7 +113,7 @@ class FaultyLog(MemoryLog):
             return None
         return super().read_cached(offset, max_bytes, min_one=min_one)
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         self.reads += 1
         result = super().read_cached(offset, max_bytes, min_one=min_one)
         self.reading += 1

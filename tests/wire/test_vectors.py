@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.schemas.fields.codecs.types import BitField
 from support.bodies import encode_body
 from support.random_messages import fields_of
@@ -23,7 +24,7 @@ from kop.wire import fetch, produce
 from kop.wire.codec import decode, encode_response
 from kop.wire.frame import parse_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
-from kop.wire.primitives import DecodeError
+from kop.wire.primitives import DecodeError, encode_tags
 
 FILE = Path(__file__).parents[2] / "conformance" / "vectors" / "messages.jsonl.gz"
 ZERO_UUID = "A" * 22
@@ -287,6 +288,30 @@ def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
     code, session = (message.error_code, message.session_id) if version >= 7 else (0, 0)
     frame = b"".join(fetch.encode_response(5, version, topics, error_code=code, session_id=session))
     assert frame == encode_response(5, message)
+
+
+@pytest.mark.parametrize("version", range(12, 19))
+def test_fetch_by_hand_knows_tagged_fields_that_are_not_kafkas(version: int) -> None:
+    """Of the request their numbers; of an answer's partition what they hold, which a client that knows none skips."""
+    topic: str | UUID = "t" if version < 13 else UUID(int=7)
+    named = {"topic": "t"} if version < 13 else {"topic_id": topic}
+    wanted = FetchRequest.FetchTopic(version=version, partitions=[], **named)
+    body = encode_body(FetchRequest(version=version, topics=[wanted]))
+    assert fetch.parse(memoryview(body), version).tags == frozenset()
+    assert body[-1] == 0
+    tagged = body[:-1] + encode_tags({9: b"x", 10_000: b"", 20_000: b"abc"})
+    call = fetch.parse(memoryview(tagged), version)
+    assert (call.tags, call.partitions) == ({10_000, 20_000}, [])
+
+    answers = [
+        fetch.FetchPartitionAnswer(3, 0, 9, 8, 1, [b"records"], 7, tags=encode_tags({10_000: b"places"})),
+        fetch.FetchPartitionAnswer(4, 1),
+    ]
+    frame = b"".join(fetch.encode_response(5, version, [(topic, answers)]))
+    message = FetchResponse.decode(frame[9:], version=version)  # ours drops what it does not know
+    told, plain = message.responses[0].partitions
+    assert (bytes(told.records), told.unknown_tags) == (b"records", {"_10000": b"places"})
+    assert not plain.unknown_tags
 
 
 def aborted_of(row: Any) -> list[tuple[int, int]] | None:

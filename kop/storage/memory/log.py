@@ -210,7 +210,7 @@ class MemoryLog(Partition):
             size += len(data)
         return ReadResult(buffers, size)
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """As `read_cached`: there is no other storage."""
         return self.read_cached(offset, max_bytes, min_one=min_one)
 

@@ -270,7 +270,7 @@ class SqliteLog(Partition):
         rows = None if self.tail is None else self.tail.get(offset, max_bytes, min_one)
         return None if rows is None else ReadResult(*rows)
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Batches from the database; see `PartitionLog.read`."""
         self.check_offset(offset)
         if offset == self.high_watermark:

@@ -611,7 +611,7 @@ class PulsarLog(Partition):
             return NOTHING_TO_READ
         return self.tail.read_cached(offset, max_bytes, min_one=min_one)
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Read batches from Pulsar; see `PartitionLog.read`."""
         await self.attach()
         if offset > self.high_watermark and not self.deleted:
@@ -619,10 +619,10 @@ class PulsarLog(Partition):
             self.check_offset(offset)
         await self.tail.gap_is_known(offset)
         cached = self.read_cached(offset, max_bytes, min_one=min_one)
-        if cached is not None:
+        if cached is not None and not (places and cached.size):  # memory does not know the places of all
             return cached
         try:
-            result = await self._readers.read(offset, max_bytes, min_one=min_one)
+            result = await self._readers.read(offset, max_bytes, min_one=min_one, places=places)
         except PulsarError as error:
             raise self.refused(error, f"cannot read {self.title}") from error
         self.check_offset(offset)

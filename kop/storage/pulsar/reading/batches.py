@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position
 from kop.records import transcode
+from kop.records.entry_places import PlacedEntry
 from kop.storage.base import Buffer
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
@@ -46,6 +47,8 @@ class Batch(NamedTuple):
     """Whether Pulsar handed out no entry for these offsets."""
     gap: Gap | None = None
     """The gap of missing offsets, where the entry before it was read."""
+    place: PlacedEntry | None = None
+    """Where the entry is, if the converter tells places."""
 
 
 class Converter:
@@ -87,6 +90,8 @@ class Converter:
         """Offsets of chunked messages whose first chunks were not read."""
         self.looks_back = False
         """Whether a message without its first chunks is read again from further back, and is no error yet."""
+        self.tells_places = False
+        """Whether batches say where their entries are."""
         self.leaves_large = False
         """Whether a message that is too large here is left to another reader, and is no error yet."""
 
@@ -149,8 +154,13 @@ class Converter:
         except KopError as error:
             batches.append(self._unreadable(stored, base, error.message))
         else:
-            batches.append(Batch(base, last, data))
+            batches.append(Batch(base, last, data, place=self._place(stored) if self.tells_places else None))
         return batches
+
+    @staticmethod
+    def _place(stored: EntryWithOffsets) -> PlacedEntry:
+        info = stored.info
+        return PlacedEntry(stored.base, *stored.position, info.publish_time, info.batched or info.raw)
 
     def _unreadable(self, stored: EntryWithOffsets, first: int, why: str) -> Batch:
         """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""

@@ -14,6 +14,7 @@ from typing import Final
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.records.batch import read_header
+from kop.records.entry_places import PlacedEntry
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
@@ -169,6 +170,7 @@ class ColdReader:
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
         """Hand out and drop the batches before offset `end`. `took_records` tells whether any holds a record."""
         batches: list[Buffer] = []
+        places: list[PlacedEntry] = []
         size = 0
         self.taken = True
         self.took_records = False
@@ -185,12 +187,14 @@ class ColdReader:
             if batch.data:  # a gap of packed offsets has none
                 batches.append(batch.data)
                 self.took_records = self.took_records or read_header(batch.data).record_count > 0
+                if batch.place is not None:
+                    places.append(batch.place)
             size += len(batch.data)
         self._size -= size
         self.share.holds(self._size)
         if self._size <= self._budget // 2 and self.stream is not None:
             self.stream.go_on()
-        return ReadResult(batches, size)
+        return ReadResult(batches, size, places)
 
     async def close(self) -> None:
         """Close the stream, and drop what was read ahead."""
@@ -226,17 +230,17 @@ class ColdReaders:
         self._ask_start = ask_start
         self._readers: list[ColdReader] = []
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
-        reader = await self._at(offset)
+        reader = await self._at(offset, places)
         try:
             if not await self._comes_soon(reader, offset):
                 self._drop(reader)
-                reader = await self._new(offset)
+                reader = await self._new(offset, places)
                 await reader.wait(_SECONDS)
             if offset in reader.converter.torn and not reader.far_back:
                 self._drop(reader)
-                reader = await self._new(offset, back=_MOST_CHUNKS)
+                reader = await self._new(offset, places, back=_MOST_CHUNKS)
                 await reader.wait(_SECONDS)
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
                 raise BackendError(
@@ -260,7 +264,7 @@ class ColdReaders:
         gives up at 1 GiB.
         """
         taken = reader.take(self._log.high_watermark, max_bytes, min_one)
-        buffers, size = list(taken.buffers), taken.size
+        buffers, size, places = list(taken.buffers), taken.size, list(taken.places)
         while buffers and not reader.took_records and reader.next_offset < self._log.high_watermark:
             if not reader.next_is_sure:
                 try:
@@ -274,7 +278,8 @@ class ColdReaders:
                 break
             buffers += more.buffers
             size += more.size
-        return ReadResult(buffers, size)
+            places += more.places
+        return ReadResult(buffers, size, places)
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
         """The reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
@@ -292,7 +297,7 @@ class ColdReaders:
             reader.trust()
             return reader
         self._drop(reader)
-        reader = await self._new(offset)
+        reader = await self._new(offset, reader.converter.tells_places)
         await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
             faults = self._source.context.faults
@@ -355,26 +360,27 @@ class ColdReaders:
         for reader in readers:
             await reader.close()
 
-    async def _at(self, offset: int) -> ColdReader:
-        """A reader that stands at `offset`, or a new one."""
+    async def _at(self, offset: int, places: bool) -> ColdReader:
+        """A reader that stands at `offset`, and tells `places` if they are wanted, or a new one."""
         for reader in self._readers:
-            if not reader.busy and not reader.failed and reader.holds(offset):
+            tells = reader.converter.tells_places or not places
+            if tells and not reader.busy and not reader.failed and reader.holds(offset):
                 reader.busy = True
                 reader.share.busy()
                 return reader
-        return await self._new(offset)
+        return await self._new(offset, places)
 
-    async def _new(self, offset: int, *, back: int = 0) -> ColdReader:
+    async def _new(self, offset: int, places: bool, *, back: int = 0) -> ColdReader:
         burst = _BUDGET + self._source.context.client.max_message_size
         share = await self._budget.share(burst, lambda: self._drop(reader))
         try:
-            reader = await self._open(offset, share, back)
+            reader = await self._open(offset, share, places, back)
         except BaseException:
             share.end()
             raise
         return reader
 
-    async def _open(self, offset: int, share: BudgetShare, back: int) -> ColdReader:
+    async def _open(self, offset: int, share: BudgetShare, places: bool, back: int) -> ColdReader:
         source, policy = self._source, self._log.policy
         position = await source.mapping.locate(self._search, offset, back)
         converter = Converter(
@@ -387,6 +393,7 @@ class ColdReaders:
         )
         converter.start_within()
         converter.looks_back = not back
+        converter.tells_places = places
         reader = ColdReader(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0

@@ -1,0 +1,47 @@
+"""Where Pulsar keeps records: the entry of each offset, as an answer of Fetch carries it to who asks for it.
+
+Owns: the number of the tagged field, and its layout.
+Must not know: requests and answers, how entries are read, who asks.
+
+Kafka's protocol has no field for it. A Fetch request whose body has the tagged field TAG, with nothing in it, asks; the
+answer of each partition that Pulsar keeps then has a field of the same number. Servers that do not know the field step
+over it (KIP-482), and give none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+TAG: Final = 10_000
+_LAYOUT: Final = struct.Struct(">qqqqb")
+_MOST: Final = 2**63 - 1
+
+
+class PlacedEntry(NamedTuple):
+    """An entry of Pulsar: the records from `base_offset` on are its messages, up to the base offset of the next one."""
+
+    base_offset: int
+    ledger: int
+    entry: int
+    publish_time: int
+    """When its producer sent it, by that one's clock; milliseconds since the epoch."""
+    batched: bool
+    """Whether its messages have numbers, 0 for that at `base_offset`; else the one message has none."""
+
+
+def pack_places(places: Iterable[PlacedEntry]) -> bytes:
+    """What the tagged field holds."""
+    return b"".join(
+        [_LAYOUT.pack(base, ledger, entry, min(time, _MOST), batched) for base, ledger, entry, time, batched in places]
+    )
+
+
+def unpack_places(field: bytes) -> list[PlacedEntry]:
+    """The entries in the order of their offsets; ValueError for a field that has another layout."""
+    if len(field) % _LAYOUT.size:
+        raise ValueError(f"{len(field)} bytes are not entries of {_LAYOUT.size} bytes each")
+    return [
+        PlacedEntry(b, ledger, entry, time, flag != 0) for b, ledger, entry, time, flag in _LAYOUT.iter_unpack(field)
+    ]
