@@ -166,6 +166,33 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         assert len(await read_all(log)) == 3
 
 
+async def test_a_disk_that_the_write_ahead_log_fills_has_room_again_after_a_deletion(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is as large as the rest, since a reader kept it from being emptied; as much room is kept beside it."""
+    Disk(monkeypatch, size=8 << 20)
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
+    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20)
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
+        with closing(sqlite3.connect(engine.path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM meta").fetchall()
+            sent = 0
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                while sent < 100:
+                    await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
+                    sent += 1
+            for number in range(5):  # this goes on where the disk runs short
+                await fill(internal, f"{number}" * 200_000)
+        assert engine.path.with_name(engine.path.name + "-wal").stat().st_size > 7 << 19
+        await log.delete_records(sent - 2)
+        await until(lambda: engine.healthy is None)
+        await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
+        assert len(await read_all(log)) == 3
+
+
 async def test_health_comes_back_without_an_append(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
     disk = Disk(monkeypatch)

@@ -205,10 +205,14 @@ class Maintenance:
             self._wal_seen = self._wal
 
     async def _heal(self) -> None:
-        """After a failed commit, give free pages back to a disk that may be full, then try to write."""
+        """After a failed commit, give free pages back to a disk that may be full, then try to write.
+
+        The write-ahead log's file goes back, too: the writer keeps as much room again beside it, so that a large one
+        alone would have the disk count as full for ever.
+        """
         try:
             await self._vacuum(at_least=1)
-            await self._checkpoint()
+            await self._checkpoint("TRUNCATE")
             await self._writer.probe()
         except KopError as error:
             _log.debug("the disk still fails: %s", error.message)
@@ -347,8 +351,11 @@ class Maintenance:
         if self._checkpointing is None or self._checkpointing.done():
             self._checkpointing = self._loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
 
-    async def _checkpoint(self) -> None:
-        """Copy the write-ahead log into the database beside commits; then begin it again, which blocks the writer."""
+    async def _checkpoint(self, mode: str = "RESTART") -> None:
+        """Copy the write-ahead log into the database beside commits; then begin it again, which blocks the writer.
+
+        With the mode TRUNCATE its file becomes empty.
+        """
         limit = self._settings.wal_bytes
         try:
             for _ in range(4):
@@ -359,7 +366,7 @@ class Maintenance:
                 self._wal = pages * PAGE_SIZE + behind
                 if behind <= limit // 8 or self._wal >= 3 * limit:  # faster commits wait for the next step
                     break
-            busy, _ = await self._writer.run(_checkpoint, "RESTART", transaction=False)
+            busy, _ = await self._writer.run(_checkpoint, mode, transaction=False)
         except BackendError:
             self._checkpoint_at = self._wal + limit
             raise
