@@ -194,7 +194,7 @@ class ColdReader:
         self.share.holds(self._size)
         if self._size <= self._budget // 2 and self.stream is not None:
             self.stream.go_on()
-        return ReadResult(batches, size, places)
+        return ReadResult(batches, size, tuple(places))
 
     async def close(self) -> None:
         """Close the stream, and drop what was read ahead."""
@@ -279,7 +279,7 @@ class ColdReaders:
             buffers += more.buffers
             size += more.size
             places += more.places
-        return ReadResult(buffers, size, places)
+        return ReadResult(buffers, size, tuple(places))
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
         """The reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
