@@ -384,6 +384,35 @@ async def test_many_small_transactions_leave_little(sqlite: InterceptedStore, mo
         assert len(await committed_values(first(engine))) <= 7
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_the_file_does_not_grow_with_the_number_of_transactions(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty thousand of one record a day: after some days the file is as large as it will ever be."""
+    monkeypatch.setattr(sqlite_log, "ABORTED_KEPT_SECONDS", 0.0)
+    sizes: list[int] = []
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        producers = [TransactionalProducer(log, number) for number in range(1, 11)]
+        for day in range(14):
+            now_ms = NOW + day * DAY_MS
+            for hundred in range(200):
+                futures: list[asyncio.Future[Any]] = []
+                for number in range(100):
+                    producer = producers[number % 10]
+                    futures.append(producer.put(f"k{hundred % 10 * 100 + number}"))
+                    futures.append(producer.end(commit=number % 10 > 0, now_ms=now_ms))
+                await asyncio.gather(*futures)
+            await engine.maintain(now_ms)
+            sizes.append(sum(file.stat().st_size for file in engine.directory.iterdir()))
+        assert max(sizes[10:]) <= 1.1 * sizes[9]
+        assert query(engine.path, "SELECT count(*) FROM aborted") == 0
+        assert len(await batches_of(log)) < 20_000 + 2_000
+    async with sqlite.opened() as engine:
+        assert len(set(await committed_values(first(engine)))) == 900
+
+
 async def test_compaction_leaves_the_windows_of_producers(sqlite: InterceptedStore) -> None:
     """The last batch of a producer may be gone: that it was stored is known, also after a restart."""
     async with sqlite.opened() as engine:
