@@ -1,11 +1,11 @@
-"""Where Pulsar keeps records: the entry of each offset, as an answer of Fetch carries it to who asks for it.
+"""Where Pulsar keeps records: the entries of a partition, as an answer of Fetch names them to a client that asks.
 
 Owns: the number of the tagged field, and its layout.
 Must not know: requests and answers, how entries are read, who asks.
 
-Kafka's protocol has no field for it. A Fetch request whose body has the tagged field TAG, with nothing in it, asks; the
-answer of each partition that Pulsar keeps then has a field of the same number. Servers that do not know the field step
-over it (KIP-482), and give none.
+Kafka's protocol has no field for them. A Fetch request asks by the tagged field TAG in its body, whatever that holds.
+In the answer each partition that lies in Pulsar then has a field of the same number, with what `pack_places` makes.
+Servers that do not know the field step over it (KIP-482), and give none.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class PlacedEntry(NamedTuple):
     publish_time: int
     """When its producer sent it, by that one's clock; milliseconds since the epoch."""
     batched: bool
-    """Whether its messages have numbers, 0 for that at `base_offset`; else the one message has none."""
+    """Whether its messages are numbered within it, from 0 at `base_offset` on; else it is one message without a number.
+    """
 
 
 def pack_places(places: Iterable[PlacedEntry]) -> bytes:
-    """What the tagged field holds."""
+    """The tagged field of an answer; a time that is too large for it is cut to the largest."""
     return b"".join(
         [_LAYOUT.pack(base, ledger, entry, min(time, _MOST), batched) for base, ledger, entry, time, batched in places]
     )

@@ -7,20 +7,20 @@ Must not know: pyspark, where records come from, how options are written.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kop.spark.entry_metadata import METADATA
+from kop.spark.entry_metadata import MESSAGE_ID, METADATA, PUBLISH_TIME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DECODED: Final = "decoded"
 ERROR: Final = "decodeError"
+_NO_METADATA: Final = {MESSAGE_ID: None, PUBLISH_TIME: None}
 
 
 class RecordDecodeError(Exception):
@@ -160,19 +160,13 @@ def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
-    plain, more = batch, list[list[Any]]()
+    plain, metadata = batch, [_NO_METADATA] * batch.num_rows
     if METADATA in batch.schema.names:
-        plain = batch.drop_columns([METADATA])
-        more = [_values(column) for column in batch.column(METADATA).flatten()]
+        plain, metadata = batch.drop_columns([METADATA]), _values(batch.column(METADATA))
     *columns, headers = (_values(column) for column in plain.columns)
-    for of_record, fields, of_entry in zip(headers, zip(*columns, strict=True), _rows(more, len(headers)), strict=True):
+    for fields, of_record, entry in zip(zip(*columns, strict=True), headers, metadata, strict=True):
         named = [(header["key"], header["value"]) for header in of_record or ()]
-        yield DecoderRecord._make((*fields, named, *of_entry))
-
-
-def _rows(columns: list[list[Any]], count: int) -> Iterable[tuple[Any, ...]]:
-    """The rows of the metadata's columns, of None where there is no metadata."""
-    return zip(*columns, strict=True) if columns else repeat((None, None), count)
+        yield DecoderRecord._make((*fields, named, entry[MESSAGE_ID], entry[PUBLISH_TIME]))
 
 
 def _values(column: pa.Array) -> list[Any]:

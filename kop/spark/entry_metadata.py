@@ -1,12 +1,12 @@
 """The column `metadata` of a read with includeMetadata: what Pulsar knows of a record beyond Kafka's protocol.
 
-Owns: its type, and how the entries that a Fetch's answer names become its rows.
-Must not know: pyspark, how the answer was got.
+Owns: its names, and how the entries that an answer of Fetch names become its rows.
+Must not know: pyspark, how the answer is fetched.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,34 +33,31 @@ def with_metadata(
     """The rows with the column; NoMetadataError where no place is told for one. `partition` is how errors name it."""
     bases = [place.base_offset for place in places]
     for batch in batches:
-        offsets: list[int] = batch.column("offset").to_pylist()
-        if offsets and (not bases or offsets[0] < bases[0]):
+        offsets = batch.column("offset")
+        entries = [bisect_right(bases, offset) - 1 for offset in offsets.to_pylist()]
+        if -1 in entries:
             raise NoMetadataError(
                 f"leave includeMetadata out: the servers do not say which messages the records of {partition} are; "
                 "kop's gateways in front of Pulsar do"
             )
-        yield batch.append_column(METADATA, _column(batch.column("offset"), offsets, places, bases))
+        yield batch.append_column(METADATA, _column(offsets, entries, places))
 
 
-def _column(offsets: pa.Array, values: list[int], places: Sequence[PlacedEntry], bases: list[int]) -> pa.Array:
+def _column(offsets: pa.Array, entries: list[int], places: Sequence[PlacedEntry]) -> pa.Array:
+    """The column of rows with these offsets, each of the entry with that index in `places`."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
-    rows: list[int] = []
-    """For each row the number of its entry, counted from the first."""
-    first = max(bisect_left(bases, values[0] + 1) - 1, 0) if values else 0
-    some: list[PlacedEntry] = []
-    while len(rows) < len(values):
-        behind = bases[first + 1] if first + 1 < len(bases) else None
-        end = len(values) if behind is None else bisect_left(values, behind, len(rows))
-        rows += [len(some)] * (end - len(rows))
-        some.append(places[first])
-        first += 1
-    of_entry = pa.array(rows, pa.int32())
-    index = compute.subtract(offsets, pa.array([place.base_offset for place in some], pa.int64()).take(of_entry))
-    index = compute.if_else(pa.array([place.batched for place in some], pa.bool_()).take(of_entry), index, -1)
-    names = pa.array([f"{place.ledger}:{place.entry}" for place in some], pa.string()).take(of_entry)
-    message_ids = compute.binary_join_element_wise(names, index.cast(pa.string()), ":")
-    times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in some]
-    publish_times = pa.array(times, pa.timestamp("us", tz="UTC")).take(of_entry)
-    return pa.StructArray.from_arrays([message_ids, publish_times], names=[MESSAGE_ID, PUBLISH_TIME])
+    of_row = pa.array(entries, pa.int32())
+    names = pa.array([f"{place.ledger}:{place.entry}" for place in places], pa.string()).take(of_row)
+    bases = pa.array([place.base_offset for place in places], pa.int64()).take(of_row)
+    batched = pa.array([place.batched for place in places], pa.bool_()).take(of_row)
+    indices = compute.if_else(batched, compute.subtract(offsets, bases), -1)
+    times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]
+    return pa.StructArray.from_arrays(
+        [
+            compute.binary_join_element_wise(names, indices.cast(pa.string()), ":"),
+            pa.array(times, pa.timestamp("us", tz="UTC")).take(of_row),
+        ],
+        names=[MESSAGE_ID, PUBLISH_TIME],
+    )

@@ -28,7 +28,10 @@ GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, 
 
 
 class FetchRequest(ApiMessage):
-    """Kafka's, with the tagged field by which a gateway of kop is asked where Pulsar keeps the records."""
+    """Kafka's, with the tagged field by which a gateway of kop is asked where Pulsar keeps the records.
+
+    kafka-python finds the schema by the name of the class.
+    """
 
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,6 @@ def test_messages_of_both_sides_have_the_ids_and_times_that_a_consumer_of_pulsar
 
 def test_transactions_that_were_committed_have_theirs(interop: Interop) -> None:
     topic = interop.create(interop.name())
-
     producer = ck.Producer({"bootstrap.servers": interop.gateway.bootstrap, "transactional.id": topic})
     producer.init_transactions(100)
     for commit in (True, False, True):
@@ -113,15 +112,14 @@ def test_transactions_that_were_committed_have_theirs(interop: Interop) -> None:
 
 
 def test_packed_offsets_have_them_too(packed: PulsarGateway, pulsar_urls: Urls) -> None:
-
     producer = ck.Producer({"bootstrap.servers": packed.bootstrap, "linger.ms": 50})
     for number in range(10):
         producer.produce("t", b"%d" % number, partition=0)
     assert producer.flush(100) == 0
-    namespace = packed.engine.context.naming.full_name("t", False)
+    full_name = packed.engine.context.naming.full_name("t", False)
     client = native.Client(pulsar_urls[0], logger=native.ConsoleLogger(native.LoggerLevel.Error))
     try:
-        reader = client.create_reader(f"{namespace}-partition-0", native.MessageId.earliest)
+        reader = client.create_reader(f"{full_name}-partition-0", native.MessageId.earliest)
         expected = [of_pulsar(reader.read_next(100_000)) for _ in range(10)]
     finally:
         client.close()
