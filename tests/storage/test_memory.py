@@ -7,6 +7,7 @@ import asyncio
 from storage.batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
 from storage.engines import MemoryStore, policy_of
 from storage.marked_producer import TransactionalProducer, committed_values
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
@@ -131,10 +132,8 @@ async def test_upkeep_runs_by_itself() -> None:
     settings = MemorySettings(upkeep_interval_ms=1)
     engine = await open_engine(policy=policy_of, settings=settings)
     log = await make(engine, retention_ms="1000")
-    moved = asyncio.Event()
     await fill(log, "a")
-    log.on_advance(moved.set)
-    await asyncio.wait_for(moved.wait(), 10)
+    await until(lambda: log.log_start_offset == 1)
     assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (1, 1, 0)
     await engine.close()
 
