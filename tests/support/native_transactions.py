@@ -135,7 +135,7 @@ class NativeTransactions:
         until = time.monotonic() + SECONDS
         while _REFUSAL in (answer := await self._call(command, fields)):
             assert time.monotonic() < until, answer
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # nothing tells when the coordinator is loaded again
             await self._call(_LOOKUP, {1: COORDINATOR, 3: 0}, number=2)
             await self._call(_COORDINATE, {2: 0})
         return answer
