@@ -32,32 +32,39 @@ def with_metadata(
 ) -> Iterator[pa.RecordBatch]:
     """The rows with the column; NoMetadataError where no place is told for one. `partition` is how errors name it."""
     bases = [place.base_offset for place in places]
+    entries = _entries(places)
     for batch in batches:
         offsets = batch.column("offset")
-        entries = [bisect_right(bases, offset) - 1 for offset in offsets.to_pylist()]
-        if -1 in entries:
+        of_row = [bisect_right(bases, offset) - 1 for offset in offsets.to_pylist()]
+        if -1 in of_row:
             raise NoMetadataError(
                 f"leave includeMetadata out: the servers do not say which messages the records of {partition} are; "
                 "kop's gateways in front of Pulsar do"
             )
-        yield batch.append_column(METADATA, _column(offsets, entries, places))
+        yield batch.append_column(METADATA, _column(offsets, entries, of_row))
 
 
-def _column(offsets: pa.Array, entries: list[int], places: Sequence[PlacedEntry]) -> pa.Array:
-    """The column of rows with these offsets, each of the entry with that index in `places`."""
+def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
+    """A row for each entry, made once for all batches of an answer."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]
+    columns = {
+        "base_offset": pa.array([place.base_offset for place in places], pa.int64()),
+        "batched": pa.array([place.batched for place in places], pa.bool_()),
+        "name": pa.array([f"{place.ledger}:{place.entry}" for place in places], pa.string()),
+        PUBLISH_TIME: pa.array(times, pa.timestamp("us", tz="UTC")),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _column(offsets: pa.Array, entries: pa.RecordBatch, of_row: list[int]) -> pa.Array:
+    """The column of rows with these offsets; `of_row` has the index in `entries` of each one's entry."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
-    of_row = pa.array(entries, pa.int32())
-    names = pa.array([f"{place.ledger}:{place.entry}" for place in places], pa.string()).take(of_row)
-    bases = pa.array([place.base_offset for place in places], pa.int64()).take(of_row)
-    batched = pa.array([place.batched for place in places], pa.bool_()).take(of_row)
-    indices = compute.if_else(batched, compute.subtract(offsets, bases), -1)
-    times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]
-    return pa.StructArray.from_arrays(
-        [
-            compute.binary_join_element_wise(names, indices.cast(pa.string()), ":"),
-            pa.array(times, pa.timestamp("us", tz="UTC")).take(of_row),
-        ],
-        names=[MESSAGE_ID, PUBLISH_TIME],
-    )
+    taken = entries.take(pa.array(of_row, pa.int32()))
+    within = compute.subtract(offsets, taken.column("base_offset"))
+    indices = compute.if_else(taken.column("batched"), within, -1)
+    message_ids = compute.binary_join_element_wise(taken.column("name"), indices.cast(pa.string()), ":")
+    return pa.StructArray.from_arrays([message_ids, taken.column(PUBLISH_TIME)], names=[MESSAGE_ID, PUBLISH_TIME])

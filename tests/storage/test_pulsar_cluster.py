@@ -711,7 +711,7 @@ async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_w
             log.close_idle(next(looks) * long_after, 10)
             return not log.attached
 
-        await until(is_let_go)  # a slow machine may still be about the appends when it is looked first
+        await until(is_let_go)  # the last append may still be under way at the first look
         assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
         await until(lambda: log.attached)
         assert await read_values(log) == ["0", "1", "2", "3"]

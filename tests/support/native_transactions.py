@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 from crc32c import crc32c
 
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 
 COORDINATOR = "persistent://pulsar/system/transaction_coordinator_assign-partition-0"
 _CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT = 2, 3, 5, 6, 7
@@ -90,12 +89,10 @@ class NativeTransactions:
         self._task = asyncio.create_task(self._read())
         await self._ask(_CONNECT, {1: "test", 4: 21}, _CONNECTED, 0)
         for topic in (COORDINATOR, self.topic):  # which has the broker load both
-            authoritative, response = 0, 0
-            while response == 0:  # the broker sends itself a redirect
-                answer = await self._call(_LOOKUP, {1: topic, 3: authoritative}, number=2)
-                authoritative, response = answer.get(5, 0), answer.get(3, 0)
-            assert response == 1, answer
-        await self._call(_COORDINATE, {2: 0})
+            answer = await self._look_up(topic)
+            assert answer[3] == 1, answer
+        answer = await self._call(_COORDINATE, {2: 0})
+        assert 2 not in answer, answer
         await self._call(_PRODUCER, {1: self.topic, 2: 1}, number=3, answer=_PRODUCER_SUCCESS)
         return self
 
@@ -130,15 +127,25 @@ class NativeTransactions:
 
     # --- inside
 
+    async def _look_up(self, topic: str) -> dict[int, Any]:
+        """The broker's last answer. It loads the topic, unless it says otherwise."""
+        answer: dict[int, Any] = {}
+        while answer.get(3, 0) == 0:  # the broker sends itself a redirect
+            answer = await self._call(_LOOKUP, {1: topic, 3: answer.get(5, 0)}, number=2)
+        return answer
+
     async def _coordinated(self, command: int, fields: dict[int, Any]) -> dict[int, Any]:
         """Ask the coordinator, again where it was unloaded meanwhile: tests beside this one do that."""
-        until = time.monotonic() + SECONDS
-        while _REFUSAL in (answer := await self._call(command, fields)):
-            assert time.monotonic() < until, answer
-            await asyncio.sleep(0.2)  # nothing tells when the coordinator is loaded again
-            await self._call(_LOOKUP, {1: COORDINATOR, 3: 0}, number=2)
+
+        async def taken() -> dict[int, Any]:
+            answer = await self._call(command, fields)
+            if _REFUSAL not in answer:
+                return answer
+            await self._look_up(COORDINATOR)
             await self._call(_COORDINATE, {2: 0})
-        return answer
+            return {}
+
+        return await until(taken, f"the coordinator takes command {command}")
 
     async def _send(self, value: bytes, txn: tuple[int, int] | None) -> None:
         self.sequence += 1
