@@ -285,11 +285,11 @@ async def limit(engine: PulsarEngine, size: int) -> None:
 
 
 async def refused_by_pulsar(engine: PulsarEngine, native: NativeWriter, size: int) -> None:
-    """Wait until the limit is in force."""
+    """Wait until the limit is in force: what is written until then is the only value of `n`."""
 
     async def tried() -> bool:
         try:
-            await native.write("v" * size)
+            await native.write("n" * size)
         except PulsarError as error:
             return error.code == "NotAllowedError"
         return False
