@@ -90,12 +90,14 @@ async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) ->
     await consumer.start()
     try:
         consumer.subscribe(pattern=f"^{PREFIX}.*")
-        seen: set[tuple[str, int]] = set()
-        while len(seen) < TOPICS * PARTITIONS:
-            async with asyncio.timeout(30):
-                seen |= {
-                    (r.topic, r.partition) for batch in (await consumer.getmany(timeout_ms=500)).values() for r in batch
-                }
+        missing = {(name, partition) for name in topics(run.bootstrap) for partition in range(PARTITIONS)}
+        try:
+            async with asyncio.timeout(60):
+                while missing:
+                    batches = (await consumer.getmany(timeout_ms=500)).values()
+                    missing -= {(record.topic, record.partition) for batch in batches for record in batch}
+        except TimeoutError:
+            raise AssertionError(f"no record of {len(missing)} partitions in 60 s: {sorted(missing)[:5]}") from None
     finally:
         await consumer.stop()
 
