@@ -155,7 +155,7 @@ def test_a_line_without_the_separator_ends_with_its_number(kop: Kop, topic: str)
     outcome = kop("produce", topic, "-p", "0", "-K", ":", given=b"a:1\nb2\nc:3\n")
     assert outcome.code == 1
     assert outcome.err == "kop: line 2 has no ':'; 1 records were sent\n"
-    assert kop.ok("consume", topic, "-B", "-t", "2") == "1\n"
+    assert kop.ok("consume", topic, "-B", "-t", "5") == "1\n"
 
 
 def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> None:
@@ -187,8 +187,8 @@ def test_partition_that_is_not_there(kop: Kop, topic: str) -> None:
 
 def test_consume_from_an_offset_and_from_the_end(kop: Kop, topic: str) -> None:
     kop.ok("produce", topic, "-p", "0", given=b"0\n1\n2\n3\n")
-    assert kop.ok("consume", topic, "-p", "0", "-o", "2", "-t", "1") == "2\n3\n"
-    assert kop.ok("consume", topic, "-o", "-1", "-t", "1") == "3\n"
+    assert kop.ok("consume", topic, "-p", "0", "-o", "2", "-n", "2") == "2\n3\n"
+    assert kop.ok("consume", topic, "-o", "-1", "-n", "1") == "3\n"
     assert kop.ok("consume", topic, "-t", "0.5") == "", "without an option, only what is new"
     outcome = kop("consume", topic, "-p", "0", "-o", "9")
     assert (outcome.code, outcome.err) == (1, f"kop: {topic}-0 has offsets 0 to 4, not 9\n")
@@ -221,7 +221,7 @@ def test_a_reader_that_goes_ends_consume(kop: Kop, topic: str) -> None:
     try:
         assert process.stdout.readline() == b"0\n"
         process.stdout.close()
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
         assert process.stderr.read() == b""
     finally:
         process.kill()

@@ -51,7 +51,7 @@ def test_only_a_live_broker_learns_what_to_write_into(
         async with gateway(tmp_path, store="memory:") as serving:
             created = await serving.gateway.engine.topics.create("t", 1, {})
             transactions = serving.gateway.transactions
-            who = await transactions.init_producer_id("tx", 1000)
+            who = await transactions.init_producer_id("tx", 60_000)
             transactions_of_storage = serving.gateway.engine.transactions
 
             async def begin(timeout_ms: int) -> bytes:

@@ -77,6 +77,7 @@ class Errors(logging.Handler):
 
 @pytest.fixture
 def errors() -> Iterator[Errors]:
+    gc.collect()  # tasks that the tests before left may log errors then
     handler = Errors()
     logging.getLogger().addHandler(handler)
     try:
@@ -137,7 +138,7 @@ class Victim:
     async def read(self) -> tuple[str, ...]:
         """All of it, as a client sees it."""
         client = self._client
-        fetched = await client.call(1, 11, **fetch_fields(VICTIM, 0, version=11))
+        fetched = await client.call(1, 11, **fetch_fields(VICTIM, 0, version=11, max_wait_ms=60_000))
         part = fetched.responses[0].partitions[0]
         assert part.error_code == 0
         row = REQUESTS[32].DescribeConfigsResource(

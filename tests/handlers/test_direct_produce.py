@@ -650,7 +650,8 @@ def test_answers_of_both_paths_leave_a_connection_in_the_order_of_the_requests(
                         await settle()
                         peer.pump()
                 side.store.release()
-                await until(lambda: not peer.connection.busy and not peer.kernel)  # noqa: B023 - awaited here
+                # It holds nothing: also where its turn was over while requests that it has received were left.
+                await until(lambda: not peer.connection.charged and not peer.kernel)  # noqa: B023 - awaited here
                 written.append(b"".join(bytes(data) for data in peer.transport.written))
                 numbers = peer.answered
                 assert numbers == sorted(numbers)

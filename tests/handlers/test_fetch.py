@@ -192,8 +192,8 @@ def test_what_is_not_in_the_cache_is_read_from_storage(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path, kop_cache_bytes="0") as serving:
             client = await filled(serving, 20)
-            assert bases(await fetch(client, 0)) == list(range(0, 40, 2))
-            assert bases(await fetch(client, 39)) == [38]
+            assert bases(await fetch(client, 0, max_wait_ms=60_000)) == list(range(0, 40, 2))
+            assert bases(await fetch(client, 39, max_wait_ms=60_000)) == [38]
             assert bases(await fetch(client, 40, max_wait_ms=50)) == []
 
     run(main())

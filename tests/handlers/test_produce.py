@@ -35,8 +35,8 @@ async def produce(
     return answer.responses[0].partition_responses[0]
 
 
-async def fetched(client: RawClient, offset: int = 0, name: str = "t") -> bytes:
-    answer = await client.call(1, 12, **fetch_fields(name, offset, version=12))
+async def fetched(client: RawClient, offset: int = 0, name: str = "t", max_wait_ms: int = 0) -> bytes:
+    answer = await client.call(1, 12, **fetch_fields(name, offset, version=12, max_wait_ms=max_wait_ms))
     records: bytes = answer.responses[0].partitions[0].records
     return records
 
@@ -417,7 +417,8 @@ def test_the_window_survives_a_restart(tmp_path: Path) -> None:
             client = await RawClient.connect(serving)
             answer = await produce(client, sent)
             assert (answer.error_code, answer.base_offset) == wanted
-            assert len([h for _, h in iter_batches(await fetched(client))]) == 1
+            stored = await fetched(client, max_wait_ms=60_000)  # after the restart it is read from the file
+            assert len([h for _, h in iter_batches(stored)]) == 1
 
     run(once((0, 0)))
     run(once((0, 0)))

