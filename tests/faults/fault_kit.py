@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -60,16 +61,24 @@ def say(text: str) -> None:
 
 
 def rest(pulsar: Pulsar, method: str, path: str, body: Any = None) -> Any:
-    """One call of Pulsar's admin REST."""
+    """One call of Pulsar's admin REST, again where the broker could not do it at that moment."""
     request = urllib.request.Request(
         f"{pulsar.admin_url}/admin/v2/{path}",
         None if body is None else json.dumps(body).encode(),
         {"Content-Type": "application/json"},
         method=method,
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        text = answer.read()
-    return json.loads(text) if text else None
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                text = answer.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code not in {429, 500, 502, 503, 504} or time.monotonic() > end:
+                raise
+        time.sleep(0.2)  # the broker has no event
 
 
 def create(address: str, name: str, partitions: int = PARTITIONS) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from faults.fault_kit import gateway
+from support.child import free_port
 from support.commits import commit
 from support.gateway import FAST, run
 from support.pulsar import Pulsar
@@ -89,6 +89,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
                 groups, engine = serving.gateway.groups, serving.gateway.engine
                 topic = await engine.topics.create("t", 1, {})
                 of = {groups.state_log.partition_of(name): name for name in map(str, range(100))}
+                await until(lambda: not any(groups.refusal_of(of[index]) for index in (0, 1, 3)))
                 for index in (0, 1, 3):
                     assert await commit(groups, of[index], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
                 assert groups.refusal_of(of[2])
@@ -100,7 +101,11 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
                 proxy.fault = lambda method, path: 0
                 await until(lambda: not groups.refusal_of(of[2]))
                 assert await commit(groups, of[2], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
-                assert await ready(serving) == (200, "ready\n")
+
+                async def all_is_served() -> bool:
+                    return await ready(serving) == (200, "ready\n")
+
+                await until(all_is_served)
 
     run(main())
 
@@ -124,8 +129,7 @@ def test_while_the_start_waits_the_page_says_for_what(fresh: Pulsar, monkeypatch
     async def main() -> None:
         async with rest_proxy(fresh.admin_url) as proxy, AsyncExitStack() as stack:
             proxy.fault = lambda method, path: 503 if path.endswith("/__kop/partitions") else 0
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            port = free_port()
             config = settings(fresh, proxy.url).model_copy(update={"http": Address("127.0.0.1", port)})
             starting = asyncio.create_task(start(config, stack))
             url = f"http://127.0.0.1:{port}"
@@ -146,7 +150,11 @@ def test_while_the_start_waits_the_page_says_for_what(fresh: Pulsar, monkeypatch
             assert await page("healthz") == (200, "ok\n")
             proxy.fault = lambda method, path: 0
             await starting
-            assert await page("readyz") == (200, "ready\n")
+
+            async def all_is_served() -> bool:
+                return await page("readyz") == (200, "ready\n")
+
+            await until(all_is_served)
 
     run(main())
 

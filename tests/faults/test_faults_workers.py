@@ -95,7 +95,7 @@ def member(address: str, group: str, topic: str) -> Consumer:
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 6000,
+            "session.timeout.ms": 30_000,
             "log_level": 0,
         }
     )

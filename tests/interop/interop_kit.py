@@ -21,6 +21,7 @@ from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until
 
+from kop.errors import ErrorCode
 from kop.pulsar_client import Client
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import build, iter_batches, iter_records
@@ -34,6 +35,19 @@ NONE: Settings = MappingProxyType({})
 NOW = 1_700_000_000_000
 SECONDS = 100.0
 """For anything that should take a moment."""
+PATIENT_MS = 60_000
+"""`max_wait_ms` of a Fetch whose records or error have to come: until then it is answered without them."""
+AGAIN = {
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # the gateway may not have seen yet what another one made
+}
+"""Errors of a question after which a client asks again."""
+AGAIN_SECONDS = 0.1
+"""How long it waits before that."""
 
 
 class Kafka(NamedTuple):
@@ -151,12 +165,16 @@ class Interop:
 
         async def do() -> list[Record]:
             at, records = offset, []
+            deadline = time.monotonic() + SECONDS
             async with raw(gateway or self.other) as client:
                 while at < end:
                     fields = fetch_fields(
                         topic, at, version=12, max_wait_ms=5000, max_bytes=1 << 26, partition_max_bytes=1 << 26
                     )
                     got = read_fetched(await client.call(1, 12, **fields))
+                    if time.monotonic() < deadline and (got.error in AGAIN or not (got.error or got.batches)):
+                        await asyncio.sleep(AGAIN_SECONDS)  # nothing tells when the answer is another one
+                        continue
                     assert got.error == 0, got.error
                     assert got.batches, f"nothing from {at} on, the log ends at {got.end}"
                     for base, last, _ in got.batches:
@@ -207,12 +225,16 @@ class Interop:
         """ListOffsets of partition 0: (offset, timestamp) for each; -2 earliest, -1 latest, -3 max timestamp."""
 
         async def ask() -> list[tuple[int, int]]:
-            rows = []
+            rows: list[tuple[int, int]] = []
+            deadline = time.monotonic() + SECONDS
             async with raw(gateway or self.gateway) as client:
-                for timestamp in timestamps:
-                    part = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+                while len(rows) < len(timestamps):
+                    part = {"partition_index": 0, "timestamp": timestamps[len(rows)], "current_leader_epoch": -1}
                     answer = await client.call(2, 7, replica_id=-1, isolation_level=0, topics=[list_topic(topic, part)])
                     partition = answer.topics[0].partitions[0]
+                    if time.monotonic() < deadline and partition.error_code in AGAIN:
+                        await asyncio.sleep(AGAIN_SECONDS)  # nothing tells when the answer is another one
+                        continue
                     assert partition.error_code == 0, partition
                     rows.append((partition.offset, partition.timestamp))
             return rows

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import SECONDS
 
 from kop.storage.pulsar.reading.search import PartitionEnds, PartitionSearch
 
@@ -65,6 +66,6 @@ def test_records_of_many_cold_partitions_come_as_they_are_found_and_those_that_h
         return await ends(search)
 
     monkeypatch.setattr(PartitionSearch, "ends", hang_or_look)
-    seen, first = consume(gateway, PARTITIONS - 100, 60)
+    seen, first = consume(gateway, PARTITIONS - 100, SECONDS)
     assert seen == set(range(100, PARTITIONS))
     assert first < 30

@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from interop.interop_kit import Interop, fetch, raw, run
+from interop.interop_kit import Interop, raw, run
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS
 
@@ -97,6 +97,10 @@ def test_a_producer_is_told_at_once(interop: Interop) -> None:
     assert time.monotonic() - begin < 45  # not by the message's own time limit
 
 
+def values_from(interop: Interop, name: str, offset: int) -> list[bytes | None]:
+    return [record.value for record in interop.read(name, offset, interop.ends(name)[1], interop.gateway)]
+
+
 def test_a_topic_that_pulsar_clients_gave_such_a_name_stays_in_use(interop: Interop) -> None:
     (name,) = names(interop, ("{}-partition-1y",))
     interop.admin(lambda admin: admin.create_plain(interop.full(name), {}))
@@ -104,12 +108,12 @@ def test_a_topic_that_pulsar_clients_gave_such_a_name_stays_in_use(interop: Inte
     interop.send(interop.full(name), [{"content": b"native"}])
     interop.ended(name, 1)
     assert metadata(interop, name) == {name: 0}
-    assert [record.value for record in fetch(interop.gateway, name, 0).records] == [b"native"]
+    assert values_from(interop, name, 0) == [b"native"]
     assert create(interop, [name], validate_only=False)[name][0] == ErrorCode.TOPIC_ALREADY_EXISTS
     producer = ck.Producer({"bootstrap.servers": interop.gateway.bootstrap})
     producer.produce(name, b"kafka")
     assert producer.flush(SECONDS) == 0
-    assert [record.value for record in fetch(interop.gateway, name, 1).records] == [b"kafka"]
+    assert values_from(interop, name, 1) == [b"kafka"]
     admin = AdminClient({"bootstrap.servers": interop.gateway.bootstrap})
     with pytest.raises(ck.KafkaException, match="already exists"):
         admin.create_topics([NewTopic(name, 1, 1)])[name].result(SECONDS)

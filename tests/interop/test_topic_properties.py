@@ -6,7 +6,7 @@ from functools import partial
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from interop.interop_kit import SECONDS, Interop, fetch
+from interop.interop_kit import SECONDS, Interop
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import wait_until
 
@@ -22,7 +22,7 @@ def produce(interop: Interop, topic: str, *values: bytes) -> None:
 
 
 def values(interop: Interop, topic: str) -> list[bytes | None]:
-    return [record.value for record in fetch(interop.gateway, topic, 0).records]
+    return [record.value for record in interop.read(topic, 0, interop.ends(topic)[1], interop.gateway)]
 
 
 def committed(interop: Interop, group: str, topic: str) -> int:

@@ -7,7 +7,7 @@ import random
 from typing import cast
 
 import pytest
-from pulsar_client.pulsar_kit import T, client, numbers, send
+from pulsar_client.pulsar_kit import T, client, in_time, numbers, send
 from support.fake_pulsar import Command, fake_pulsar
 from support.waiting import SECONDS, until
 
@@ -78,8 +78,8 @@ async def test_a_broker_that_is_gone_for_a_while() -> None:
         broker.url = wire.url
         async with client(wire.url, request_timeout=0.5) as made:
             seen: list[Entry] = []
-            await made.open_reader(T, EARLIEST, permits=50, on_entry=seen.append)
-            producer = await made.open_producer(T, name="p")
+            await in_time(lambda: made.open_reader(T, EARLIEST, permits=50, on_entry=seen.append))
+            producer = await in_time(lambda: made.open_producer(T, name="p"))
             wire.refuse = True
             wire.cut()
             await until(lambda: not producer.connected)

@@ -429,6 +429,7 @@ async def test_no_receipt_in_time_fails_all_in_order() -> None:
             assert failed == [0, 1, 2, 3]
             assert not producer.unanswered()
             broker.release()  # too late, nothing waits
+            await until(lambda: producer.connected)
             assert await send(producer, 4) == Position(100, 4)
 
 
@@ -439,6 +440,7 @@ async def test_a_producer_that_the_broker_forgot_without_a_word_is_made_again() 
         async with client(broker.url) as made:
             producer = await made.open_producer(T, send_timeout=1.0)
             assert await fails(send(producer, 0)) == "Timeout"
+            await until(lambda: producer.connected)
             assert await send(producer, 0) == Position(100, 0)
             assert producer.attached_times == 2
 
@@ -547,8 +549,13 @@ async def test_a_producer_that_is_not_answered_is_closed_at_the_broker() -> None
         broker.create(T)
         async with client(broker.url, request_timeout=1.0) as made:
             broker.silent.add(Command.PRODUCER)
-            assert await fails(made.open_producer(T)) == "Timeout"
-            await until(lambda: broker.count(Command.CLOSE_PRODUCER) == 1)
+
+            async def asks_in_vain() -> bool:
+                assert await fails(made.open_producer(T)) == "Timeout"
+                return broker.count(Command.PRODUCER) > 0  # not where the lookup had no answer in time
+
+            await until(asks_in_vain)
+            await until(lambda: broker.count(Command.CLOSE_PRODUCER) == broker.count(Command.PRODUCER))
 
 
 # --- exclusive access
@@ -592,10 +599,10 @@ async def test_a_fenced_producer_is_lost_with_all_that_is_pending() -> None:
 async def test_who_waits_gets_the_topic_when_it_is_free() -> None:
     async with fake_pulsar() as broker:
         topic = broker.create(T)
-        async with client(broker.url, request_timeout=1.0) as made:
+        async with client(broker.url, request_timeout=4.0) as made:
             holder = await made.open_producer(T, name="holder", access="exclusive", lane="a")
             waiting = asyncio.create_task(made.open_producer(T, name="next", access="wait_for_exclusive", lane="b"))
-            await asyncio.sleep(1.2)  # longer than requests may take
+            await asyncio.sleep(4.2)  # longer than requests may take
             assert not waiting.done()
             await holder.close()
             heir = await waiting

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
-from pulsar_client.pulsar_kit import T, client, numbers
+from pulsar_client.pulsar_kit import T, client, in_time, numbers
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.turns import Turns
 
 
 def payloads(entries: list[Entry]) -> list[bytes]:
@@ -367,12 +369,17 @@ async def test_a_reader_that_is_not_answered_is_closed_at_the_broker() -> None:
         broker.create(T)
         async with client(broker.url, request_timeout=1.0) as made:
             broker.silent.add(Command.SUBSCRIBE)
-            opening = made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
-            assert await fails(opening) == "Timeout"
-            await until(lambda: broker.count(Command.CLOSE_CONSUMER) == 1)
+
+            async def asks_in_vain() -> bool:
+                opening = made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+                assert await fails(opening) == "Timeout"
+                return broker.count(Command.SUBSCRIBE) > 0  # not where the lookup had no answer in time
+
+            await until(asks_in_vain)
+            await until(lambda: broker.count(Command.CLOSE_CONSUMER) == broker.count(Command.SUBSCRIBE))
             broker.silent.clear()
             broker.silent.add(Command.GET_LAST_MESSAGE_ID)
-            reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+            reader = await in_time(lambda: made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None))
             assert await fails(reader.last_position()) == "Timeout"
 
 
@@ -386,7 +393,9 @@ async def test_a_caller_may_give_pulsar_another_time_to_name_the_last_position()
                 await reader.last_position(within=0.05)
 
 
-async def test_many_readers_return_a_few_at_a_time() -> None:
+async def test_many_readers_return_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a slow machine no turn counts as over before the test has looked.
+    monkeypatch.setattr("kop.pulsar_client.client.Turns", partial(Turns, slow_seconds=SECONDS))
     async with fake_pulsar() as broker:
         for number in range(300):
             broker.create(f"{T}{number}")

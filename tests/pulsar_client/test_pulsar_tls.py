@@ -49,7 +49,7 @@ class TlsPulsar(FakePulsar):
         self.url = f"pulsar+ssl://127.0.0.1:{self.port}"
 
 
-async def start(url: str, tls: TlsOptions, seconds: float = 5.0) -> None:
+async def start(url: str, tls: TlsOptions, seconds: float = 30.0) -> None:
     made = Client(url, tls=tls, request_timeout=seconds)
     try:
         await made.start()
@@ -61,7 +61,7 @@ async def test_a_trusted_broker_is_used(folder: Path) -> None:
     broker = TlsPulsar()
     await broker.start_tls(folder, "here")
     broker.create(T)
-    async with client(broker.url, tls=TlsOptions(ca_file=str(folder / "here.pem")), request_timeout=5) as made:
+    async with client(broker.url, tls=TlsOptions(ca_file=str(folder / "here.pem"))) as made:
         producer = await made.open_producer(T)
         await asyncio.gather(*(send(producer, number, bytes(100_000)) for number in range(20)))
         assert len(broker.payloads(T)) == 20
@@ -195,7 +195,6 @@ class Misled:
             self.broker.url,
             tls=TlsOptions(ca_file=str(self._folder / "here.pem")),
             auth=Token("secret"),
-            request_timeout=5,
         )
 
 

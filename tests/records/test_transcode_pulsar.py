@@ -32,7 +32,7 @@ def client(pulsar: Pulsar) -> Iterator[native.Client]:
 
 async def send(pulsar: Pulsar, topic: str, batches: Sequence[tuple[Sequence[Record], Codec]]) -> None:
     async with asyncio.timeout(SECONDS):
-        ours = Client(pulsar.service_url)
+        ours = Client(pulsar.service_url, request_timeout=SECONDS)
         await ours.start()
         producer = await ours.open_producer(topic)
         sequence = 0
@@ -57,7 +57,7 @@ async def send(pulsar: Pulsar, topic: str, batches: Sequence[tuple[Sequence[Reco
 async def stored(pulsar: Pulsar, topic: str, messages: int) -> list[Entry]:
     """The topic's entries, up to that of its `messages`th message."""
     async with asyncio.timeout(SECONDS):
-        ours = Client(pulsar.service_url)
+        ours = Client(pulsar.service_url, request_timeout=SECONDS)
         await ours.start()
         entries: list[Entry] = []
         done = asyncio.Event()
@@ -86,7 +86,7 @@ def kafka_records(pulsar: Pulsar, topic: str, messages: int) -> list[KafkaRecord
 
 def native_messages(client: native.Client, topic: str, count: int) -> list[native.Message]:
     consumer = client.subscribe(topic, "s", initial_position=native.InitialPosition.Earliest)
-    messages = [consumer.receive(timeout_millis=20_000) for _ in range(count)]
+    messages = [consumer.receive(timeout_millis=int(SECONDS * 1000)) for _ in range(count)]
     consumer.close()
     return messages
 
@@ -127,7 +127,7 @@ def test_we_read_what_a_native_producer_wrote(
         topic,
         compression_type=getattr(native.CompressionType, compression),
         batching_enabled=batching,
-        batching_max_publish_delay_ms=200,
+        batching_max_publish_delay_ms=60_000,  # `flush` sends what came until then, however late this thread is
         block_if_queue_full=True,
     )
     sent: list[object] = []
@@ -186,7 +186,7 @@ def test_raw_entries_are_stored_and_read(pulsar: Pulsar) -> None:
     topic = pulsar.topic("raw")
 
     async def write() -> None:
-        ours = Client(pulsar.service_url)
+        ours = Client(pulsar.service_url, request_timeout=SECONDS)
         await ours.start()
         producer = await ours.open_producer(topic)
         batch, header = produced(RECORDS, Codec.ZSTD)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Self
 
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
+from support.waiting import wait_until
 
 from kop.spark.exactly_once import SinkTask, TaskOutcome, write_task
+from kop.spark.offsets import LATEST
 from kop.spark.producing import ClientTransactions, ProduceSettings
+from kop.spark.read_client import ReadClient
 from kop.spark.sink_columns import SinkColumns
 from kop.spark.write_client import WriteClient
 
@@ -95,7 +98,14 @@ class Sink:
         return [columns.batch(pa.record_batch({"key": part, "value": part})) for part in parts]
 
     def committed(self) -> list[str]:
-        """What a consumer with read_committed gets, sorted."""
+        """What a consumer with read_committed gets, sorted, once no transaction is open.
+
+        The end of a transaction is answered when it is decided: what readers need of it comes a moment later.
+        """
+        with closing(ReadClient({"bootstrap_servers": [self.bootstrap]}, 20_000)) as client:
+            topic = client.topics({self.topic})[self.topic]
+            ends = {(self.topic, partition): LATEST for partition in topic.leaders}
+            wait_until(lambda: client.list_offsets(ends, 1) == client.list_offsets(ends, 0), "all transactions end")
         return sorted(value for value, *_ in read(self.bootstrap, self.topic, "read_committed"))
 
     def __enter__(self) -> Self:

@@ -8,12 +8,12 @@ import logging
 import socket
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, errors
+from support.waiting import wait_until
 
 from kop.spark import group_progress
 from kop.spark.group_progress import (
@@ -98,9 +98,7 @@ def test_a_commit_that_fails_is_tried_again_without_another_batch(monkeypatch: p
         progress = GroupProgress({"bootstrap_servers": [broker.bootstrap], "client_id": "t"}, "again")
         progress.commit([PartitionProgress("t", 0, 5, None)])
         admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-        until = time.monotonic() + 10
-        while not (committed := admin.list_group_offsets({"again": None})["again"]) and time.monotonic() < until:
-            time.sleep(0.05)  # the commit is another thread's
+        committed = wait_until(lambda: admin.list_group_offsets({"again": None})["again"], "the commit")
         progress.close()
         admin.close()
     assert [value.offset for value in committed.values()] == [5]

@@ -214,7 +214,8 @@ def test_a_topic_is_made_by_its_first_row(kop_shared_broker: Broker, client: Wri
 @pytest.mark.parametrize("topic", ["not-made", "no name"])
 def test_a_topic_that_is_not_there(kop_broker_factory: Callable[..., Broker], topic: str) -> None:
     broker = kop_broker_factory(auto_create_topics_enable=False)
-    client = WriteClient({"bootstrap_servers": [broker.bootstrap], "client_id": "test"}, 0.3)
+    # In this time it has to connect, too.
+    client = WriteClient({"bootstrap_servers": [broker.bootstrap], "client_id": "test"}, 3.0)
     with pytest.raises(SinkError, match=f"create the topic {topic}, or name another one"):
         producer(client).write(rows(topic, value=["v"]))
     client.close()

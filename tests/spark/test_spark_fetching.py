@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
+from support.waiting import wait_until
 
 from kop.records.arrow import UnreadableRecordsError
 from kop.spark.connection import ClusterConnection, UnreachableError
@@ -106,8 +107,7 @@ def test_a_log_that_ends_in_a_transaction_is_read_to_its_end(topic: Topic, commi
     """The last offset is the marker of the transaction: no record comes, and the range is over."""
     topic.send(b"before")
     topic.in_a_transaction(b"a", b"b", commit=commit)
-    end = topic.end()
-    assert end == 4
+    wait_until(lambda: topic.end() == 4, "the marker, which comes behind the answer to the end of the transaction")
     assert [value for _, value in topic.read()] == [b"before", b"a", b"b"]
     expected = [b"before", b"a", b"b"] if commit else [b"before"]
     assert [value for _, value in topic.read(isolation_level="read_committed")] == expected

@@ -1,4 +1,4 @@
-"""`store` is each engine in turn."""
+"""`store` is each engine in turn; `tail_in_time` is for logs over a Pulsar without sockets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from storage.engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
 from storage.sqlite_tools import InterceptedStore
 from support.pulsar import fresh_namespace
+
+from kop.storage.pulsar.partition import appends
 
 
 @pytest.fixture(params=STORES)
@@ -21,6 +23,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         kind = PackedStore if request.param == "packed" else PulsarStore
         with fresh_namespace(request.getfixturevalue("pulsar_urls")) as pulsar:
             yield kind(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
+
+
+@pytest.fixture
+def tail_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, the tail counts as in time: Pulsar is not asked where an entry lies instead."""
+    monkeypatch.setattr(appends, "LATE_TAIL_SECONDS", 3600.0)
 
 
 @pytest.fixture

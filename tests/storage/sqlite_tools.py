@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from storage.engines import SqliteStore
+from support.waiting import SECONDS
 
 from kop.storage.sqlite import SqliteEngine, writer
 from kop.storage.sqlite.log import SqliteLog
@@ -50,6 +53,24 @@ class InterceptedStore(SqliteStore):
             self.before = None
 
         return undo
+
+
+@asynccontextmanager
+async def held_writer(engine: SqliteEngine) -> AsyncIterator[None]:
+    """The writer stands still inside the block: what is queued there becomes one commit."""
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(_: sqlite3.Connection) -> bool:
+        entered.set()
+        return go.wait(SECONDS)
+
+    held = engine.writer.run(hold, transaction=False)
+    await asyncio.to_thread(entered.wait)
+    try:
+        yield
+    finally:
+        go.set()
+        assert await held
 
 
 def fail_inserts(sql: str) -> None:

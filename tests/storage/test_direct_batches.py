@@ -290,7 +290,7 @@ async def test_clients_are_told_what_they_are_told_without_compiled_code(
 
 
 @PRODUCERS
-@pytest.mark.parametrize("pause", [0.05, 100.0])
+@pytest.mark.parametrize("pause", [0.5, 100.0])
 async def test_compiled_code_begins_again_after_a_while(
     pause: float, producer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,7 @@ async def test_a_publish_rate_keeps_producers_of_other_topics_waiting_for_a_few_
             began = time.monotonic()
             for _ in range(20):
                 await append_values(free, "v")
-            return time.monotonic() - began < 5
+            return time.monotonic() - began < 20
 
         pressing = [asyncio.ensure_future(press(*each)) for each in ((-1, 0), (-1, 1), (-1, 2), (3, 3))]
         await until(lambda: engine.counts.get("batches_throttled_by_publish_rate"))
@@ -432,11 +432,13 @@ async def test_entries_of_others_are_found_where_the_tail_pauses(
                 assert await append_values(log, f"own {number}", producer=9, sequence=sequence) == end + 1
                 sequence += 1
             await until(lambda: log.high_watermark == end + 1 + own)  # noqa: B023
-        moved = asyncio.Event()
+        end, moved = log.high_watermark, asyncio.Event()
         undo = log.on_advance(moved.set)
         assert not log.tail_pauses
         await native.write("the last")
-        await moved.wait()
+        while log.high_watermark == end:  # it may be told of an earlier move
+            moved.clear()
+            await moved.wait()
         undo()
         values = await read_values(log)
         assert [value for value in values if value != "v"] == (

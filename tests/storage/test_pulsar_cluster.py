@@ -88,7 +88,8 @@ async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> Non
             assert list(other.brokers) == [LiveBroker(1, "host-1", 9001), LiveBroker(2, "host-2", 9002)]
             await until(lambda: list(engine.brokers) == list(other.brokers))
         await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
-        assert heard == [[1], [1, 2], [1]]
+        # A look that took long is told of, too, although nothing has changed.
+        assert [ids for ids, _ in itertools.groupby(heard)] == [[1], [1, 2], [1]]
 
 
 async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
@@ -329,6 +330,7 @@ async def test_leaders_whose_tails_pause_read_what_others_wrote_between(
 ) -> None:
     """The tail of a state topic pauses while its leader writes much; the lead goes there and back."""
     monkeypatch.setattr(tail_demand, "CALM_SECONDS", 0.0)
+    monkeypatch.setattr(tail_demand, "SLOWEST_SECONDS", 3600.0)  # it pauses on a slow machine, too
     monkeypatch.setattr(log_module, "LOOK_SECONDS", 3600.0)  # silence does not make it go on
     async with two_engines(pulsar_store) as (first_engine, second_engine):
         topic = StateTopic("__state", 1, {"cleanup.policy": "compact"})
@@ -421,7 +423,7 @@ async def test_a_leader_that_may_be_taken_for_dead_leaves_with_its_connection(
         name = first_engine.producer_naming.leader
         assert services.leader_is_live(name)
         assert services.leader_is_live(f"{name}-of-nobody-who-was-seen") is None
-        assert first_engine.services.counts_as_live()
+        await until(first_engine.services.counts_as_live)  # again, where its last look at Pulsar took some seconds
         asked = asyncio.Event()
 
         async def no_answer(topic: str) -> dict[str, Any]:
@@ -555,6 +557,10 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
         third.kill()
 
 
+def may_commit(groups: GroupCoordinator, group: str) -> bool:
+    return not groups.check_commit(group, "", None, -1, says_not_found=True)
+
+
 def is_answered(groups: GroupCoordinator, group: str) -> bool:
     return not groups.refusal_of(group, surely=True)
 
@@ -578,7 +584,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
                 engine, GroupSettings(offsets_topic_num_partitions=2), leader_choice=ClusterView(engine, 1)
             )
             await groups.start()
-            assert groups.waiting_for is None
+            await until(lambda: groups.waiting_for is None)
             if how == "refused":
                 rest.refuse = True
                 rest.cut()
@@ -590,7 +596,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
             while time.monotonic() - began < 4 * (fresh + sure):
                 offset += 1
                 for group in ("a", "b"):
-                    assert not groups.check_commit(group, "", None, -1, says_not_found=True)
+                    await until(partial(may_commit, groups, group), "the lead is sure")
                     assert not await commit(groups, group, [Commit("t", topic.topic_id, 0, offset)])
                     # What is read is answered from memory, as soon as a slow Pulsar has said again who leads.
                     await until(partial(is_answered, groups, group), "the lead is sure")
@@ -714,6 +720,7 @@ async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_w
         await until(is_let_go)  # the last append may still be under way at the first look
         assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
         await until(lambda: log.attached)
+        await log.refresh()  # it may have been attached before the record was stored, and the tail brings that later
         assert await read_values(log) == ["0", "1", "2", "3"]
         assert not beyond_slowness(engine.counts)
 

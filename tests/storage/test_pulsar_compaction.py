@@ -14,7 +14,7 @@ from storage.engines import PulsarStore
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
-from support.waiting import until
+from support.waiting import until, wait_until
 
 from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.coordination.state_log import StateLog, StateTopic
@@ -88,6 +88,12 @@ async def drop_originals(engine: PulsarEngine, log: PulsarLog, admin_url: str) -
     before = (await engine.admin.internal_stats(log.partition_name))["ledgers"]
     # Its cursor moves after 1,000 entries or two minutes only, and holds retention back until then.
     await engine.admin.set_deduplication(full_name, False)
+
+    async def applied() -> bool:
+        return not await engine.admin.get_deduplication(full_name, applied=True)
+
+    # Pulsar may lose a policy when another one of the topic is set before it has heard of the first.
+    await until(applied, "deduplication is off")
     await engine.admin.set_retention(full_name, Retention(0, 0))
 
     async def gone() -> bool:
@@ -121,6 +127,7 @@ async def test_a_takeover_reads_what_compaction_kept_where_the_log_is_gone(
             await groups.lead(0, lambda: None)
             await write(groups, {b"k0": b"newest", b"new": b"1"})
             expected |= {b"k0": b"newest", b"new": b"1"}
+            await log.refresh()  # in a new ledger producers may be answered before the tail has come so far
             await groups.resign(0)
         end = log.high_watermark
         await drop_originals(engine, log, pulsar_store.urls[1])
@@ -133,6 +140,7 @@ async def test_a_takeover_reads_what_compaction_kept_where_the_log_is_gone(
         assert {key: value for key, value in values.items() if value is not None} == expected
         # It goes on: what is written now is there for the next one.
         await write(groups, {b"rare": b"changed"})
+        await log.refresh()  # where the log was empty the write may be answered before the tail has brought it
         assert log.high_watermark == end + 1
     async with pulsar_store.opened() as engine:
         groups = await opened(engine)
@@ -152,6 +160,7 @@ async def test_the_log_start_moves_to_what_compaction_kept(pulsar_store: PulsarS
         await engine.admin.unload(log.partition_name)
         await groups.lead(0, lambda: None)
         await write(groups, {b"b": b"1"})
+        await log.refresh()  # in a new ledger producers may be answered before the tail has come so far
         await drop_originals(engine, log, pulsar_store.urls[1])
         await log.ask_start()  # `refresh_start` may share an answer from before, for a second
         assert (log.log_start_offset, log.high_watermark) == (1, 4)
@@ -250,7 +259,12 @@ def test_metrics_tell_what_no_compaction_has_seen(pulsar_urls: Urls) -> None:
     with fresh_namespace(pulsar_urls) as pulsar:
         gateway = PulsarGateway(pulsar, offsets_topic_num_partitions="2").start()
         try:
-            gateway.call(gateway.engine.compactions.look())
+
+            def looked_at_both() -> bool:
+                gateway.call(gateway.engine.compactions.look())
+                return {(OFFSETS_TOPIC, 0), (OFFSETS_TOPIC, 1)} <= gateway.engine.compactions.uncompacted.keys()
+
+            wait_until(looked_at_both, "the gateway leads both partitions")  # it may lead one only after its start
             assert gateway.serving is not None
             text = generate_latest(gateway.serving.gateway.metrics.registry).decode()
         finally:

@@ -87,6 +87,7 @@ async def test_raw_entries_wait_until_the_topic_says_that_it_has_them() -> None:
     await play.log.close()
 
 
+@pytest.mark.usefixtures("tail_in_time")
 async def test_raw_entries_on_log_append_time_get_the_brokers_time() -> None:
     play = Play(-1, LogPolicy(raw_entries=True, log_append_time=True))
     await play.run("aSR")

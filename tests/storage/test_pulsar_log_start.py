@@ -93,13 +93,7 @@ async def test_the_start_that_retention_left_is_known_to_whoever_asks(pulsar_sto
         await until_appended(log, "10")
         await asyncio.gather(*(log.refresh_start() for _ in range(5)))
         assert log.log_start_offset == 0
-        await engine.admin.truncate(log.partition_name)
-
-        async def moved() -> bool:  # the broker deletes ledgers a moment later
-            stats = await engine.admin.internal_stats(log.partition_name)
-            return len(stats["ledgers"]) == 1
-
-        await until(moved)
+        await truncate(engine, log)
         await asyncio.sleep(1.1)  # an answer is shared for a second
         await log.refresh_start()
         assert log.log_start_offset == 10
@@ -113,11 +107,22 @@ async def test_a_fetch_from_before_what_retention_left_is_out_of_range(pulsar_st
         await fill(log, *map(str, range(10)))
         await engine.admin.unload(log.partition_name)
         await until_appended(log, "10")
-        await engine.admin.truncate(log.partition_name)
+        await truncate(engine, log)
         engine.cache.drop(log.tail.cached)
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(3, 1000, min_one=True)
         assert log.log_start_offset == 10
+
+
+async def truncate(engine: PulsarEngine, log: PulsarLog) -> None:
+    """Have Pulsar delete all ledgers but the newest one."""
+    await engine.admin.truncate(log.partition_name)
+
+    async def moved() -> bool:  # the broker deletes ledgers a moment later
+        stats = await engine.admin.internal_stats(log.partition_name)
+        return len(stats["ledgers"]) == 1
+
+    await until(moved)
 
 
 async def until_appended(log: PulsarLog, value: str) -> None:

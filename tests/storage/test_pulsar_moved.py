@@ -25,6 +25,7 @@ from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.source import stats_position
 
 MOVED = "readers_moved_past_entries"
 
@@ -73,8 +74,18 @@ async def expire(store: PulsarStore, log: PulsarLog) -> None:
     """Let what is older than a second expire for all subscriptions, those of readers too."""
     await asyncio.sleep(1.2)  # Pulsar goes by the age of messages, in whole seconds
     async with PulsarAdmin(store.urls[1], timeout=SECONDS) as admin:
+        last = stats_position((await admin.internal_stats(log.partition_name))["lastConfirmedEntry"])
+
+        async def readers_are_moved() -> bool:
+            cursors = (await admin.internal_stats(log.partition_name))["cursors"]
+            return all(
+                stats_position(cursor["markDeletePosition"]) >= last and stats_position(cursor["readPosition"]) > last
+                for name, cursor in cursors.items()
+                if name.startswith("kop-reader-")
+            )
+
         await admin.expire_all(log.partition_name, 1)
-    await asyncio.sleep(0.5)  # cursors move after the answer, and those of readers are in no statistics
+        await until(readers_are_moved)  # after the answer
 
 
 async def test_a_slow_reader_reads_what_expired_for_it(

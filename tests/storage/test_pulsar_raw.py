@@ -24,7 +24,7 @@ from storage.test_engine_suite import (  # noqa: F401 - run again here, over raw
     test_sequences_and_epochs,
 )
 from support.pulsar import Urls, fresh_namespace
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import EARLIEST, Entry
@@ -58,6 +58,7 @@ def store(pulsar_store: PulsarStore) -> PulsarStore:
 
 async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
     """Of the whole partition, as Pulsar has them."""
+    await log.refresh()
     stored: list[tuple[Entry, transcode.EntryView]] = []
     done = asyncio.Event()
 
@@ -95,6 +96,7 @@ async def test_both_formats_in_one_topic_read_as_one_log(pulsar_store: PulsarSto
                 wrote.append((round_ % 2 == 1, codec, bytes(data)))
                 number += 3
         assert [view.raw for _, view in await entries(log)] == [raw for raw, _, _ in wrote]
+        await until(lambda: other.topics.get("t"))
         tail = await attached(other)
         await tail.refresh()
         for each_log in (log, tail):

@@ -73,7 +73,7 @@ def test_it_goes_on_now_and_then_to_compare_offsets_and_that_is_no_reason_to_sta
 
 
 @pytest.fixture
-def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_silent(tail_in_time: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test says when it is silent."""
     monkeypatch.setattr(tail_demand, "CALM_SECONDS", 0.0)
     monkeypatch.setattr(log_module, "LOOK_SECONDS", 3600.0)

@@ -336,7 +336,7 @@ async def test_a_fault_of_our_own_with_one_topic_keeps_no_other_away(
 async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(topics, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "FIRST_SECONDS", 1.0)
     pulsar = FakePulsar()
     for number_ in range(10):
         pulsar.add(f"silent-{number_}", 0)

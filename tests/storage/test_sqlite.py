@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from storage.batches import LIMIT, NOW, append, batch, fill, first, make, read_all
 from storage.engines import SqliteStore
-from storage.sqlite_tools import InterceptedStore, content, pragma, size_of, stored_bytes
+from storage.sqlite_tools import InterceptedStore, content, held_writer, pragma, size_of, stored_bytes
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
@@ -79,11 +79,12 @@ async def test_one_insert_a_commit(sqlite: InterceptedStore, monkeypatch: pytest
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=8)
         statements: list[str] = []
-        undo = sqlite.intercept(statements.append)
-        await asyncio.gather(*[append(first(engine, partition=i % 8), batch(["x"])) for i in range(100)])
+        async with held_writer(engine):
+            undo = sqlite.intercept(statements.append)
+            queued = [append(first(engine, partition=i % 8), batch(["x"])) for i in range(100)]
+        await asyncio.gather(*queued)
         undo()
-        assert all(statement.startswith("INSERT INTO batch") for statement in statements)
-        assert len(statements) <= 2, "the writer may have been awake, and have taken some before the others were there"
+        assert [statement.startswith("INSERT INTO batch") for statement in statements] == [True]
         assert log.high_watermark == 13
 
 

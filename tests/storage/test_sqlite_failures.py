@@ -162,7 +162,17 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         assert caplog.text.count("could not be stored") == 1
         await log.delete_records(sent - 2)
         await until(lambda: engine.healthy is None)
-        await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
+
+        async def goes_on() -> bool:
+            try:
+                await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
+            except KopError as error:  # the write-ahead log of the deletion itself may take the room for a moment
+                if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise
+                return False
+            return True
+
+        await until(goes_on)
         assert len(await read_all(log)) == 3
 
 
@@ -186,7 +196,8 @@ async def test_a_disk_that_the_write_ahead_log_fills_has_room_again_after_a_dele
                     sent += 1
             for number in range(5):  # this goes on where the disk runs short
                 await fill(internal, f"{number}" * 200_000)
-        assert engine.path.with_name(engine.path.name + "-wal").stat().st_size > 7 << 19
+            # While the reader is there: behind it the file may be empty at once.
+            assert engine.path.with_name(engine.path.name + "-wal").stat().st_size > 7 << 19
         await log.delete_records(sent - 2)
         await until(lambda: engine.healthy is None)
         await append(log, batch(["x" * 200_000], producer=1, sequence=sent))

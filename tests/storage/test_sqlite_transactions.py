@@ -19,7 +19,7 @@ import pytest
 from storage.batches import NOW, append, batch, fill, first, make, put, read_values, refused
 from storage.engines import SqliteStore
 from storage.marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
-from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, stored_bytes
+from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, images_of, stored_bytes
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode
@@ -502,10 +502,15 @@ async def test_one_insert_a_commit_of_batches_and_markers(
         log = await make(engine)
         producer = TransactionalProducer(log, 1)
         statements: list[str] = []
-        undo = sqlite.intercept(statements.append)
-        await asyncio.gather(append(log, batch(["a"])), producer.put("b"), producer.end(commit=False))
+        async with held_writer(engine):
+            undo = sqlite.intercept(statements.append)
+            queued: list[asyncio.Future[Any]] = [
+                append(log, batch(["a"])),
+                producer.put("b"),
+                producer.end(commit=False),
+            ]
+        await asyncio.gather(*queued)
         undo()
-        assert all(statement.startswith("INSERT INTO batch") for statement in statements)
-        assert len(statements) <= 2, "the writer may have been awake, and have taken one before the others were there"
+        assert [statement.startswith("INSERT INTO batch") for statement in statements] == [True]
         heads = await engine.writer.run(lambda conn: conn.execute("SELECT length(head) FROM batch").fetchall())
         assert [length for (length,) in heads][:2] == [None, 61]

@@ -21,7 +21,7 @@ from support.waiting import SECONDS, until
 
 COORDINATOR = "persistent://pulsar/system/transaction_coordinator_assign-partition-0"
 _CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT = 2, 3, 5, 6, 7
-_PRODUCER_SUCCESS, _PING, _PONG = 17, 18, 19
+_ERROR, _PRODUCER_SUCCESS, _PING, _PONG = 14, 17, 18, 19
 _LOOKUP, _LOOKED_UP = 23, 24
 _NEW, _ADD, _END, _COORDINATE = 50, 52, 56, 62
 _REFUSAL = 4
@@ -80,6 +80,7 @@ class NativeTransactions:
         self.url = service_url
         self.topic = topic
         self.sequence = -1
+        self._producer = 0
         self._request = 0
         self._waiting: dict[tuple[int, int], asyncio.Future[dict[int, Any]]] = {}
 
@@ -88,12 +89,8 @@ class NativeTransactions:
         self._reader, self._writer = await asyncio.open_connection(address.hostname, address.port)
         self._task = asyncio.create_task(self._read())
         await self._ask(_CONNECT, {1: "test", 4: 21}, _CONNECTED, 0)
-        for topic in (COORDINATOR, self.topic):  # which has the broker load both
-            answer = await self._look_up(topic)
-            assert answer[3] == 1, answer
-        answer = await self._call(_COORDINATE, {2: 0})
-        assert 2 not in answer, answer
-        await self._call(_PRODUCER, {1: self.topic, 2: 1}, number=3, answer=_PRODUCER_SUCCESS)
+        for step in (self._coordinator_is_there, self._topic_is_there, self._produces):  # again where a topic moves
+            await until(step)
         return self
 
     async def __aexit__(
@@ -127,22 +124,44 @@ class NativeTransactions:
 
     # --- inside
 
+    async def _coordinator_is_there(self) -> bool:
+        if (await self._look_up(COORDINATOR)).get(3) != 1:
+            return False
+        return not {2, _ERROR} & (await self._call(_COORDINATE, {2: 0})).keys()
+
+    async def _topic_is_there(self) -> bool:
+        return bool((await self._look_up(self.topic)).get(3) == 1)
+
+    async def _produces(self) -> bool:
+        """Whether the broker has a producer for us, one with transactions: it makes that when it knows which of them
+        are open on the topic. A topic of which it cannot find that out is closed, with all of its other producers.
+        """
+        self._producer += 1
+        fields: dict[int, Any] = {1: self.topic, 2: self._producer, 12: 1}
+        return _ERROR not in await self._call(_PRODUCER, fields, number=3, answer=_PRODUCER_SUCCESS)
+
     async def _look_up(self, topic: str) -> dict[int, Any]:
         """The broker's last answer. It loads the topic, unless it says otherwise."""
         answer: dict[int, Any] = {}
-        while answer.get(3, 0) == 0:  # the broker sends itself a redirect
+        while answer.get(3, 0) == 0 and _ERROR not in answer:  # the broker sends itself a redirect
             answer = await self._call(_LOOKUP, {1: topic, 3: answer.get(5, 0)}, number=2)
         return answer
 
     async def _coordinated(self, command: int, fields: dict[int, Any]) -> dict[int, Any]:
-        """Ask the coordinator, again where it was unloaded meanwhile: tests beside this one do that."""
+        """Ask the coordinator, again where it was unloaded meanwhile: tests beside this one do that.
+
+        The end that it refused first may have been carried out all the same: then it does not know the transaction.
+        """
+        refusals: list[int] = []
 
         async def taken() -> dict[int, Any]:
             answer = await self._call(command, fields)
-            if _REFUSAL not in answer:
+            if not {_REFUSAL, _ERROR} & answer.keys():
                 return answer
-            await self._look_up(COORDINATOR)
-            await self._call(_COORDINATE, {2: 0})
+            if command == _END and refusals and answer.get(_REFUSAL) == pb.TransactionNotFound:
+                return answer
+            refusals.append(answer.get(_REFUSAL, _ERROR))
+            await self._coordinator_is_there()
             return {}
 
         return await until(taken, f"the coordinator takes command {command}")
@@ -150,7 +169,7 @@ class NativeTransactions:
     async def _send(self, value: bytes, txn: tuple[int, int] | None) -> None:
         self.sequence += 1
         about: dict[str, Any] = {"producer_name": "native", "sequence_id": self.sequence, "publish_time": 1}
-        command: dict[int, Any] = {1: 1, 2: self.sequence, 3: 1}
+        command: dict[int, Any] = {1: self._producer, 2: self.sequence, 3: 1}
         if txn is not None:
             about |= {"txnid_least_bits": txn[0], "txnid_most_bits": txn[1]}
             command |= {4: txn[0], 5: txn[1]}
@@ -187,6 +206,9 @@ class NativeTransactions:
                 self._writer.write(struct.pack(">II", len(data) + 4, len(data)) + data)
                 continue
             key = 0 if kind == _CONNECTED else fields.get({_RECEIPT: 2, _LOOKED_UP: 4}.get(kind, 1), 0)
+            if kind == _ERROR:  # it names the request, and not of which kind that was
+                kind = next((answer for answer, number in self._waiting if number == key and answer != _RECEIPT), kind)
+                fields = {_ERROR: fields}
             future = self._waiting.pop((kind, key), None)
             assert future is not None, f"not asked for: {kind} {fields}"
             if not future.done():
