@@ -122,6 +122,12 @@ def without_answer(history: History) -> None:
     history.writes.append(write(50, error=UNANSWERED))
 
 
+def test_an_answer_that_pulsar_owes_to_its_own_producer_is_no_anomaly() -> None:
+    history = clean()
+    history.writes.append(write(50, writer="native", error=UNANSWERED))
+    assert check(history) == []
+
+
 def slow_and_nothing_broken(history: History) -> None:
     history.writes[3] = write(3, seconds=6)
 
