@@ -65,7 +65,7 @@ def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
         client.close()
 
 
-@suite.case(limit=90)
+@suite.case(limit=150)
 def confluent_lists_all_and_produces_to_each(run: Run) -> None:
     names = topics(run.bootstrap)
     listed = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
@@ -80,10 +80,10 @@ def confluent_lists_all_and_produces_to_each(run: Run) -> None:
     for name in names:
         for partition in range(PARTITIONS):
             producer.produce(name, b"x", partition=partition, on_delivery=delivered)
-    same((producer.flush(60), errors), (0, []), "(not delivered, errors)")
+    same((producer.flush(120), errors), (0, []), "(not delivered, errors)")
 
 
-@suite.case(limit=90)
+@suite.case(limit=300)
 async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) -> None:
     await asyncio.to_thread(confluent_lists_all_and_produces_to_each, run)
     consumer = AIOKafkaConsumer(bootstrap_servers=run.bootstrap, group_id=run.group(), auto_offset_reset="earliest")
@@ -92,12 +92,12 @@ async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) ->
         consumer.subscribe(pattern=f"^{PREFIX}.*")
         missing = {(name, partition) for name in topics(run.bootstrap) for partition in range(PARTITIONS)}
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):  # Pulsar may take 30 s and more for a new partition's transaction buffer
                 while missing:
                     batches = (await consumer.getmany(timeout_ms=500)).values()
                     missing -= {(record.topic, record.partition) for batch in batches for record in batch}
         except TimeoutError:
-            raise AssertionError(f"no record of {len(missing)} partitions in 60 s: {sorted(missing)[:5]}") from None
+            raise AssertionError(f"no record of {len(missing)} partitions in 120 s: {sorted(missing)[:5]}") from None
     finally:
         await consumer.stop()
 
