@@ -434,7 +434,7 @@ class ProduceRules:
             return batch, header
         assert self.codec is not None
         if records is None:
-            records = inflated(batch, header, self.max_uncompressed_bytes)
+            records = inflated(batch, header.codec, self.max_uncompressed_bytes)
         batch, header = recompress(batch, header, self.codec, records)
         if header.size > self.max_message_bytes:
             raise PeerError(

@@ -382,7 +382,7 @@ def _submit(
         rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
         if header.codec and rules.changes_codec(header):
             answer.reserve(rules.max_uncompressed_bytes)
-            body = inflated(records, header, rules.max_uncompressed_bytes)
+            body = inflated(records, header.codec, rules.max_uncompressed_bytes)
             answer.reserve(len(body) - rules.max_uncompressed_bytes)
     else:
         if times is not None and not (rules.compact and times[2]):

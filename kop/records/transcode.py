@@ -11,7 +11,7 @@ comes back so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import cramjam
@@ -75,7 +75,7 @@ _UP_TO_METADATA: Final = 18
 """Bytes of a SEND frame before the metadata, beside the command: two sizes, magic, checksum, the metadata's size."""
 _CRC_FROM: Final = 21
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
-_TO_PULSAR: Final = {
+_TO_PULSAR: Final[Mapping[int, int]] = {
     Codec.NONE: 0,
     Codec.GZIP: _ZLIB,
     Codec.SNAPPY: _SNAPPY,
@@ -160,7 +160,7 @@ def to_frames(
     codec = _TO_PULSAR[Codec(header.attributes & CODEC_MASK)]
     frames: list[SendFrame] = []
     first = 0
-    body = inflated(memoryview(batch)[: header.size], header, max_bytes)
+    body = inflated(memoryview(batch)[: header.size], header.codec, max_bytes)
     pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, reject_null_keys)
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
@@ -475,7 +475,7 @@ def _compress(codec: int, data: bytes) -> Buffer:
 
 def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
     """Pulsar's number for a codec of Kafka, and the payload of an entry compressed in it."""
-    compression = _TO_PULSAR[Codec(codec)]
+    compression = _TO_PULSAR[codec]
     return compression, _deflate(compression, payload)
 
 

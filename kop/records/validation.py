@@ -56,7 +56,7 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
     there.)
     """
     if header.attributes & CODEC_MASK:
-        body, start = inflated(data, header, max_bytes), 0
+        body, start = inflated(data, header.codec, max_bytes), 0
     else:
         body, start = data, HEADER_SIZE
     earliest, latest, without_key = twin.walk(body, start, header.record_count, header.base_timestamp, reject_null_keys)
@@ -66,12 +66,12 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
 
 
 @raises_without_frames
-def inflated(data: Buffer, header: BatchHeader, max_bytes: int) -> Buffer:
+def inflated(data: Buffer, codec: int, max_bytes: int) -> Buffer:
     """The records of the batch that fills `data`, without compression and not walked; errors as of `check_records`."""
     packed = memoryview(data)[HEADER_SIZE:]
     try:
-        body = decompress(header.codec, packed, max_bytes)
-        if header.codec == Codec.LZ4:
+        body = decompress(codec, packed, max_bytes)
+        if codec == Codec.LZ4:
             check_lz4_for_java(packed)
         return body
     except PeerError as error:

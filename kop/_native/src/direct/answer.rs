@@ -5,6 +5,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -189,7 +190,7 @@ impl DirectAnswer {
             handler.call_method1(py, "ended", (errors, throttled))?;
         }
         match taker {
-            Some(taker) => taker.call_method1(py, "answered", (slf,)).map(|_| ()),
+            Some(taker) => taker.call_method1(py, intern!(py, "answered"), (slf,)).map(|_| ()),
             None => Ok(()),
         }
     }

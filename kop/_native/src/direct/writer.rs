@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
 
@@ -367,7 +368,8 @@ impl DirectWriter {
         let (body, begin) = if codec == 0 {
             (batch.clone().into_any(), HEADER_SIZE)
         } else {
-            (codecs.bind(py).call_method1("inflated", (batch, (*most_inflated).min(self.most_inflated)))?, 0)
+            let most = (*most_inflated).min(self.most_inflated);
+            (codecs.bind(py).call_method1(intern!(py, "inflated"), (batch, codec, most))?, 0)
         };
         if body.is_none() {
             return Ok(None);
@@ -388,7 +390,7 @@ impl DirectWriter {
         let deflated = if codec == 0 {
             None
         } else {
-            let made = codecs.bind(py).call_method1("deflated", (codec, PyBytes::new(py, packed)))?;
+            let made = codecs.bind(py).call_method1(intern!(py, "deflated"), (codec, PyBytes::new(py, packed)))?;
             let (number, bytes): (u64, Bound<'_, PyBytes>) = made.extract()?;
             (bytes.as_bytes().len() < packed.len()).then_some((number, bytes))
         };
@@ -419,7 +421,7 @@ impl DirectWriter {
 
     /// The largest entry that may be sent; with that size and no more Pulsar refuses none.
     fn most(&self, py: Python<'_>) -> Option<usize> {
-        let taken: usize = self.size_limit.as_ref()?.getattr(py, "surely_taken").ok()?.extract(py).ok()?;
+        let taken: usize = self.size_limit.as_ref()?.getattr(py, intern!(py, "surely_taken")).ok()?.extract(py).ok()?;
         Some(self.room.min(taken.saturating_sub(ENTRY_FRAMING)))
     }
 }

@@ -10,7 +10,7 @@ from typing import Final
 
 from kop.errors import KopError
 from kop.records import transcode
-from kop.records.batch import Buffer, read_header
+from kop.records.batch import Buffer
 from kop.records.validation import inflated
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 
@@ -24,14 +24,14 @@ class DirectCodecs:
     def __init__(self, turns: DecompressionTurns) -> None:
         self._turns = turns
 
-    def inflated(self, batch: bytearray, most: int) -> Buffer | None:
+    def inflated(self, batch: bytearray, codec: int, most: int) -> Buffer | None:
         """The records of a compressed batch. None where the ordinary path has to look at it: they are damaged, more
         than `most` bytes, or this turn of the loop has inflated its share.
         """
         if self._turns.is_over:
             return None
         try:
-            records = inflated(batch, read_header(batch), most)
+            records = inflated(batch, codec, most)
         except KopError:
             return None
         self._turns.add(len(records))
