@@ -10,7 +10,18 @@ from kop.pulsar_client.producer import Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.transactions import Transactions
-from kop.pulsar_client.types import DUPLICATE, EARLIEST, LATEST, Access, Auth, Entry, Position, TxnId
+from kop.pulsar_client.types import (
+    DUPLICATE,
+    EARLIEST,
+    LATEST,
+    Access,
+    Auth,
+    Entry,
+    Position,
+    Received,
+    TxnId,
+    position_in,
+)
 from kop.pulsar_client.watch import Watch
 
 __all__ = [
@@ -26,9 +37,11 @@ __all__ = [
     "Producer",
     "PulsarError",
     "Reader",
+    "Received",
     "TlsOptions",
     "Transactions",
     "TxnId",
     "Watch",
     "exclusive_holder",
+    "position_in",
 ]

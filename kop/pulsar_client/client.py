@@ -16,7 +16,7 @@ from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
 from kop.pulsar_client.pool import LOOKUP, READ, SEND, TRANSACTIONS, WATCH, Pool
 from kop.pulsar_client.producer import Confirm, OnStored, Producer
-from kop.pulsar_client.reader import Reader
+from kop.pulsar_client.reader import OnMany, Reader
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.transactions import Transactions
 from kop.pulsar_client.types import Access, Auth, Entry, Position
@@ -170,6 +170,7 @@ class Client:
         read_compacted: bool = False,
         permits: int,
         on_entry: Callable[[Entry], None],
+        on_many: OnMany | None = None,
         borrow: bool = False,
         damaged: bool = False,
         before_attach: BeforeAttach | None = None,
@@ -179,7 +180,8 @@ class Client:
 
         `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
         that is. With `borrow` an entry's bytes are there during `on_entry` only; with `damaged` entries that cannot be
-        read are handed out as such. `before_attach` as with `open_producer`.
+        read are handed out as such; `on_many` may take several at once (see `Reader`). `before_attach` as with
+        `open_producer`.
         PulsarError TopicNotFound, ...
         """
         reader = Reader(
@@ -191,6 +193,7 @@ class Client:
             read_compacted=read_compacted,
             permits=permits,
             on_entry=on_entry,
+            on_many=on_many,
             borrow=borrow,
             damaged=damaged,
             timeout=self._timeout,

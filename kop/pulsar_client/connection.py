@@ -22,7 +22,7 @@ from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.outgoing import twin as outgoing_twin
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Auth, Message, Receipt, Received
+from kop.pulsar_client.types import Auth, Receipt, Received
 
 PROTOCOL_VERSION = 21
 _WRITE_HIGH = 4 * 1024 * 1024
@@ -64,8 +64,11 @@ class ProducerEvents(Protocol):
 class ReaderEvents(Protocol):
     """What a connection tells a reader."""
 
-    def on_message(self, message: Message) -> None:
-        """Take a message; the bytes of its views are there during the call only."""
+    def on_messages(self, received: Sequence[Received], at: int) -> int:
+        """Take the message at place `at` of what a read brought, and those behind it that can be taken with it.
+
+        Returns how many. The bytes of their views are there during the call only.
+        """
 
     def on_end(self) -> None:
         """Tell that the topic is terminated and wholly read."""
@@ -328,13 +331,16 @@ class Connection(asyncio.BufferedProtocol):
     # --- what comes in
 
     def _on_received(self, received: Sequence[Received]) -> None:
-        for item in received:
+        at = 0
+        while at < len(received):
             if self.closed:
                 return
+            item = received[at]
             if isinstance(item, tuple):
                 reader = self.readers.get(item[0])
                 if reader is not None:  # else of a consumer that is closed already
-                    reader.on_message(item)
+                    at += reader.on_messages(received, at)
+                    continue
             elif isinstance(item, list):
                 producer = self.producers.get(item[0][0])
                 if producer is not None:
@@ -346,6 +352,7 @@ class Connection(asyncio.BufferedProtocol):
                     log.debug("%s: command %s is not known to this client", self.name, command.type)
                 else:
                     handle(self, command)
+            at += 1
 
     def _answer(self, request_id: int, value: Any) -> None:
         future = self._requests.pop(request_id, None)

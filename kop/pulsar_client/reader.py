@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, cast
 
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
@@ -18,7 +19,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.reader_position import ReaderPosition
-from kop.pulsar_client.types import LATEST, Entry, Message, Position
+from kop.pulsar_client.types import LATEST, Entry, Message, Position, Received, position_in
 from kop.turns import Turns
 
 _NO_CONSUMER = "Consumer not found"
@@ -27,6 +28,7 @@ _MOST_DAMAGED = 3
 """How often one entry is fetched again after its checksum did not match."""
 
 Find = Callable[[str | None], Awaitable[Connection]]
+OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int]]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,10 @@ class Reader(BrokerAttachment):
     With `borrow` the bytes of an entry are there during `on_entry` only (afterwards they raise ValueError); nothing is
     copied for those who copy or convert them anyway. With `damaged` an entry that stays damaged is handed out as one
     (`Entry.damaged`) instead of ending the reader.
+
+    `on_many` is called first with what a read brought and the place of a message in it that is wanted. It takes as many
+    as it can from there on, all of this reader and in the order of their positions, and returns how many it took, and
+    how many messages by Pulsar's count those have; with 0 the first one goes to `on_entry`. Bytes are lent to it.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Reader(BrokerAttachment):
         read_compacted: bool,
         permits: int,
         on_entry: Callable[[Entry], None],
+        on_many: OnMany | None,
         borrow: bool,
         damaged: bool,
         timeout: float,
@@ -69,6 +76,7 @@ class Reader(BrokerAttachment):
         self._find_connection = find
         self._read_compacted = read_compacted
         self._deliver = on_entry
+        self._deliver_many = on_many
         self._borrow = borrow
         self._hands_out_damaged = damaged
         self._position = ReaderPosition(start, inclusive, permits)
@@ -158,7 +166,32 @@ class Reader(BrokerAttachment):
 
     # --- what the connection tells
 
-    def on_message(self, message: Message) -> None:
+    def on_messages(self, received: Sequence[Received], at: int) -> int:
+        """Deliver one message, or as many as `on_many` takes."""
+        message = cast(Message, received[at])
+        if self._deliver_many is not None and self._end is None and message[0] == self._id:
+            taken = self._deliver_together(self._deliver_many, received, at)
+            if taken:
+                return taken
+        self._on_message(message)
+        return 1
+
+    def _deliver_together(self, deliver: OnMany, received: Sequence[Received], at: int) -> int:
+        position = position_in(received, at)
+        if not self._position.wants(position):
+            return 0
+        try:
+            taken, messages = deliver(received, at)
+        except Exception as error:
+            log.exception("%s: entries from %s on could not be handled", self._what, position)
+            self._drop(PulsarError("HandlerFailed", f"{position}: {error!r}"))
+            return 1
+        if taken:
+            self._damaged = 0
+            self._position.take(position_in(received, at + taken - 1), messages)
+        return taken
+
+    def _on_message(self, message: Message) -> None:
         """Deliver the entry of a message, or fetch it again where it is damaged."""
         consumer_id, ledger, number, index, timestamp, num_messages, metadata, payload, damaged = message
         if self._end is not None or consumer_id != self._id:

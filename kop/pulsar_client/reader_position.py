@@ -37,16 +37,18 @@ class ReaderPosition:
             self._start, self._inclusive = Position(behind.ledger, behind.entry + 1), True
 
     def take(self, position: Position, messages: int) -> bool:
-        """Count a delivered entry. False for one that was delivered before, or stands before the start: not wanted."""
+        """Count a delivered entry. False for one that is not wanted."""
         self.permits -= messages
-        last = self.last
-        if last is not None:
-            if position <= last:
-                return False
-        elif self._start != EARLIEST and position < self.start() and self._start.entry != 2**63 - 1:
+        if not self.wants(position):
             return False
         self.last = position
         return True
+
+    def wants(self, position: Position) -> bool:
+        """False for an entry that was delivered before, or stands before the start."""
+        if self.last is not None:
+            return position > self.last
+        return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
 
     def add(self, messages: int) -> int:
         """Let the broker send more messages; returns the number to tell it."""

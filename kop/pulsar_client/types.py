@@ -6,8 +6,9 @@ Must not know: sockets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Access = Literal["shared", "exclusive", "exclusive_with_fencing", "wait_for_exclusive"]
@@ -67,6 +68,12 @@ Received: TypeAlias = list[Receipt] | Message | bytes
 """Receipts of one producer, a message, or another command as a serialized BaseCommand."""
 
 
+def position_in(received: Sequence[Received], at: int) -> Position:
+    """The position of the message at place `at` of what a read brought."""
+    message = cast(Message, received[at])
+    return Position(message[1], message[2])
+
+
 class Auth(Protocol):
     """How the client proves who it is."""
 
@@ -91,4 +98,5 @@ __all__ = [
     "Receipt",
     "Received",
     "TxnId",
+    "position_in",
 ]

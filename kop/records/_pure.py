@@ -138,6 +138,13 @@ class EntryView(NamedTuple):
     """The transaction's id, upper half; -1 for none, as the lower half."""
     txn_least: int
 
+    @property
+    def usual(self) -> bool:
+        """Whether the payload alone is the messages, as they are."""
+        return self.batched and not (
+            self.raw or self.encrypted or self.compression or self.marker_type >= 0 or self.num_chunks > 1
+        )
+
 
 def _damaged(text: str) -> UndecodableEntryError:
     return UndecodableEntryError("damaged", text)
@@ -394,6 +401,51 @@ def plain_batch(
     if not number:
         return b"", keyless
     return around((unpacked,), number, base_timestamp, max_timestamp, base_offset, count, 0, log_append_time), keyless
+
+
+def usual_batches(
+    messages: Sequence[object], at: int, next_offset: int, append_time: bool
+) -> tuple[list[tuple[int, int, bytes]], int, int]:
+    """The Kafka batches of the messages from place `at` on, up to the first one that is not usual.
+
+    They are what a read of a socket brought: `kop.pulsar_client.types.Received`. Usual is a whole entry with an index,
+    without compression, of messages in batch format of which at least one is left, whose offsets begin at
+    `next_offset`, or where the usual one before it ends, behind which it lies at the same consumer. With `append_time`
+    the Pulsar broker's time is the one of all records.
+
+    Returns base offset, last offset and bytes of each batch, and how many messages and bytes the entries have.
+    """
+    batches: list[tuple[int, int, bytes]] = []
+    count = size = 0
+    before: tuple[int, int, int] | None = None
+    for place in range(at, len(messages)):
+        message = messages[place]
+        if not isinstance(message, tuple):
+            break
+        consumer_id, ledger, entry, index, timestamp, _, metadata, payload, damaged = message
+        if damaged or index is None or index + 1 >> 63 or timestamp >> 63:
+            break
+        if before is not None and (consumer_id != before[0] or (ledger, entry) <= before[1:]):
+            break
+        try:
+            view = parse_entry(metadata)
+            base = index - view.num_messages + 1
+            if base != next_offset or not view.usual:
+                break
+            time = (timestamp or view.publish_time) if append_time else None
+            batch, _ = plain_batch(
+                metadata, payload, True, view.num_messages, view.publish_time, view.event_time, base, time
+            )
+        except UndecodableEntryError:
+            break
+        if not batch:
+            break
+        batches.append((base, index, batch))
+        before = consumer_id, ledger, entry
+        next_offset = index + 1
+        count += view.num_messages
+        size += len(payload)
+    return batches, count, size
 
 
 def around(

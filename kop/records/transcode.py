@@ -11,7 +11,7 @@ comes back so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import cramjam
@@ -58,6 +58,7 @@ __all__ = [
     "to_frames",
     "to_raw_entry",
     "to_raw_frame",
+    "usual_batches",
 ]
 
 
@@ -388,6 +389,17 @@ def to_batch(
     if keyless and on_keyless is not None:
         on_keyless(keyless)
     return batch or empty_batch(base_offset, base_offset + places - 1)
+
+
+def usual_batches(
+    messages: Sequence[object], at: int, next_offset: int, append_time: bool
+) -> tuple[list[tuple[int, int, bytes]], int, int]:
+    """The batches of usual entries that came together, in one call; see `kop.records._pure.usual_batches`.
+
+    Each is what `to_batch` makes of the entry.
+    """
+    made: tuple[list[tuple[int, int, bytes]], int, int] = twin.usual_batches(messages, at, next_offset, append_time)
+    return made
 
 
 def parse_entry(metadata: Buffer) -> EntryView:

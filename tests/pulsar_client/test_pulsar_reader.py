@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from pulsar_client.pulsar_kit import T, client, in_time, numbers
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
 from support.waiting import SECONDS, until
 
-from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError
+from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError, Received, position_in
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.turns import Turns
 
@@ -90,6 +91,68 @@ async def test_borrowed_bytes_are_there_during_the_call_only() -> None:
                     bytes(entry.payload)
                 with pytest.raises(ValueError, match="released"):
                     bytes(entry.metadata)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 100])
+async def test_entries_that_came_together_are_taken_together(most: int) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 30, messages=5)
+        async with client(broker.url) as made:
+            seen: list[bytes] = []
+            room = most
+
+            def on_many(received: Sequence[Received], at: int) -> tuple[int, int]:
+                nonlocal room
+                taken = [message for message in received[at : at + room] if isinstance(message, tuple)]
+                seen.extend(bytes(message[7]) for message in taken)
+                room = 0 if taken else most
+                return len(taken), sum(message[5] for message in taken)
+
+            def on_entry(entry: Entry) -> None:
+                seen.append(bytes(entry.payload))
+
+            reader = await made.open_reader(T, EARLIEST, permits=150, on_entry=on_entry, on_many=on_many)
+            await until(lambda: len(seen) == 30)
+            assert seen == numbers(30)
+            assert (reader.permits, reader.position) == (0, Position(100, 29))
+
+
+async def test_entries_that_come_again_are_not_taken_together() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 4)
+        async with client(broker.url) as made:
+            begun: list[Position] = []
+            kept: list[Received] = []
+            seen: list[Entry] = []
+
+            def on_many(received: Sequence[Received], at: int) -> tuple[int, int]:
+                begun.append(position_in(received, at))
+                kept.append(received[at])
+                return 0, 0
+
+            reader = await made.open_reader(T, EARLIEST, permits=4, on_entry=seen.append, on_many=on_many)
+            await until(lambda: len(seen) == 4)
+            assert [reader.on_messages(kept, at) for at in (0, 3)] == [1, 1]
+            assert begun == [entry.position for entry in seen] == [Position(100, entry) for entry in range(4)]
+
+
+async def test_a_reader_whose_entries_together_cannot_be_handled_ends() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 2)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+
+            def on_many(received: Sequence[Received], at: int) -> tuple[int, int]:
+                raise ValueError("no")
+
+            await made.open_reader(
+                T, EARLIEST, permits=4, on_entry=lambda entry: None, on_many=on_many, on_lost=lost.append
+            )
+            await until(lambda: lost)
+            assert [error.code for error in lost] == ["HandlerFailed"]
 
 
 async def test_a_broker_without_the_index_is_seen() -> None:

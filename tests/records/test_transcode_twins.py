@@ -262,6 +262,54 @@ def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
         same("plain_batch", memoryview(form), memoryview(payload), False, 1, 5, 6, 7, seed)
 
 
+@st.composite
+def came_together(draw: st.DrawFn) -> list[Any]:
+    """What one read of a socket brought: mostly entries that follow one another, of which some are not usual."""
+    received: list[Any] = []
+    index = 9
+    for entry in range(draw(st.integers(1, 5))):
+        payload, count = draw(payloads())
+        meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=count)
+        meta.publish_time = draw(uint64)
+        metadata = meta.SerializeToString()
+        index += count
+        message: list[int | None] = [7, 1, entry, index, draw(st.sampled_from([0, 5, INT64_MAX])), count]
+        odd = draw(st.integers(0, 15))
+        if odd == 0:
+            metadata = draw(entry_metadata())
+        elif odd == 1:
+            metadata, payload = damaged(metadata, draw(seeds)), damaged(payload, draw(seeds))
+        elif odd == 2:
+            message[draw(st.integers(0, 3))] = draw(st.integers(0, 20))
+        elif odd == 3:
+            message[3] = draw(st.sampled_from([None, INT64_MAX, 2**64 - 1, 0]))
+        elif odd == 4:
+            message[4] = 2**64 - 1
+        elif odd == 5:
+            received.append(draw(st.sampled_from([b"command", [(1, 2, 3, 4, 5)]])))
+        damage = "its checksum does not fit" if odd == 6 else ""
+        received.append((*message, memoryview(metadata), memoryview(bytearray(payload)), damage))
+    return received
+
+
+@settings(deadline=None, max_examples=examples(1000))
+@given(came_together(), st.integers(0, 2), st.integers(-1, 11), st.booleans())
+def test_entries_that_came_together(received: list[Any], at: int, expected: int, append_time: bool) -> None:
+    begin = received[at][3] if at < len(received) and isinstance(received[at], tuple) else None
+    for next_offset in {expected, *([begin - received[at][5] + 1] if begin is not None else [])}:
+        if not 0 <= next_offset <= INT64_MAX:
+            continue
+        batches, messages, _ = same("usual_batches", received, at, next_offset, append_time)
+        for place, (base, last, batch) in enumerate(batches, at):
+            _, _, _, index, timestamp, count, metadata, payload, _ = received[place]
+            time = timestamp or transcode.parse_entry(metadata).publish_time
+            assert (base, last) == (index - count + 1, index)
+            assert batch == transcode.to_batch(
+                metadata, payload, base_offset=base, log_append_time=time if append_time else None
+            )
+        assert messages == sum(message[5] for message in received[at : at + len(batches)])
+
+
 @settings(deadline=None, max_examples=examples(500))
 @given(st.binary(max_size=40), st.integers(-1, 3))
 def test_any_bytes(data: bytes, count: int) -> None:

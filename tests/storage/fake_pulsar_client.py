@@ -13,7 +13,7 @@ from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.admin import EntryHead
 from kop.pulsar_client.pending import PendingEntry
-from kop.pulsar_client.types import DUPLICATE
+from kop.pulsar_client.types import DUPLICATE, Message
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
@@ -110,16 +110,32 @@ class FakeProducer:
                 sent.fail(PulsarError("Closed", "closed"))
 
 
+def message_of(entry: Entry) -> Message:
+    """An entry as a connection hands it to a reader."""
+    position, told = entry.position, (entry.index, entry.broker_timestamp, entry.num_messages)
+    return (1, *position, *told, entry.metadata, entry.payload, entry.damaged)
+
+
 class FakeReader:
     """Probes and searches get their entries at once, the tail when the test delivers."""
 
     permits = 1000
 
-    def __init__(self, broker: Broker, start: Position, inclusive: bool, probe: bool, on_entry: Any, on_lost: Any):
+    def __init__(
+        self,
+        broker: Broker,
+        start: Position,
+        inclusive: bool,
+        probe: bool,
+        on_entry: Any,
+        on_lost: Any,
+        on_many: Any = None,
+    ):
         self.broker = broker
         self.probe = probe
         self.on_entry = on_entry
         self.on_lost = on_lost
+        self.on_many = on_many
         self.closed = False
         self.cursor = f"reader-{len(broker.readers)}"
         self.acknowledged = Position(-1, -1)
@@ -147,9 +163,14 @@ class FakeReader:
             raise self.seek_error
 
     def deliver(self) -> None:
+        received = [message_of(entry) for entry in self.broker.entries]
         while not self.closed and self.next < len(self.broker.entries):
-            self.next += 1
-            self.on_entry(self.broker.entries[self.next - 1])
+            begin = self.next
+            if self.on_many is not None:
+                self.next += self.on_many(received, begin)[0]
+            if self.next == begin:
+                self.next += 1
+                self.on_entry(self.broker.entries[begin])
 
     def deliver_slowly(self) -> None:
         if not self.closed and self.next < len(self.broker.entries):
@@ -259,12 +280,13 @@ class Broker:
         permits: int,
         on_entry: Any,
         on_lost: Any,
+        on_many: Any = None,
         **_: Any,
     ) -> FakeReader:
         if self.attach_error is not None:
             raise self.attach_error
         search = inclusive and start != EARLIEST
-        reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost)
+        reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost, on_many)
         if reader.probe and self.holds_readers:
             reader.closed = True
         if reader.probe and self.slow_readers:

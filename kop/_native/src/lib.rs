@@ -37,7 +37,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 16;
+    const FORMAT: u32 = 17;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -301,6 +301,44 @@ mod _native {
             Ok(())
         })?;
         Ok((batch, found.keyless))
+    }
+
+    type UsualBatches<'py> = (Vec<(i64, i64, Bound<'py, PyBytes>)>, i64, usize);
+    type CameMessage = (u64, i64, i64, Option<i64>, i64, i32, PyBuffer<u8>, PyBuffer<u8>, String);
+
+    #[pyfunction]
+    fn usual_batches<'py>(
+        py: Python<'py>,
+        messages: &Bound<'py, PyList>,
+        at: usize,
+        next_offset: i64,
+        append_time: bool,
+    ) -> PyResult<UsualBatches<'py>> {
+        let mut batches = Vec::new();
+        let (mut next_offset, mut count, mut size) = (next_offset, 0, 0);
+        let mut before = None;
+        for place in at..messages.len() {
+            // A number beyond 63 bits is nothing usual, nor is what is no message.
+            let Ok(message) = messages.get_item(place)?.extract::<CameMessage>() else { break };
+            let (consumer_id, ledger, entry, index, broker_timestamp, _, metadata, payload, damaged) = message;
+            let Some(index) = index.filter(|&index| damaged.is_empty() && index < i64::MAX) else { break };
+            if before.is_some_and(|(id, position)| id != consumer_id || (ledger, entry) <= position) {
+                break;
+            }
+            let payload = lent(py, &payload)?;
+            let entry_as_it_came =
+                crate::to_kafka::Entry { index, broker_timestamp, metadata: lent(py, &metadata)?, payload };
+            let Some((batch, messages)) = crate::to_kafka::usual_batch(&entry_as_it_came, next_offset, append_time)
+            else {
+                break;
+            };
+            batches.push((next_offset, index, PyBytes::new(py, &batch)));
+            before = Some((consumer_id, (ledger, entry)));
+            next_offset = index + 1;
+            count += messages;
+            size += payload.len();
+        }
+        Ok((batches, count, size))
     }
 
     #[pyfunction]

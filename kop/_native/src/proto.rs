@@ -97,6 +97,18 @@ pub struct View<'a> {
     pub txn: Option<(u64, u64)>,
 }
 
+impl View<'_> {
+    /// Whether the payload alone is the messages, as they are.
+    pub fn usual(&self) -> bool {
+        self.batched
+            && !self.raw
+            && !self.encrypted
+            && self.compression == 0
+            && self.marker_type < 0
+            && self.num_chunks <= 1
+    }
+}
+
 pub fn parse_entry(metadata: &[u8]) -> Result<View<'_>> {
     let mut view = View { num_messages: 1, marker_type: -1, num_chunks: 1, ..View::default() };
     let (mut name, mut sequence_id, mut publish_time, mut txn_most, mut txn_least) = (None, None, None, None, None);

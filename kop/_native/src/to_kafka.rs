@@ -7,7 +7,7 @@ use crate::faults::{entry_fault, Fault, Result};
 use crate::kafka::{
     headers, nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Header, Headers,
 };
-use crate::proto::{property, Field, Fields, Property};
+use crate::proto::{parse_entry, property, Field, Fields, Property};
 use crate::text::{as_properties, from_base64, marker, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY};
 
 const MAX_PROPERTIES: usize = 100_000;
@@ -125,6 +125,27 @@ pub fn unpack(payload: &[u8], count: i64, publish_time: i64, event_time: i64) ->
         }
         Ok(())
     })
+}
+
+/// An entry as it came.
+pub struct Entry<'a> {
+    pub index: i64,
+    pub broker_timestamp: i64,
+    pub metadata: &'a [u8],
+    pub payload: &'a [u8],
+}
+
+/// The batch of a usual entry whose first message has the offset `base_offset`, and how many messages it has.
+pub fn usual_batch(entry: &Entry<'_>, base_offset: i64, append_time: bool) -> Option<(Vec<u8>, i64)> {
+    let view = parse_entry(entry.metadata).ok()?;
+    let places = i64::from(view.num_messages);
+    if !view.usual() || entry.index.checked_sub(places - 1) != Some(base_offset) {
+        return None;
+    }
+    let time = if entry.broker_timestamp != 0 { entry.broker_timestamp } else { view.publish_time };
+    let records = unpack(entry.payload, places, view.publish_time, view.event_time).ok()?;
+    let batch = records.into_batch(&Place { base_offset, places, log_append_time: append_time.then_some(time) });
+    (!batch.is_empty()).then_some((batch, places))
 }
 
 /// The record of a single message, without its value.

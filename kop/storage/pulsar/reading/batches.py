@@ -11,11 +11,11 @@ empty batch stands for them, so that positions and lag move on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.pulsar_client import Position
+from kop.pulsar_client import Position, Received, position_in
 from kop.records import transcode
 from kop.records.entry_places import PlacedEntry
 from kop.storage.base import Buffer
@@ -156,6 +156,23 @@ class Converter:
         else:
             batches.append(Batch(base, last, data, place=self._place(stored) if self.tells_places else None))
         return batches
+
+    def feed_usual(self, received: Sequence[Received], at: int) -> tuple[list[Batch], int, int]:
+        """Make the batches of usual entries from place `at` on in what a read brought, as many as follow one another.
+
+        Nothing where the first one is for `feed`: that knows all entries, and makes the same of these. Returns with
+        the batches how many messages the entries have, and bytes of payload.
+        """
+        expected = self.next_offset
+        tells = self.tells_places or self._on_keyless is not None
+        if expected is None or self._wanted_within or tells or not self.mapping.dense:
+            return [], 0, 0
+        made, messages, size = transcode.usual_batches(received, at, expected, self.append_time)
+        if made:
+            self._position_before = position_in(received, at + len(made) - 1)
+            self._before = made[-1][1]
+            self.next_offset = self._before + 1
+        return [Batch(*batch) for batch in made], messages, size
 
     @staticmethod
     def _place(stored: EntryWithOffsets) -> PlacedEntry:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
-from kop.pulsar_client import PulsarError
+from kop.pulsar_client import PulsarError, Received
 from kop.records.batch import read_header
 from kop.records.entry_places import PlacedEntry
 from kop.storage.base import Buffer, ReadResult
@@ -118,8 +118,18 @@ class ColdReader:
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
         """Take an entry of the stream."""
+        self._hold(self.converter.feed(stored))
+
+    def on_many(self, received: Sequence[Received], at: int) -> tuple[int, int, int]:
+        """Take entries that came together; see `stream.OnMany`."""
+        batches, messages, size = self.converter.feed_usual(received, at)
+        if batches:
+            self._hold(batches)
+        return len(batches), messages, size
+
+    def _hold(self, batches: list[Batch]) -> None:
         self.worked = True
-        for batch in self.converter.feed(stored):
+        for batch in batches:
             self._batches.append(batch)
             self._size += len(batch.data)
         self.share.holds(self._size + self.converter.waiting_bytes)
@@ -403,7 +413,7 @@ class ColdReaders:
             self._drop(other)
         self._readers.append(reader)
         try:
-            reader.stream = source.stream(reader.on_entry, reader.on_lost)
+            reader.stream = source.stream(reader.on_entry, reader.on_lost, reader.on_many)
             await source.start(reader.stream, position, compacted=policy.compact, budget=_BUDGET)
         except BaseException:
             self._drop(reader)

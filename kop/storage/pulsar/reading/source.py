@@ -18,7 +18,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
+from kop.storage.pulsar.reading.stream import FIRST_PERMITS, OnMany, Stream
 
 LOOK_SECONDS: Final = 0.1
 """How often it is asked how far Pulsar has read for a stream."""
@@ -57,10 +57,13 @@ class PartitionSource:
         self.check_exists = check_exists
 
     def stream(
-        self, on_entry: Callable[[EntryWithOffsets], None], on_lost: Callable[[PulsarError | KopError], None]
+        self,
+        on_entry: Callable[[EntryWithOffsets], None],
+        on_lost: Callable[[PulsarError | KopError], None],
+        on_many: OnMany | None = None,
     ) -> Stream:
         """A stream of the partition's entries, for `start`."""
-        return Stream(on_entry, on_lost, self.mapping.place)
+        return Stream(on_entry, on_lost, self.mapping.place, on_many)
 
     async def start(
         self,

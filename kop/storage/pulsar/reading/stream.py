@@ -6,11 +6,11 @@ Must not know: Kafka batches, who reads, what is cached, appends.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.pulsar_client import EARLIEST, Client, Entry, Position, PulsarError, Reader
+from kop.pulsar_client import EARLIEST, Client, Entry, Position, PulsarError, Reader, Received, position_in
 from kop.records import transcode
 from kop.storage.base import Buffer
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
@@ -18,6 +18,8 @@ from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 FIRST_PERMITS: Final = 16
 """The Pulsar broker's first read ignores how many messages an entry holds: this many entries may come at once."""
 MOST_PERMITS: Final = 1000
+OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int, int]]
+"""Takes entries from a place on in what a read brought; returns how many, their messages, and bytes of payload."""
 
 
 class ChunksMissingError(PeerError):
@@ -91,8 +93,11 @@ class Stream:
         on_entry: Callable[[EntryWithOffsets], None],
         on_lost: Callable[[PulsarError | KopError], None],
         place: Callable[[Entry], EntryWithOffsets],
+        on_many: OnMany | None = None,
     ) -> None:
+        """`on_many` takes entries that came together; those that it leaves go to `on_entry`, one by one."""
         self._on_entry = on_entry
+        self._on_many = on_many
         self._on_lost = on_lost
         self._place = place
         self._reader: Reader | None = None
@@ -131,6 +136,7 @@ class Stream:
             read_compacted=compacted,
             permits=permits,
             on_entry=self._entry,
+            on_many=None if self._on_many is None else self._many,
             damaged=True,
             borrow=True,  # a batch is made of it at once, or only its place is looked at
             before_attach=check_exists,
@@ -208,22 +214,38 @@ class Stream:
             self._lost(error)
             return
         self._came = entry.position
-        count = max(stored.info.num_messages, 1)
-        self._messages += count
-        self._bytes += len(entry.payload)
-        if self._messages > 100_000:  # so that the estimate follows what comes
-            self._messages //= 2
-            self._bytes //= 2
+        self._measure(max(stored.info.num_messages, 1), len(entry.payload))
         self._on_entry(stored)
         if not self._paused and self._reader is not None and self._reader.permits <= self._ask_at:
             self._ask()
 
-    def _ask(self) -> None:
+    def _many(self, received: Sequence[Received], at: int) -> tuple[int, int]:
+        """Hand out as many entries as can be at once: see `Reader`."""
+        if self.closed or self._on_many is None:
+            return 0, 0
+        taken, messages, size = self._on_many(received, at)
+        if taken:
+            self._came = position_in(received, at + taken - 1)
+            self._measure(messages, size)
+            if not self._paused and self._reader is not None and self._reader.permits - messages <= self._ask_at:
+                self._ask(messages)
+        return taken, messages
+
+    def _measure(self, messages: int, size: int) -> None:
+        self._messages += messages
+        self._bytes += size
+        if self._messages > 100_000:  # so that the estimate follows what comes
+            self._messages //= 2
+            self._bytes //= 2
+
+    def _ask(self, uncounted: int = 0) -> None:
+        """Ask for more, if there is reason to. So many messages that came are not counted by the reader yet."""
         if self.closed or self._reader is None:
             return
         each = max(self._bytes // max(self._messages, 1), 1)
         wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
-        permits = self._reader.permits  # below zero after the Pulsar broker's first read: that has to be made good, too
+        # Below zero after the Pulsar broker's first read: that has to be made good, too.
+        permits = self._reader.permits - uncounted
         self._ask_at = wanted // 2
         if permits <= self._ask_at:
             self._reader.flow(wanted - permits)
