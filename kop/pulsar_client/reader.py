@@ -26,6 +26,9 @@ _NO_CONSUMER = "Consumer not found"
 """Part of a broker's answer about a consumer that it has closed, as it does when the topic is unloaded."""
 _MOST_DAMAGED = 3
 """How often one entry is fetched again after its checksum did not match."""
+_MOST_ALONE = 63
+"""Entries until `on_many` is asked again, where it has taken none again and again: of a compressed topic it takes none.
+"""
 
 Find = Callable[[str | None], Awaitable[Connection]]
 OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int]]
@@ -47,7 +50,8 @@ class Reader(BrokerAttachment):
 
     `on_many` is called first with what a read brought and the place of a message in it that is wanted. It takes as many
     as it can from there on, all of this reader and in the order of their positions, and returns how many it took, and
-    how many messages by Pulsar's count those have; with 0 the first one goes to `on_entry`. Bytes are lent to it.
+    how many messages by Pulsar's count those have; with 0 the first one goes to `on_entry`, and some behind it. Bytes
+    are lent to it.
     """
 
     def __init__(
@@ -77,6 +81,9 @@ class Reader(BrokerAttachment):
         self._read_compacted = read_compacted
         self._deliver = on_entry
         self._deliver_many = on_many
+        self._alone = 0
+        """How many entries are delivered alone before `on_many` is asked again."""
+        self._alone_next = 1
         self._borrow = borrow
         self._hands_out_damaged = damaged
         self._position = ReaderPosition(start, inclusive, permits)
@@ -169,10 +176,15 @@ class Reader(BrokerAttachment):
     def on_messages(self, received: Sequence[Received], at: int) -> int:
         """Deliver one message, or as many as `on_many` takes."""
         message = cast(Message, received[at])
-        if self._deliver_many is not None and self._end is None and message[0] == self._id:
+        if self._alone:
+            self._alone -= 1
+        elif self._deliver_many is not None and self._end is None and message[0] == self._id:
             taken = self._deliver_together(self._deliver_many, received, at)
             if taken:
+                self._alone_next = 1
                 return taken
+            self._alone = self._alone_next
+            self._alone_next = min(2 * self._alone_next + 1, _MOST_ALONE)
         self._on_message(message)
         return 1
 

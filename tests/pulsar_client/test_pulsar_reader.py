@@ -130,12 +130,30 @@ async def test_entries_that_come_again_are_not_taken_together() -> None:
             def on_many(received: Sequence[Received], at: int) -> tuple[int, int]:
                 begun.append(position_in(received, at))
                 kept.append(received[at])
-                return 0, 0
+                return 1, 1
 
             reader = await made.open_reader(T, EARLIEST, permits=4, on_entry=seen.append, on_many=on_many)
-            await until(lambda: len(seen) == 4)
+            await until(lambda: len(begun) == 4)
             assert [reader.on_messages(kept, at) for at in (0, 3)] == [1, 1]
-            assert begun == [entry.position for entry in seen] == [Position(100, entry) for entry in range(4)]
+            assert begun == [Position(100, entry) for entry in range(4)]
+            assert seen == []
+
+
+async def test_who_takes_no_entries_together_is_asked_seldom() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 200)
+        async with client(broker.url) as made:
+            asked: list[int] = []
+            seen: list[Entry] = []
+
+            def on_many(received: Sequence[Received], at: int) -> tuple[int, int]:
+                asked.append(position_in(received, at).entry)
+                return 0, 0
+
+            await made.open_reader(T, EARLIEST, permits=200, on_entry=seen.append, on_many=on_many)
+            await until(lambda: len(seen) == 200)
+            assert asked == [0, 2, 6, 14, 30, 62, 126, 190]
 
 
 async def test_a_reader_whose_entries_together_cannot_be_handled_ends() -> None:
