@@ -228,6 +228,7 @@ async def test_sequences_that_begin_anew_behind_the_last_one_go_on_in_compiled_c
 SCRIPTS: dict[str, tuple[str, list[Any]]] = {
     "a foreign entry between": ("aa S F S RR T", [5, 10]),
     "a foreign entry between, answers together": ("aa S F S B T", [5, 10]),
+    "two foreign entries, one between, answers together": ("aa S F S F B T", [5, 10]),
     "a foreign entry before": ("aa F SS B T", [8, 10]),
     "a gap": ("aa S G S RR T", [5, 11]),
     "a new ledger": ("aa S L S RR T", [5, 7]),
@@ -285,6 +286,8 @@ async def test_clients_are_told_what_they_are_told_without_compiled_code(
         assert play.outcomes == expected
     assert plays[0].stored() == plays[1].stored()
     for play in plays:
+        if not case.startswith("a lost tail"):
+            check_offsets(play)
         await play.close()
     assert plays[0].outcomes == plays[1].outcomes
 
@@ -1044,6 +1047,7 @@ def check_offsets(play: WiredPlay) -> int:
             assert header.base_offset == offset
             if header.base_offset in ends:
                 assert ends[offset] == header.next_offset
+                assert header.record_count == header.next_offset - offset, "no batch stands for it that has no records"
             else:
                 assert header.record_count == 0
             offset = header.next_offset

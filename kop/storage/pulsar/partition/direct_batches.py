@@ -211,7 +211,11 @@ class DirectBatches:
             or stored.base != self._log.high_watermark
         ):
             return False
-        return self.received([(0, info.sequence_id, 0, *position)]) == 1
+        if self._parked:  # its receipt has come, before what lies in front of it
+            self.go_on()
+        else:
+            self.received([(0, info.sequence_id, 0, *position)])
+        return position <= self._log.last_position
 
     def _look_at_rate(self, taken: int, now: float, waited: float) -> bool:
         """Whether Pulsar holds the entries back by a rate. The answers have to say so, which the ordinary path does."""
