@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-FORMAT: Final = 17
+FORMAT: Final = 18
 """Number of all functions of the module, of their arguments and results: raised with each change of one of them."""
 
 

@@ -14,6 +14,9 @@ key             `partition_key`: the text where the bytes are UTF-8, else base64
                 A null key is no `partition_key`, an empty one is the empty text. Back: `partition_key`, else
                 `ordering_key`, else null; null also with `null_partition_key`. We never write `ordering_key`.
 value           the payload; null is `null_value` with no payload.
+                On a compacted topic an empty value is the payload 0x00 with the property `__kop_empty`, `1`: Pulsar's
+                compaction takes every message without a payload for the deletion of its key. Back: of a message in
+                batch format with that property and that payload, the empty value.
 timestamp       `event_time`. Pulsar knows only times above 0: others have no `event_time` and their number in the
                 property `__kop_timestamp`. Back: `event_time` of the message, else that property, else
                 `event_time` of the entry (as native clients do), else `publish_time`. An `event_time` of 2^63 or
@@ -67,6 +70,9 @@ RESERVED: Final = b"__kop_"
 """How the names of our own properties begin."""
 HEADERS_PROPERTY: Final = b"__kop_headers"
 TIMESTAMP_PROPERTY: Final = b"__kop_timestamp"
+EMPTY_PROPERTY: Final = (b"__kop_empty", b"1")
+"""Name and value: the payload stands for an empty value."""
+EMPTY_PAYLOAD: Final = b"\0"
 RAW_PROPERTY: Final = b"entry.format"
 """KoP's mark, on the entry, of a payload that is Kafka batches (its KafkaPayloadProcessor looks for it)."""
 RAW_VALUE: Final = b"kafka"
@@ -182,13 +188,13 @@ def walk(
 
 
 def pack(
-    body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, reject_null_keys: bool
+    body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, compacted: bool
 ) -> tuple[list[tuple[bytes, int]], list[int]]:
     """The payloads, with the number of their messages, of the `count` records that fill `body`.
 
     `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
-    `reject_null_keys` the second list names the first MOST_REJECTED records that have none. INVALID_RECORD where a
-    record is malformed, or offset deltas are not 0, 1, 2, ...
+    `compacted` Pulsar's compaction keeps empty values, and the second list names the first MOST_REJECTED records that
+    have no key. INVALID_RECORD where a record is malformed, or offset deltas are not 0, 1, 2, ...
     """
     body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
@@ -199,16 +205,18 @@ def pack(
     for index, timestamp, start, end in frames(body, count, 0, count - 1, base_timestamp, append_time):
         key, value, pos = key_and_value(body, start, end)
         headers = () if body[pos] == 0 and pos + 1 == end else _few(headers_of(body, pos, end))
-        if key is None and reject_null_keys and len(without_key) < MOST_REJECTED:
+        if key is None and compacted and len(without_key) < MOST_REJECTED:
             without_key.append(index)
-        single = _single(key, value, timestamp, headers, body[pos:end])
-        size = 4 + len(single) + len(value or b"")
+        empty = compacted and value == b""
+        payload = EMPTY_PAYLOAD if empty else value
+        single = _single(key, payload, timestamp, headers, body[pos:end], empty=empty)
+        size = 4 + len(single) + len(payload or b"")
         if in_piece and len(out) + size > room:
             pieces.append((bytes(out), in_piece))
             out, in_piece = bytearray(), 0
         out += len(single).to_bytes(4, "big")
         out += single
-        out += value or b""
+        out += payload or b""
         in_piece += 1
     if in_piece:
         pieces.append((bytes(out), in_piece))
@@ -222,7 +230,7 @@ def send_frames(
     base_timestamp: int,
     append_time: int | None,
     room: int,
-    reject_null_keys: bool,
+    compacted: bool,
     producer_id: int,
     producer_name: bytes,
     sequence_base: int,
@@ -235,7 +243,7 @@ def send_frames(
     without a key.
     """
     records = bytes(memoryview(body)[start:])
-    pieces, without_key = pack(records, count, base_timestamp, append_time, room, reject_null_keys)
+    pieces, without_key = pack(records, count, base_timestamp, append_time, room, compacted)
     frames: list[tuple[bytes, int, int]] = []
     sequence_id = sequence_base
     for payload, messages in pieces:
@@ -306,8 +314,10 @@ def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
     return None
 
 
-def _single(key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, section: bytes) -> bytes:
-    """The SMM of a record; `section` is its headers as they stand in it."""
+def _single(
+    key: bytes | None, payload: bytes | None, timestamp: int, headers: Headers | None, section: bytes, *, empty: bool
+) -> bytes:
+    """The SMM of a record; `section` is its headers as they stand in it. `empty`: the payload stands for no bytes."""
     out = bytearray()
     shown = {} if headers is None else _as_properties(headers)
     if headers is None or len(shown) != len(headers):
@@ -316,15 +326,17 @@ def _single(key: bytes | None, value: bytes | None, timestamp: int, headers: Hea
         _put_property(out, 1, name, text)
     if timestamp <= 0:
         _put_property(out, 1, TIMESTAMP_PROPERTY, b"%d" % timestamp)
+    if empty:
+        _put_property(out, 1, *EMPTY_PROPERTY)
     binary_key = key is not None and not _is_text(key)
     if key is not None:
         put_bytes(out, 2, b2a_base64(key, newline=False) if binary_key else key)
-    put_number(out, 3, len(value or b""))
+    put_number(out, 3, len(payload or b""))
     if timestamp > 0:
         put_number(out, 5, timestamp)
     if binary_key:
         put_number(out, 6, 1)
-    if value is None:
+    if payload is None:
         put_number(out, 9, 1)
     return bytes(out)
 
@@ -568,6 +580,8 @@ def _read_single(data: bytes) -> _Message:
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
     """Timestamp and content of the Kafka record that a message is."""
     timestamp, key, section = _outside_value(message, publish_time, entry_event_time)
+    if payload == EMPTY_PAYLOAD and EMPTY_PROPERTY in message.properties:
+        payload = b""
     content = content_of(key, None if message.null_value else payload, ())
     content.pop()  # a count of no headers
     return timestamp, content + section
@@ -608,7 +622,7 @@ def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
             listed = parts
         elif name == TIMESTAMP_PROPERTY and marker is None and (number := _marker(value)) is not None:
             marker = number
-        else:
+        elif (name, value) != EMPTY_PROPERTY:
             plain.append((name, value))
     if listed is None:
         return _section(len(plain), plain), marker

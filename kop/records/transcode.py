@@ -135,7 +135,7 @@ def to_frames(
     publish_time: int,
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
-    reject_null_keys: bool = False,
+    compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[SendFrame]:
     """The SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's limit.
@@ -144,14 +144,12 @@ def to_frames(
     `producer_id` is the number of the producer on its connection, `producer_name` its name. `publish_time` is in
     milliseconds; `max_bytes` bounds what the batch is decompressed to. Raises PeerError: INVALID_RECORD (malformed
     records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a `txn`), MESSAGE_TOO_LARGE
-    (a single record does not fit, or could not be read again), RecordsRejectedError (`reject_null_keys`, for compacted
-    topics).
+    (a single record does not fit, or could not be read again), RecordsRejectedError (records without a key for a
+    `compacted` topic).
     """
     name = producer_name.encode()
     if not header.attributes & CODEC_MASK:
-        return plain_frames(
-            batch, header, producer_id, name, sequence_base, publish_time, max_size, reject_null_keys, txn
-        )
+        return plain_frames(batch, header, producer_id, name, sequence_base, publish_time, max_size, compacted, txn)
     _check_plain(header, txn)
     _check_numbers(name, sequence_base, header.record_count, publish_time)
     room = max_size - ENTRY_ROOM
@@ -162,7 +160,7 @@ def to_frames(
     frames: list[SendFrame] = []
     first = 0
     body = inflated(memoryview(batch)[: header.size], header.codec, max_bytes)
-    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, reject_null_keys)
+    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, compacted)
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
     for payload, messages in pieces:
@@ -188,7 +186,7 @@ def plain_frames(
     sequence_base: int,
     publish_time: int,
     max_size: int,
-    reject_null_keys: bool,
+    compacted: bool,
     txn: EntryTransaction | None,
 ) -> list[SendFrame]:
     """As `to_frames`, for a batch that is not compressed: the case in which a call counts.
@@ -207,7 +205,7 @@ def plain_frames(
         header.base_timestamp,
         header.max_timestamp if header.attributes & LOG_APPEND_TIME_BIT else None,
         -1 if txn is not None and txn.sent_in else room,
-        reject_null_keys,
+        compacted,
         producer_id,
         producer_name,
         sequence_base,
@@ -270,7 +268,7 @@ def to_entries(
     publish_time: int,
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
-    reject_null_keys: bool = False,
+    compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[PulsarEntry]:
     """The entries in the frames of `to_frames`, for who sends them in another way."""
@@ -283,7 +281,7 @@ def to_entries(
         publish_time=publish_time,
         max_size=max_size,
         max_bytes=max_bytes,
-        reject_null_keys=reject_null_keys,
+        compacted=compacted,
         txn=txn,
     )
     return [PulsarEntry(*entry_in(made.frame), made.num_messages, made.first) for made in frames]

@@ -69,6 +69,17 @@ def test_tombstones_go_also_where_they_are_the_last(interop: Interop) -> None:
     assert from_storage(interop, topic, 4) == {1: (b"b", b"1"), 3: (b"c", b"1")}
 
 
+def test_an_empty_value_is_no_deletion(interop: Interop) -> None:
+    """Pulsar's compaction takes a message without a payload for one."""
+    topic = interop.create(interop.name("empty"), cleanup_policy="compact")
+    interop.write(topic, [Record(0, NOW, b"a", b"1"), Record(1, NOW, b"b", b"1")], [Record(0, NOW, b"a", b"")])
+    interop.write(topic, [Record(0, NOW, b"last", b"of all")])
+    before = contents(interop.read(topic, 0, 4, interop.gateway))
+    assert before[2] == (b"a", b"")
+    compact(interop, topic)
+    assert from_storage(interop, topic, 4) == {1: (b"b", b"1"), 2: (b"a", b""), 3: (b"last", b"of all")}
+
+
 def test_native_messages_without_a_key_vanish_and_leave_their_offsets(interop: Interop) -> None:
     topic = interop.create(interop.name("keyless"), cleanup_policy="compact")
     interop.write(topic, [Record(0, NOW, b"a", b"1")])

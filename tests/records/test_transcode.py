@@ -271,6 +271,45 @@ def test_a_record_that_could_not_be_read_again_is_refused(twin: ModuleType, monk
         assert len(entries([Record(0, 1, b"a", b"x" * 49_000)], Codec.ZSTD)) == 1
 
 
+# empty values, which Pulsar's compaction takes for deletions
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_empty_value_has_a_payload_on_a_compacted_topic(twin: ModuleType, codec: Codec) -> None:
+    headers = ((b"a", b"1"), (b"__kop_empty", b"1"))
+    records = [
+        Record(0, 1, b"empty", b"", headers),
+        Record(1, -1, b"deleted", None),
+        Record(2, 1, b"zero", b"\0"),
+        Record(3, -1, b"also empty", b""),
+    ]
+    batch, header = produced(records, codec)
+    with using(twin):
+        (entry,) = transcode.to_entries(
+            batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE, compacted=True
+        )
+        assert back(entry.metadata, entry.payload)[1] == records
+        (elsewhere,) = entries(records, codec)
+        assert back(elsewhere.metadata, elsewhere.payload)[1] == records
+    assert [value for _, value in native_view(entry)] == [b"\0", b"", b"\0", b"\0"]
+    assert [[pair.key for pair in single.properties] for single, _ in native_view(entry)] == [
+        ["__kop_headers", "a", "__kop_empty"],
+        ["__kop_timestamp"],
+        [],
+        ["__kop_timestamp", "__kop_empty"],
+    ]
+    assert [value for _, value in native_view(elsewhere)] == [b"", b"", b"\0", b""]
+
+
+def test_a_payload_that_a_native_client_put_in_the_place_of_an_empty_one_is_the_value(twin: ModuleType) -> None:
+    copied = pb.SingleMessageMetadata(
+        properties=properties(("__kop_empty", "1"), ("a", "1")), partition_key="k", event_time=1
+    )
+    metadata, payload = native_batch([(copied, b"new")])
+    with using(twin):
+        assert back(metadata, payload)[1] == [Record(0, 1, b"k", b"new", ((b"a", b"1"),))]
+
+
 # what is refused on the way in
 
 
@@ -278,7 +317,7 @@ def test_null_keys_are_named_for_compacted_topics(twin: ModuleType) -> None:
     batch, header = produced([Record(0, 1, None, b""), Record(1, 1, b"", b""), Record(2, 1, None, b"")])
     with using(twin), pytest.raises(RecordsRejectedError) as caught:
         transcode.to_entries(
-            batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE, reject_null_keys=True
+            batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE, compacted=True
         )
     assert [index for index, _ in caught.value.records] == [0, 2]
 

@@ -211,9 +211,9 @@ class Sending:
         self.told = Told()
 
     def submit(
-        self, batch: bytearray, place: int = 0, *, now: float = 1.0, now_ms: int = NOW, reject_null_keys: bool = False
+        self, batch: bytearray, place: int = 0, *, now: float = 1.0, now_ms: int = NOW, compacted: bool = False
     ) -> bool:
-        return self.writer.submit(batch, self.told, place, now, now_ms, reject_null_keys) >= 0
+        return self.writer.submit(batch, self.told, place, now, now_ms, compacted) >= 0
 
     def receipts(
         self, sequence_ids: Sequence[int], *, ledger: int = LEDGER, first: int = 0, end: int = 0, now: float = 2.0
@@ -408,7 +408,7 @@ def test_what_is_not_taken_changes_nothing(why: str) -> None:
         sending.limit.surely_taken = 4096
     batch = ODD_BATCHES.get(why, small)()
     before, bytes_before = sending.state(), bytes(batch)
-    assert not sending.submit(batch, now=9.0, reject_null_keys=why in {"no key", "compressed without keys"})
+    assert not sending.submit(batch, now=9.0, compacted=why in {"no key", "compressed without keys"})
     assert sending.state() == before
     assert batch == bytes_before
 
@@ -466,8 +466,8 @@ def test_what_was_not_taken_for_the_moment_is_taken_later() -> None:
 def test_keys_are_asked_for_on_compacted_topics_alone() -> None:
     sending = Sending()
     assert sending.submit(small(key=None))
-    assert not sending.submit(small(key=None), reject_null_keys=True)
-    assert sending.submit(small(key=b""), reject_null_keys=True)
+    assert not sending.submit(small(key=None), compacted=True)
+    assert sending.submit(small(key=b""), compacted=True)
 
 
 @NEEDS_COMPILED

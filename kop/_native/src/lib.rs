@@ -37,7 +37,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 17;
+    const FORMAT: u32 = 18;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -160,11 +160,11 @@ mod _native {
         base_timestamp: i64,
         append_time: Option<i64>,
         room: i64,
-        reject_null_keys: bool,
+        compacted: bool,
     ) -> PyResult<Pieces<'py>> {
         let records = lent(py, &body)?;
         let (pieces, without_key) =
-            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
+            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
                 .map_err(|fault| fault.raise(py))?;
         let pieces = pieces.iter().map(|(payload, count)| (PyBytes::new(py, payload), *count)).collect();
         Ok((pieces, without_key))
@@ -192,7 +192,7 @@ mod _native {
         base_timestamp: i64,
         append_time: Option<i64>,
         room: i64,
-        reject_null_keys: bool,
+        compacted: bool,
         producer_id: u64,
         producer_name: &[u8],
         sequence_base: u64,
@@ -201,7 +201,7 @@ mod _native {
     ) -> PyResult<Frames<'py>> {
         let records = lent(py, &body)?.get(start..).unwrap_or_default();
         let (pieces, without_key) =
-            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
+            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
                 .map_err(|fault| fault.raise(py))?;
         let mut frames = Vec::with_capacity(pieces.len());
         let mut sequence_id = sequence_base;

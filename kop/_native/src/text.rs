@@ -7,6 +7,9 @@ use crate::kafka::Header;
 pub const RESERVED: &[u8] = b"__kop_";
 pub const HEADERS_PROPERTY: &[u8] = b"__kop_headers";
 pub const TIMESTAMP_PROPERTY: &[u8] = b"__kop_timestamp";
+/// Name and value: the payload stands for an empty value.
+pub const EMPTY_PROPERTY: (&[u8], &[u8]) = (b"__kop_empty", b"1");
+pub const EMPTY_PAYLOAD: &[u8] = &[0];
 pub const RAW_PROPERTY: &[u8] = b"entry.format";
 pub const RAW_VALUE: &[u8] = b"kafka";
 

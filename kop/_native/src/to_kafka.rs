@@ -8,7 +8,9 @@ use crate::kafka::{
     headers, nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Header, Headers,
 };
 use crate::proto::{parse_entry, property, Field, Fields, Property};
-use crate::text::{as_properties, from_base64, marker, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY};
+use crate::text::{
+    as_properties, from_base64, marker, EMPTY_PAYLOAD, EMPTY_PROPERTY, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY,
+};
 
 const MAX_PROPERTIES: usize = 100_000;
 
@@ -284,6 +286,8 @@ impl Writer {
         publish_time: i64,
         entry_event_time: i64,
     ) -> std::result::Result<(), Stop> {
+        let empty = value == EMPTY_PAYLOAD && message.properties.contains(&EMPTY_PROPERTY);
+        let value = if empty { &[] } else { value };
         self.put_before_value(index, message, value.len(), publish_time, entry_event_time)?;
         if !message.null_value {
             self.bytes.extend_from_slice(value);
@@ -372,6 +376,8 @@ fn restore(out: &mut Vec<u8>, properties: &[Property<'_>]) -> Option<i64> {
             if marked.is_some() {
                 continue;
             }
+        } else if (name, value) == EMPTY_PROPERTY {
+            continue;
         }
         plain.push((name, value));
     }

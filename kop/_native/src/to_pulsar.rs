@@ -3,20 +3,22 @@
 use crate::faults::{record_fault, Result};
 use crate::kafka::{headers, Headers, Record, Records};
 use crate::proto::{put_bytes, put_number, put_property};
-use crate::text::{as_properties, is_text, to_base64, HEADERS_PROPERTY, TIMESTAMP_PROPERTY};
+use crate::text::{
+    as_properties, is_text, to_base64, EMPTY_PAYLOAD, EMPTY_PROPERTY, HEADERS_PROPERTY, TIMESTAMP_PROPERTY,
+};
 use crate::walk::MOST_REJECTED;
 
 /// Payloads with the number of their messages, and the numbers of records.
 pub type Packed = (Vec<(Vec<u8>, u32)>, Vec<u32>);
 
-/// The payloads with the number of their messages, and the first records without a key where those are refused.
+/// The payloads with the number of their messages, and for a compacted topic the first records without a key.
 pub fn pack(
     body: &[u8],
     count: i64,
     base_timestamp: i64,
     append_time: Option<i64>,
     room: i64,
-    reject_null_keys: bool,
+    compacted: bool,
 ) -> Result<Packed> {
     let room = usize::try_from(room).unwrap_or(0);
     let mut pieces = Vec::new();
@@ -27,22 +29,24 @@ pub fn pack(
     let mut records = Records::new(body, count, base_timestamp, append_time);
     let mut index = 0;
     while let Some(record) = records.next()? {
-        if record.key.is_none() && reject_null_keys && without_key.len() < MOST_REJECTED {
+        if record.key.is_none() && compacted && without_key.len() < MOST_REJECTED {
             without_key.push(index);
         }
         index += 1;
         single.clear();
-        if put_single(&mut single, &record).is_none() {
+        let empty = compacted && record.value.is_some_and(<[u8]>::is_empty);
+        let payload = if empty { Some(EMPTY_PAYLOAD) } else { record.value };
+        if put_single(&mut single, &record, payload, empty).is_none() {
             return record_fault("a record's headers do not end where it ends");
         }
-        let value = record.value.unwrap_or_default();
-        if in_piece > 0 && out.len() + 4 + single.len() + value.len() > room {
+        let payload = payload.unwrap_or_default();
+        if in_piece > 0 && out.len() + 4 + single.len() + payload.len() > room {
             pieces.push((std::mem::take(&mut out), in_piece));
             in_piece = 0;
         }
         out.extend_from_slice(&(single.len() as u32).to_be_bytes());
         out.extend_from_slice(&single);
-        out.extend_from_slice(value);
+        out.extend_from_slice(payload);
         in_piece += 1;
     }
     if in_piece > 0 {
@@ -51,8 +55,8 @@ pub fn pack(
     Ok((pieces, without_key))
 }
 
-/// Writes the SMM of a record; None where its headers are malformed.
-fn put_single(out: &mut Vec<u8>, record: &Record<'_>) -> Option<()> {
+/// Writes the SMM of a record; None where its headers are malformed. `empty`: the payload stands for no bytes.
+fn put_single(out: &mut Vec<u8>, record: &Record<'_>, payload: Option<&[u8]>, empty: bool) -> Option<()> {
     if record.section != [0] {
         let (shown, all) = match headers(record.section)? {
             Headers::Few(headers) => {
@@ -72,6 +76,9 @@ fn put_single(out: &mut Vec<u8>, record: &Record<'_>) -> Option<()> {
     if record.timestamp <= 0 {
         put_property(out, 1, TIMESTAMP_PROPERTY, record.timestamp.to_string().as_bytes());
     }
+    if empty {
+        put_property(out, 1, EMPTY_PROPERTY.0, EMPTY_PROPERTY.1);
+    }
     let binary_key = record.key.is_some_and(|key| !is_text(key));
     if let Some(key) = record.key {
         if binary_key {
@@ -80,14 +87,14 @@ fn put_single(out: &mut Vec<u8>, record: &Record<'_>) -> Option<()> {
             put_bytes(out, 2, key);
         }
     }
-    put_number(out, 3, record.value.map_or(0, |value| value.len() as u64));
+    put_number(out, 3, payload.map_or(0, |payload| payload.len() as u64));
     if record.timestamp > 0 {
         put_number(out, 5, record.timestamp as u64);
     }
     if binary_key {
         put_number(out, 6, 1);
     }
-    if record.value.is_none() {
+    if payload.is_none() {
         put_number(out, 9, 1);
     }
     Some(())

@@ -188,7 +188,7 @@ impl DirectWriter {
         place: usize,
         now: f64,
         now_ms: i64,
-        reject_null_keys: bool,
+        compacted: bool,
     ) -> PyResult<i64> {
         let py = slf.py();
         let header = {
@@ -197,7 +197,7 @@ impl DirectWriter {
         };
         let Some(header) = header else { return Ok(-1) };
         let mut most_inflated = MOST_INFLATED;
-        let framed = slf.borrow().framed(batch, &header, now_ms, reject_null_keys, &mut most_inflated, 0)?;
+        let framed = slf.borrow().framed(batch, &header, now_ms, compacted, &mut most_inflated, 0)?;
         let Some(framed) = framed else { return Ok(-1) };
         let prepared = framed.with(header, batch);
         send(slf, prepared, Waiter::Other(waiter), place, now)?;
@@ -351,7 +351,7 @@ impl DirectWriter {
         batch: &Bound<'_, PyByteArray>,
         header: &BatchHeader,
         now_ms: i64,
-        reject_null_keys: bool,
+        compacted: bool,
         most_inflated: &mut usize,
         others: usize,
     ) -> PyResult<Option<Framed>> {
@@ -381,7 +381,7 @@ impl DirectWriter {
                 *most_inflated = most_inflated.saturating_sub(records.len());
             }
             let (count, room) = (header.record_count.into(), self.room as i64);
-            match crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, reject_null_keys) {
+            match crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, compacted) {
                 Ok((pieces, without_key)) if without_key.is_empty() => pieces,
                 _ => return Ok(None),
             }

@@ -51,7 +51,7 @@ class DirectWriter(Protocol):
     stored_up_to: int
 
     def submit(
-        self, batch: bytearray, waiter: AppendWaiter, place: int, now: float, now_ms: int, reject_null_keys: bool
+        self, batch: bytearray, waiter: AppendWaiter, place: int, now: float, now_ms: int, compacted: bool
     ) -> int:
         """Send a checked batch. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the
         batch has to go the ordinary way: then nothing has happened."""

@@ -731,7 +731,7 @@ class PartitionProducer:
             publish_time=publish_time,
             max_size=max_size,
             max_bytes=max_bytes,
-            reject_null_keys=policy.compact,
+            compacted=policy.compact,
             txn=append.txn,
         )
 
