@@ -1,6 +1,9 @@
 """Fetch (1), versions 4 to 18.
 
 - Byte limits: the request's, a partition's and fetch.max.bytes; the first batch goes out even above them (KIP-74).
+- min_bytes is compared with the bytes that are there up to those limits, as by Kafka, and not with the whole batches
+  that fit: a consumer with a backlog does not wait. It is no more than the limit of the whole answer. A read from
+  storage that brought less than there is counts as enough, as what lies in an older segment does in Kafka.
 - Whole batches: one that was asked for from its middle is answered from its base offset.
 - Long poll: nothing to give waits up to max_wait_ms and is woken by the logs themselves; an error in any partition
   answers at once. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
@@ -83,6 +86,8 @@ class _Response:
     size: int = 0
     empty: int = 0
     """How many bytes of `size` are batches without records at the ends of logs."""
+    left: int = 0
+    """How many bytes more the limits of partitions allow of what is there, whether or not whole batches fit."""
     failed: bool = False
     unread: int = 0
     """How many partitions are still being read from storage."""
@@ -114,6 +119,7 @@ class _Fetch:
         self.places = entry_places.TAG in call.tags
         """Whether the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
+        self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads()
         self.reads = ctx.conn.cold_reads
@@ -131,9 +137,9 @@ class _Fetch:
         if response.failed or not response.answers:
             return True
         size = response.size - response.empty
-        if response.unread:
-            return size >= max(self.call.min_bytes, 1)
-        return size >= self.call.min_bytes or self.call.max_wait_ms <= 0
+        if size > 0 and size + response.left >= self.min_bytes:
+            return True
+        return not response.unread and (self.min_bytes <= 0 or self.call.max_wait_ms <= 0)
 
     # --- looking
 
@@ -271,6 +277,7 @@ class _Fetch:
         if not partition_log.attached:  # its ends are not known yet: clients ignore ends of -1
             response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
+        unread = result is None
         buffers, size, places = result = _EMPTY if result is None else result
         high_watermark = partition_log.high_watermark
         answer = FetchPartitionAnswer(
@@ -285,11 +292,22 @@ class _Fetch:
         )
         if self.places and places:
             answer = answer._replace(tags=encode_tags({entry_places.TAG: entry_places.pack_places(places)}))
-        response.size += size
-        # A batch has at least the bytes of its header, so none of these has records.
-        if size and size == len(buffers) * HEADER_SIZE and next_offset_of(buffers[-1]) >= high_watermark:
-            response.empty += size
         response.answers.append((wanted, answer))
+        if size:
+            response.size += size
+            next_offset = next_offset_of(buffers[-1])
+            # A batch has at least the bytes of its header, so none of these has records.
+            if next_offset >= high_watermark and size == len(buffers) * HEADER_SIZE:
+                response.empty += size
+        elif unread or not response.size:
+            return
+        else:
+            next_offset = wanted.fetch_offset  # there was no room, or nothing
+        if next_offset < (stable if self.committed else high_watermark):
+            most = min(wanted.max_bytes, self.budget)
+            if size and response.taken and response.taken[-1] is partition_log:
+                most = self.budget  # a read from storage is as one of an older segment in Kafka: more of it is enough
+            response.left += max(0, most - size)
 
     # --- answering
 

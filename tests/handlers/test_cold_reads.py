@@ -61,7 +61,9 @@ async def append(client: RawClient, partition: int) -> None:
     assert (await client.call(0, 12, **fields)).responses[0].partition_responses[0].error_code == 0
 
 
-def request(offsets: dict[int, int], session: tuple[int, int] = (0, -1), max_wait_ms: int = 500) -> dict[str, Any]:
+def request(
+    offsets: dict[int, int], session: tuple[int, int] = (0, -1), max_wait_ms: int = 500, min_bytes: int = 1
+) -> dict[str, Any]:
     part = FetchRequest.FetchTopic.FetchPartition
     parts = [
         part(version=VERSION, partition=partition, fetch_offset=offset, partition_max_bytes=2**20)
@@ -70,7 +72,7 @@ def request(offsets: dict[int, int], session: tuple[int, int] = (0, -1), max_wai
     topics = [FetchRequest.FetchTopic(version=VERSION, topic="t", partitions=parts)] if parts else []
     return {
         "max_wait_ms": max_wait_ms,
-        "min_bytes": 1,
+        "min_bytes": min_bytes,
         "max_bytes": 50 << 20,
         "session_id": session[0],
         "session_epoch": session[1],
@@ -166,6 +168,40 @@ def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(
             counts, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
             assert counts == {0: 2}
             assert reads_of(store, 2) == [1, 0]
+
+    run(main())
+
+
+def test_a_read_that_brought_less_than_there_is_counts_as_enough(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)  # the first batch alone
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            await append(client, 0)
+            began = time.monotonic()
+            for min_bytes in (1000, 10 << 20):  # the second is more than the limit of a partition
+                counts, _ = await fetch(client, {0: 0}, max_wait_ms=150_000, min_bytes=min_bytes)
+                assert counts == {0: 2}
+            assert time.monotonic() - began < 60
+            assert reads_of(store, 1) == [2]
+
+    run(main())
+
+
+def test_min_bytes_counts_no_partition_that_is_still_read(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2, cold={0})
+            go_on = hang(store, 0)
+            size = store.log("t", 1).size_bytes
+            client.send(1, VERSION, **request({0: 0, 1: 0}, max_wait_ms=150_000, min_bytes=2 * size))
+            await until(lambda: reads_of(store, 2) == [1, 0])
+            go_on.set()
+            _, answer = await client.receive(1, VERSION)
+            assert [len(part.records or b"") for part in answer.responses[0].partitions] == [size, size]
 
     run(main())
 

@@ -156,6 +156,63 @@ def test_min_bytes_waits_for_enough(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"partition_max_bytes": 2**20, "min_bytes": 2**20, "max_bytes": 50 << 20},
+        {"partition_max_bytes": 2**20, "min_bytes": 2**21, "max_bytes": 2**20},
+        {"partition_max_bytes": 30_000, "min_bytes": 2**31 - 1, "max_bytes": 30_000},
+    ],
+)
+def test_min_bytes_counts_what_is_there_up_to_the_limits_and_not_the_batches_that_fit(
+    tmp_path: Path, how: dict[str, int]
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(serving, 100, size=5500)
+            began = time.monotonic()
+            part = await fetch(client, 0, max_wait_ms=150_000, **how)
+            assert time.monotonic() - began < 60
+            batch_size = len(part.records) // len(bases(part))
+            assert len(bases(part)) == how["partition_max_bytes"] // batch_size < 100
+
+    run(main())
+
+
+def test_min_bytes_is_no_more_than_the_broker_gives(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:", fetch_max_bytes="2000") as serving:
+            client = await filled(serving, 3, size=500)
+            part = await fetch(client, 0, max_wait_ms=150_000, min_bytes=100_000)
+            assert bases(part) == [0]
+
+    run(main())
+
+
+def test_min_bytes_counts_partitions_that_an_answer_has_no_room_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(serving, 1, size=5500, partitions=2)
+            await append(client, size=5500, partition=1)
+            sizes = {"min_bytes": 15_000, "max_bytes": 15_000, "max_wait_ms": 150_000}
+            answer = await session_fetch(client, 0, -1, ("t", 0, 0), ("t", 1, 0), **sizes)
+            assert answered(answer) == [("t", 0, [0]), ("t", 1, [])]
+
+    run(main())
+
+
+def test_without_records_a_fetch_waits_whatever_the_limits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(serving, 1)
+            for limits in ({"max_bytes": 0}, {"partition_max_bytes": 0}):
+                began = time.monotonic()
+                assert bases(await fetch(client, 2, max_wait_ms=300, **limits)) == []
+                assert time.monotonic() - began > 0.25
+
+    run(main())
+
+
 def test_an_error_in_any_partition_answers_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
