@@ -103,6 +103,7 @@ class FetchSessions:
     def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int) -> FetchSession | None:
         """The session that a request belongs to, updated by it; None for a fetch without one.
 
+        A session that loses its last partition ends, and the answer says so by the session id 0.
         FETCH_SESSION_ID_NOT_FOUND where it was evicted, INVALID_FETCH_SESSION_EPOCH where requests got lost,
         FETCH_SESSION_TOPIC_ID_ERROR where names and ids are mixed in one session.
         """
@@ -123,6 +124,9 @@ class FetchSessions:
         if session.by_id != by_id:
             raise PeerError("a fetch session goes by names or by ids", ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         session.update(call)
+        if not session.partitions:
+            self._drop(session.session_id)
+            return None
         session.epoch = 1 if session.epoch == _MAX_EPOCH else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.session_id)

@@ -303,6 +303,37 @@ def test_a_session_answers_only_what_is_new(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_session_that_loses_its_last_partition_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1, partitions=2)
+            sid = (await session_fetch(client, 0, 0, ("t", 0, 0), ("t", 1, 0))).session_id
+            forgotten = [FetchRequest.ForgottenTopic(topic="t", partitions=[0])]
+            less = await session_fetch(client, sid, 1, forgotten_topics_data=forgotten)
+            assert less.session_id == sid
+            forgotten = [FetchRequest.ForgottenTopic(topic="t", partitions=[1])]
+            last = await session_fetch(client, sid, 2, forgotten_topics_data=forgotten, max_wait_ms=150_000)
+            assert (last.error_code, last.session_id, answered(last)) == (0, 0, [])
+            assert len(serving.gateway.fetch_sessions) == 0
+            gone = await session_fetch(client, sid, 3)
+            assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    run(main())
+
+
+def test_a_request_that_forgets_all_that_it_names_is_answered_without_a_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            forgotten = [FetchRequest.ForgottenTopic(topic="t", partitions=[0])]
+            sid = (await session_fetch(client, 0, 0, ("t", 0, 2))).session_id
+            answer = await session_fetch(client, sid, 1, ("t", 0, 0), forgotten_topics_data=forgotten)
+            assert (answer.session_id, answered(answer)) == (0, [("t", 0, [0])])
+            assert len(serving.gateway.fetch_sessions) == 0
+
+    run(main())
+
+
 def test_a_session_by_id_tells_a_deleted_topic_from_a_recreated_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
