@@ -10,14 +10,16 @@ ListOffsets, by what is asked as a timestamp:
 - what cannot be found in time is OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5): ask again.
 - leader_epoch is 0; one asked for above that is UNKNOWN_LEADER_EPOCH.
 
-OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown (-1, -1).
+OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown (-1, -1). An end that is not known in
+time is OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE in version 2, which is older than that code): ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
@@ -42,7 +44,7 @@ SEARCHES_OF_ONE = 8
 ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Answer: TypeAlias = tuple[ErrorCode, int, int]
-"""Error code, timestamp in milliseconds, offset."""
+"""Error code, timestamp in milliseconds (for OffsetForLeaderEpoch the epoch), offset."""
 _Key: TypeAlias = tuple[str, int]
 """The name of a topic, and a partition."""
 
@@ -118,30 +120,41 @@ async def _look_all_up(
     logs: Mapping[_Key, tuple[PartitionLog, int]],
     committed: bool,
 ) -> Any:
-    """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
-    turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, ANSWER_SECONDS)
+    searches = Turns(SEARCHES_OF_ONE, ANSWER_SECONDS)
+    late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE
+    look_ups = [partial(_look_up, gw, key, *logs[key], searches, committed) for key in logs]
+    answers = await _all_in_time(look_ups, late)
+    return _response(ctx, request, {**known, **dict(zip(logs, answers, strict=True))})
+
+
+async def _all_in_time(look_ups: Sequence[Callable[[], Awaitable[_Answer]]], late_code: ErrorCode) -> list[_Answer]:
+    """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each.
+
+    Those that are not known in time are answered with `late_code`.
+    """
+    turns = Turns(_AT_ONCE)
     end = asyncio.get_running_loop().time() + ANSWER_SECONDS
     late = 0
 
-    async def look_up(key: _Key) -> _Answer:
+    async def answer(look_up: Callable[[], Awaitable[_Answer]]) -> _Answer:
         nonlocal late
         try:
             async with asyncio.timeout_at(end), turns.turn():
-                return await _look_up(gw, key, *logs[key], searches, committed)
+                return await look_up()
         except TimeoutError:
             late += 1
-            return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
+            return late_code, -1, -1
 
-    answers = await asyncio.gather(*map(look_up, logs))
+    answers = await asyncio.gather(*map(answer, look_ups))
     if late:
         log.warning(
             "offsets of %d of %d partitions were not known within %.0f s; clients ask again for these alone. "
             "Where it happens often, the storage is slow to open partitions",
             late,
-            len(logs),
+            len(look_ups),
             ANSWER_SECONDS,
         )
-    return _response(ctx, request, {**known, **dict(zip(logs, answers, strict=True))})
+    return answers
 
 
 async def _look_up(
@@ -187,35 +200,55 @@ async def _search(partition_log: PartitionLog, timestamp: int) -> tuple[int, int
     return (-1, -1) if result is None else (result.timestamp, result.offset)
 
 
-async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer where an epoch ends (KIP-320): there is one, 0."""
+def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer where an epoch ends (KIP-320): there is one, 0.
+
+    An end of a log that this broker alone writes is told at once, without a task.
+    """
     topic_class = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
-    partition_class = topic_class.EpochEndOffset
-    topics = []
+    response = OffsetForLeaderEpochResponse(version=ctx.version, topics=[])
+    unknown: list[tuple[Any, Callable[[], Awaitable[_Answer]]]] = []
     for wanted in request.topics:
         topic = gw.topics.get(wanted.topic)
-        answers = []
+        rows = []
         for part in wanted.partitions:
+            row = topic_class.EpochEndOffset(version=ctx.version, partition=part.partition)
+            rows.append(row)
             partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition)
-            code, epoch, end = ErrorCode.NONE, -1, -1
+            answer: _Answer = ErrorCode.NONE, -1, -1
             if partition_log is None:
                 code = gw.topics.missing(wanted.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer = code, -1, -1
             elif part.current_leader_epoch > 0:
-                code = ErrorCode.UNKNOWN_LEADER_EPOCH
+                answer = ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
             elif part.leader_epoch == 0:
-                try:
-                    await partition_log.refresh()  # an end behind the client's position would mean truncation to it
-                    epoch, end = 0, partition_log.high_watermark
-                except KopError as error:
-                    log.warning("cannot look up the end of %s-%d: %s", wanted.topic, part.partition, error)
-                    code = error.code
-            answers.append(
-                partition_class(
-                    version=ctx.version, error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end
-                )
-            )
-        topics.append(topic_class(version=ctx.version, topic=wanted.topic, partitions=answers))
-    return OffsetForLeaderEpochResponse(version=ctx.version, topics=topics)
+                if not partition_log.sole_writer:
+                    unknown.append((row, partial(_look_end_up, (wanted.topic, part.partition), partition_log)))
+                    continue
+                answer = ErrorCode.NONE, 0, partition_log.high_watermark
+            row.error_code, row.leader_epoch, row.end_offset = answer
+        response.topics.append(topic_class(version=ctx.version, topic=wanted.topic, partitions=rows))
+    return _look_ends_up(ctx, response, unknown) if unknown else response
+
+
+async def _look_ends_up(
+    ctx: Context, response: Any, unknown: Sequence[tuple[Any, Callable[[], Awaitable[_Answer]]]]
+) -> Any:
+    """Complete the rows of the answer whose ends are not known."""
+    late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
+    answers = await _all_in_time([look_up for _, look_up in unknown], late)
+    for (row, _), answer in zip(unknown, answers, strict=True):
+        row.error_code, row.leader_epoch, row.end_offset = answer
+    return response
+
+
+async def _look_end_up(key: _Key, partition_log: PartitionLog) -> _Answer:
+    try:
+        await partition_log.refresh()  # an end behind the client's position would mean truncation to it
+        return ErrorCode.NONE, 0, partition_log.high_watermark
+    except KopError as error:
+        log.warning("cannot look up the end of %s-%d: %s", *key, error)
+        return error.code, -1, -1
 
 
 def _names(request: Any) -> list[str]:

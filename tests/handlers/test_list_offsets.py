@@ -11,7 +11,7 @@ import pytest
 from support.gateway import RawClient, batch, gateway, log_of, produce_fields, run
 from support.waiting import SECONDS, until
 
-from kop.errors import ErrorCode
+from kop.errors import BackendError, ErrorCode
 from kop.handlers import list_offsets
 from kop.handlers.gateway import SEARCHES_AT_ONCE
 from kop.storage.base import PartitionLog, TimestampOffset
@@ -250,5 +250,61 @@ def test_epoch_0_ends_at_the_high_watermark_and_later_ones_are_unknown(tmp_path:
                 )
                 row = answer.topics[0].partitions[0]
                 assert (row.error_code, row.leader_epoch, row.end_offset) == wanted
+
+    run(main())
+
+
+def ends_of(version: int, partitions: Sequence[int], epoch: int = 0) -> dict[str, Any]:
+    topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    parts = [
+        topic_class.OffsetForLeaderPartition(
+            version=version, partition=number, leader_epoch=epoch, current_leader_epoch=-1
+        )
+        for number in partitions
+    ]
+    return {"replica_id": -1, "topics": [topic_class(version=version, topic="t", partitions=parts)]}
+
+
+@pytest.mark.parametrize(
+    ("version", "late"), [(2, ErrorCode.LEADER_NOT_AVAILABLE), (3, ErrorCode.OFFSET_NOT_AVAILABLE), (4, 78)]
+)
+def test_the_end_of_an_epoch_that_is_late_keeps_no_other_one_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, late: int
+) -> None:
+    monkeypatch.setattr(list_offsets, "ANSWER_SECONDS", 0.1)
+
+    async def main() -> list[tuple[int, int, int]]:
+        async with gateway(tmp_path) as serving:
+            await serving.gateway.engine.topics.create("t", 4, {})
+            client = await RawClient.connect(serving)
+            await client.call(0, 12, **produce_fields("t", batch([b"a", b"b"]), version=12, partition=1))
+            slow, broken = log_of(serving, partition=0), log_of(serving, partition=2)
+
+            async def refresh(self: PartitionLog) -> None:
+                if self is slow:
+                    await asyncio.Event().wait()
+                if self is broken:
+                    raise BackendError("the storage is away")
+
+            monkeypatch.setattr(type(slow), "refresh", refresh)
+            monkeypatch.setattr(type(slow), "sole_writer", False)
+            answer = await client.call(23, version, **ends_of(version, range(4)))
+            rows = answer.topics[0].partitions
+            assert [row.partition for row in rows] == [0, 1, 2, 3]
+            return [(row.error_code, row.leader_epoch, row.end_offset) for row in rows]
+
+    assert run(main()) == [(late, -1, -1), (0, 0, 2), (ErrorCode.KAFKA_STORAGE_ERROR, -1, -1), (0, 0, 0)]
+
+
+def test_the_end_of_an_epoch_is_told_without_a_wait_where_the_log_has_one_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            monkeypatch.setattr(type(log_of(serving)), "refresh", None)
+            answer = await client.call(23, 4, **ends_of(4, [0]))
+            row = answer.topics[0].partitions[0]
+            assert (row.error_code, row.leader_epoch, row.end_offset) == (0, 0, 6)
 
     run(main())
