@@ -407,18 +407,13 @@ class ProduceRules:
     codec: Codec | None
     """compression.type; None: as the producer sent them."""
 
-    def check_timestamp(self, base_timestamp: int, max_timestamp: int, now_ms: int) -> None:
-        """Raise INVALID_TIMESTAMP where a batch's CreateTime is too far from `now_ms`; -1 is no time and passes."""
+    def takes_times(self, earliest: int, latest: int, now_ms: int) -> bool:
+        """Whether CreateTime from `earliest` to `latest` is near enough to `now_ms`; -1 is no time, and is taken."""
         if self.log_append_time:
-            return
-        if (base_timestamp >= 0 and now_ms - base_timestamp > self.before_max_ms) or (
-            max_timestamp >= 0 and max_timestamp - now_ms > self.after_max_ms
-        ):
-            early, late = now_ms - self.before_max_ms, now_ms + self.after_max_ms
-            raise PeerError(
-                f"timestamps {base_timestamp} to {max_timestamp} are out of range: allowed is {early} to {late}",
-                ErrorCode.INVALID_TIMESTAMP,
-            )
+            return True
+        return (earliest < 0 or now_ms - earliest <= self.before_max_ms) and (
+            latest < 0 or latest - now_ms <= self.after_max_ms
+        )
 
     def changes_codec(self, header: BatchHeader) -> bool:
         """Whether a batch is stored in another codec than its own."""

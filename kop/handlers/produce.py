@@ -7,6 +7,8 @@
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
 - compression.type other than `producer` stores the batch in that codec.
+- Records with a timestamp that the topic does not allow are named in record_errors with INVALID_TIMESTAMP (KIP-467). Of
+  a batch with more than 5,000 records none is named: its client takes all of them for refused.
 - A transactional batch needs a transactional id, else the whole request is TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Its
   partition has to be in the producer's open transaction; from version 12 on Produce adds it (KIP-890). The transaction
   coordinator is asked once for each partition of a transaction; such a request, and those of the producer behind it,
@@ -25,16 +27,17 @@ import struct
 from collections.abc import Container, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from kop.cluster.topic_configs import ProduceRules
-from kop.errors import BackendError, ErrorCode, FrameError, KopError
+from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
 from kop.handlers.api import UNLIMITED, AclOperation, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.produce_refusals import refused_by_log, refused_partition
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
 from kop.records.batch import (
+    HEADER_SIZE,
     LOG_OVERHEAD,
     BatchHeader,
     check_produced,
@@ -42,8 +45,8 @@ from kop.records.batch import (
     read_header,
     stamp_max_timestamp,
 )
-from kop.records.validation import check_records, inflated
-from kop.storage.base import AppendResult, PartitionLog
+from kop.records.validation import MOST_NAMED, check_records, inflated, refuse_timestamps
+from kop.storage.base import AppendResult, Buffer, PartitionLog
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer
@@ -63,6 +66,8 @@ _COORDINATOR_ERRORS = {
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.NETWORK_EXCEPTION,
 }
+_REFUSAL_BYTES = 200
+"""About what an answer holds of a record that is refused: a batch can have many in a few bytes."""
 _TOLD = -(1 << 62)
 _INT32: Final = struct.Struct(">i")
 
@@ -379,11 +384,10 @@ def _submit(
         header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
     stored, body = records, None
     if gw.engine.promises.checks_records:
-        rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
+        if not rules.takes_times(header.base_timestamp, header.max_timestamp, ctx.now_ms):
+            _refuse_times(answer, rules, records, header, None)
         if header.codec and rules.changes_codec(header):
-            answer.reserve(rules.max_uncompressed_bytes)
-            body = inflated(records, header.codec, rules.max_uncompressed_bytes)
-            answer.reserve(len(body) - rules.max_uncompressed_bytes)
+            body = _inflated(answer, rules, records, header)
     else:
         if times is not None and not (rules.compact and times[2]):
             earliest, latest, _ = times
@@ -394,7 +398,8 @@ def _submit(
             earliest, latest, body = check_records(records, header, rules.compact, most)
             if most:
                 answer.reserve(len(body) - most)
-        rules.check_timestamp(earliest, latest, ctx.now_ms)
+        if not rules.takes_times(earliest, latest, ctx.now_ms):
+            _refuse_times(answer, rules, records, header, body)
         if latest != header.max_timestamp and not rules.log_append_time:
             stored = records = records if isinstance(records, bytearray) else bytearray(records)
             stamp_max_timestamp(stored, latest)  # as Kafka does: look-ups by time go by what the header says
@@ -409,6 +414,29 @@ def _submit(
     from_zero = ctx.version >= _ADDS_PARTITIONS and header.transactional
     partition_log.submit(stored, header, now_ms=ctx.now_ms, waiter=answer, place=place, from_zero=from_zero)
     return header
+
+
+def _inflated(answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader) -> Buffer:
+    answer.reserve(rules.max_uncompressed_bytes)
+    body = inflated(records, header.codec, rules.max_uncompressed_bytes)
+    answer.reserve(len(body) - rules.max_uncompressed_bytes)
+    return body
+
+
+def _refuse_times(
+    answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None
+) -> NoReturn:
+    """Raise INVALID_TIMESTAMP for a batch, naming its records. `body`: these without compression, where it is there."""
+    earliest, latest = answer.ctx.now_ms - rules.before_max_ms, answer.ctx.now_ms + rules.after_max_ms
+    if header.record_count <= MOST_NAMED:
+        answer.reserve(header.record_count * _REFUSAL_BYTES)
+        if body is None:
+            body = _inflated(answer, rules, records, header) if header.codec else memoryview(records)[HEADER_SIZE:]
+        refuse_timestamps(body, header, earliest, latest)
+    raise PeerError(
+        f"a batch has timestamps out of range: the timestamp should be within [{earliest}, {latest}]",
+        ErrorCode.INVALID_TIMESTAMP,
+    )
 
 
 APIS = (

@@ -15,7 +15,11 @@ from typing import NamedTuple
 from kop.errors import ErrorCode, PeerError, raises_without_frames
 from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
 from kop.records.compression import Codec, check_lz4_for_java, decompress
+from kop.records.record import frames
 from kop.records.twin import chosen
+
+MOST_NAMED = 5_000
+"""A batch with more records has none of them named for its timestamp: 64 MiB can hold nine million."""
 
 twin = chosen()
 
@@ -23,8 +27,8 @@ twin = chosen()
 class RecordsRejectedError(PeerError):
     """Single records of a produced batch are refused, so the batch is (KIP-467)."""
 
-    def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]]) -> None:
-        super().__init__(f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
+    def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]], message: str = "") -> None:
+        super().__init__(message or f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
         self.records = tuple(records)
         """Index in the batch and reason, as Produce 8 and newer answers them in `record_errors`."""
 
@@ -63,6 +67,28 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
     return CheckedRecords(earliest, latest, memoryview(body)[start:])
+
+
+@raises_without_frames
+def refuse_timestamps(records: Buffer, header: BatchHeader, earliest: int, latest: int) -> None:
+    """Name the records of a batch whose timestamps (ms) are not from `earliest` to `latest`: INVALID_TIMESTAMP.
+
+    `records` are those of the batch without compression; INVALID_RECORD where they are malformed. Returns where each
+    has a timestamp that is allowed.
+    """
+    text = (
+        "Timestamp {} of message with offset {} is out of range. "
+        f"The timestamp should be within [{earliest}, {latest}]"
+    )
+    count = header.record_count
+    rejected = [
+        (index, text.format(timestamp, index))
+        for index, timestamp, _, _ in frames(bytes(records), count, 0, count - 1, header.base_timestamp, None)
+        if timestamp >= 0 and not earliest <= timestamp <= latest
+    ]
+    if rejected:
+        message = "One or more records have been rejected due to invalid timestamp"
+        raise RecordsRejectedError(ErrorCode.INVALID_TIMESTAMP, rejected, message)
 
 
 @raises_without_frames

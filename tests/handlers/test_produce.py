@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fie
 from kop.errors import ErrorCode
 from kop.records.batch import HEADER_SIZE, Record, build, iter_batches, iter_records, read_header
 from kop.records.compression import Codec
+from kop.records.validation import MOST_NAMED
 
 NEWEST = 12
 """The newest version that goes by name."""
@@ -290,6 +292,71 @@ def test_timestamps_are_judged_by_the_records_and_not_by_what_the_header_says(tm
                 assert (await produce(client, lying)).error_code == ErrorCode.INVALID_TIMESTAMP
             without_time = [Record(0, -1, None, b"a"), Record(1, now, None, b"b")]
             assert (await produce(client, bytes(build(without_time)))).error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+@pytest.mark.parametrize("engine_checks", [False, True])
+def test_records_with_a_timestamp_that_is_not_allowed_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec, engine_checks: bool
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            engine = serving.gateway.engine
+            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=engine_checks))
+            await topic(serving, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000")
+            client = await RawClient.connect(serving)
+            now = int(time.time() * 1000)
+            times = [now - 3_600_000, now, -1, now + 3_600_000]
+            records = [Record(index, timestamp, None, b"v") for index, timestamp in enumerate(times)]
+            for version in (7, 8, NEWEST):
+                part = await produce(client, bytes(build(records, codec=codec)), version=version)
+                assert part.error_code == ErrorCode.INVALID_TIMESTAMP
+                if version >= 8:
+                    assert part.error_message == "One or more records have been rejected due to invalid timestamp"
+                    refused = {row.batch_index: row.batch_index_error_message for row in part.record_errors}
+                    assert list(refused) == [0, 3]
+                    for index, text in refused.items():
+                        start = f"Timestamp {times[index]} of message with offset {index} is out of range. "
+                        assert text.startswith(start + "The timestamp should be within [")
+            assert await fetched(client) == b""
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("engine_checks", [False, True])
+def test_no_record_of_a_long_batch_is_named_for_its_timestamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec, engine_checks: bool
+) -> None:
+    """Else the client takes those that are not named for innocent."""
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            engine = serving.gateway.engine
+            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=engine_checks))
+            await topic(serving, message_timestamp_before_max_ms="60000")
+            client = await RawClient.connect(serving)
+            part = await produce(client, batch([b"v"] * (MOST_NAMED + 1), codec=codec))
+            assert (part.error_code, part.record_errors) == (ErrorCode.INVALID_TIMESTAMP, [])
+            assert "timestamps out of range" in part.error_message
+
+    run(main())
+
+
+def test_a_batch_whose_header_alone_has_a_time_that_is_not_allowed_names_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            engine = serving.gateway.engine
+            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=True))
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            lying = around(batch([b"a"])[HEADER_SIZE:], 1, Codec.NONE, 1000, max_timestamp=2**62)
+            part = await produce(client, lying)
+            assert (part.error_code, part.record_errors) == (ErrorCode.INVALID_TIMESTAMP, [])
 
     run(main())
 
