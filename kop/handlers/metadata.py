@@ -224,24 +224,27 @@ def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, 
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Describe topics in the order of their names, up to the partition limit; the cursor is the next one (KIP-966)."""
+    """Describe topics in the order of their names, up to the partition limit; the cursor is the next one (KIP-966).
+
+    A cursor before the first partition, or at a topic that is not among those that are named, is INVALID_REQUEST.
+    """
     limit = max(1, min(request.response_partition_limit, 2000))
-    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.topics.listed()]
+    named = sorted({topic.name for topic in request.topics})
+    names = named or [topic.name for topic in gw.topics.listed()]
     cursor, first = request.cursor, 0
-    below = cursor is not None and cursor.partition_index < 0
     response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
     row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
     partition_class = row_class.DescribeTopicPartitionsResponsePartition
     if cursor is not None:
+        if cursor.partition_index < 0 or (named and cursor.topic_name not in named):
+            code = ErrorCode.INVALID_REQUEST
+            response.topics = [
+                row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]) for name in named
+            ]
+            return response
         names = [name for name in names if name >= cursor.topic_name]
         first = cursor.partition_index if names and names[0] == cursor.topic_name else 0
-    if below:
-        names = sorted({topic.name for topic in request.topics})
     for name in names:
-        if below:
-            code = ErrorCode.INVALID_REQUEST
-            response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
-            continue
         if limit == 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
             break

@@ -311,6 +311,27 @@ def test_describe_topic_partitions_refuses_a_cursor_before_the_first_partition(t
     assert (topic.name, topic.error_code, topic.partitions) == ("two", ErrorCode.INVALID_REQUEST, [])
 
 
+@pytest.mark.parametrize("at", ["a", "other", "z"])
+def test_describe_topic_partitions_refuses_a_cursor_at_a_topic_that_is_not_named(tmp_path: Path, at: str) -> None:
+    """No rows and no cursor would be the end of the list to a client that goes page by page."""
+
+    async def main() -> tuple[Any, Any]:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            named = [DescribeTopicPartitionsRequest.TopicRequest(version=0, name=name) for name in ("two", "one")]
+            cursor = DescribeTopicPartitionsRequest.Cursor(version=0, topic_name=at, partition_index=0)
+            refused = await client.call(75, 0, topics=named, response_partition_limit=2000, cursor=cursor)
+            return refused, await client.call(75, 0, topics=[], response_partition_limit=2000, cursor=cursor)
+
+    refused, of_all = run(main())
+    assert [(topic.name, topic.error_code, topic.partitions) for topic in refused.topics] == [
+        ("one", ErrorCode.INVALID_REQUEST, []),
+        ("two", ErrorCode.INVALID_REQUEST, []),
+    ]
+    assert refused.next_cursor is None
+    assert all(topic.error_code == 0 for topic in of_all.topics), "who asks for all may be at a topic that is gone"
+
+
 @pytest.mark.parametrize("version", [9, 12, 13])
 def test_three_bytes_too_many_are_librdkafkas_way_to_ask_for_all_topics(tmp_path: Path, version: int) -> None:
     async def main() -> None:
