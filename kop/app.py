@@ -256,6 +256,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     listeners = await _listen(config, server, worker)
     await engine.join(_this_broker(config, listeners[0]))
+    stack.push_async_callback(gateway.auto_creation.close)
     stack.push_async_callback(_stop_all, groups, transactions)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     readiness.serves(engine, groups, transactions)

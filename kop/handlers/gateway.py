@@ -19,6 +19,7 @@ from kop.config import Config
 from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
+from kop.handlers.auto_creation import AutoCreation
 from kop.handlers.direct_produce import DirectProduce
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
@@ -65,6 +66,8 @@ class Gateway:
     """Look-ups of offsets by time: each reads from storage for a while."""
     topic_limits: TopicLimits = field(init=False)
     """Which further topics and partitions there may be."""
+    auto_creation: AutoCreation = field(init=False)
+    """The topics that are made because clients ask for them."""
     produce_targets: ProduceTargets = field(init=False)
     """What Produce has looked up of topics."""
     direct_produce: DirectProduce = field(init=False)
@@ -75,5 +78,8 @@ class Gateway:
     def __post_init__(self) -> None:
         """Make what is made of the rest."""
         self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
+        self.auto_creation = AutoCreation(
+            self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics
+        )
         self.produce_targets = ProduceTargets(self.topics, self.topic_configs)
         self.direct_produce = DirectProduce(self.topics, self.topic_configs, self.produce_targets, self.metrics)

@@ -6,7 +6,7 @@ Metadata
   id is not looked at (Java sends an empty one), nor is any name of a request that has an id.
 - A topic that is asked for twice is answered once.
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
-  answered in the same response.
+  answered in the same response; where that takes longer than 5 s it is LEADER_NOT_AVAILABLE, and is made meanwhile.
   What CreateTopics would refuse is not made: a name that another one differs from only in '.' and '_' is
   INVALID_TOPIC_EXCEPTION; too many partitions, of one request or in all, are POLICY_VIOLATION.
 - All live brokers are told, this one under the address that this client can reach. Partitions have one replica, their
@@ -20,15 +20,13 @@ Metadata
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from kop.background import log_lines
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError
+from kop.handlers import auto_creation
 from kop.handlers.api import AclOperation, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
@@ -49,8 +47,6 @@ _LARGE = 16 * 1024
 _PART_TOPICS = 200
 _LIBRDKAFKA_SLACK = 3
 """librdkafka asks for all topics from version 9 on with three bytes too many: an array's old length, left in place."""
-
-_log = logging.getLogger(__name__)
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
@@ -104,39 +100,18 @@ def _legal(gw: Gateway, name: str) -> bool:
 
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
-    with gw.topic_limits.making() as making:
-        answer = await _found_and_made(gw, ctx, request, making)
+    answer = await _found_and_made(gw, ctx, request, gw.topic_limits.making(), _end_of_wait())
     return _framed(ctx.correlation_id, codec.encode_response(0, answer)[8:])
 
 
-async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking) -> Any:
+def _end_of_wait() -> float:
+    return asyncio.get_running_loop().time() + auto_creation.WAIT_SECONDS
+
+
+async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking, end: float) -> Any:
     await gw.topics.find(topic.name for topic in request.topics or ())
-    failed: dict[str, ErrorCode] = {}
-    for name in _to_create(gw, ctx, request):
-        try:
-            await _make(gw, making, name)
-        except KopError as error:
-            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                failed[name] = error.code
-                _tell(gw, name, error)
+    failed = await gw.auto_creation.make(_to_create(gw, ctx, request), making, end)
     return _answer(gw, ctx, request, failed)
-
-
-async def _make(gw: Gateway, making: InMaking, name: str) -> None:
-    partitions = gw.broker_configs.num_partitions
-    gw.topic_limits.check_name(name)
-    settle = making.add(partitions, name)
-    try:
-        await gw.engine.topics.create(gw.topics.canonical_name(name), partitions, {})
-    finally:
-        settle()
-
-
-def _tell(gw: Gateway, name: str, error: KopError) -> None:
-    """Count a refusal, and log it once for all topics of which the same is to be said: clients ask again at once."""
-    gw.metrics.errors.labels("Metadata", error.code.name).inc()
-    if log_lines.say(("auto-creation", error.code), time.monotonic()) is not None:
-        _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
 
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
@@ -144,12 +119,12 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
-    with gw.topic_limits.making() as making:
-        whole = await _found_and_made(gw, ctx, request, making)
-        for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
-            await asyncio.sleep(0)
-            request.topics = topics[begin : begin + _PART_TOPICS]
-            whole.topics += (await _found_and_made(gw, ctx, request, making)).topics
+    making, end = gw.topic_limits.making(), _end_of_wait()
+    whole = await _found_and_made(gw, ctx, request, making, end)
+    for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
+        await asyncio.sleep(0)
+        request.topics = topics[begin : begin + _PART_TOPICS]
+        whole.topics += (await _found_and_made(gw, ctx, request, making, end)).topics
     rest = (await asyncio.to_thread(codec.encode_response, 0, whole))[8:]
     return _framed(ctx.correlation_id, rest)
 

@@ -96,7 +96,8 @@ class InMaking:
     def add(self, partitions: int, name: str | None = None) -> Callable[[], None]:
         """Add a new topic's partitions, or without a name those of one that grows; POLICY_VIOLATION: too many.
 
-        They count until what this returns is called, because they are made or failed, or until the block ends.
+        They count until what this returns is called, because they are made or failed, or until the block ends where
+        there is one.
         """
         if partitions > _MOST_OF_REQUEST - self._partitions:
             raise PeerError("Excessively large number of partitions per request.", ErrorCode.POLICY_VIOLATION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,20 @@ from uuid import uuid4
 
 import pytest
 from support.gateway import RawClient, gateway, run, topic_of
+from support.waiting import SECONDS, until
 
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, PeerError
+from kop.handlers import auto_creation
 from kop.wire.messages import DescribeTopicPartitionsRequest, MetadataRequest
 
 NOT_ASKED = None
 """kafka-python's decoder gives None for -2147483648."""
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics are made before the answer, however slow the machine is."""
+    monkeypatch.setattr(auto_creation, "WAIT_SECONDS", SECONDS)
 
 
 def asked(*names: str | None, version: int, topic_id: Any = None) -> list[Any]:
@@ -131,6 +140,7 @@ def test_a_deleted_and_recreated_topic_is_a_new_one(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("version", "allowed", "setting", "created"),
     [
@@ -157,6 +167,7 @@ def test_auto_creation_asks_the_setting_and_from_version_4_the_request(
         assert (topic.error_code, topic.partitions) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, [])
 
 
+@pytest.mark.usefixtures("patient")
 def test_auto_creation_makes_nothing_that_create_topics_would_refuse(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +197,120 @@ def test_auto_creation_makes_nothing_that_create_topics_would_refuse(
             return [record.message for record in caplog.records if "is not made" in record.message]
 
     assert len(run(main())) <= 3, "one line for each kind of refusal"
+
+
+class SlowCreations:
+    """Takes the place of an engine's `create`: that of topics named `slow...` waits until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, topics: Any) -> None:
+        self.asked: list[str] = []
+        self.waiting = 0
+        self.go_on = asyncio.Event()
+        self.error: Exception | None = None
+        create = topics.create
+
+        async def slow(name: str, partitions: int, configs: Any) -> Any:
+            self.asked.append(name)
+            if name.startswith("slow"):
+                self.waiting += 1
+                try:
+                    await self.go_on.wait()
+                finally:
+                    self.waiting -= 1
+                if self.error is not None:
+                    raise self.error
+            return await create(name, partitions, configs)
+
+        monkeypatch.setattr(topics, "create", slow)
+
+
+async def codes(client: RawClient, *names: str) -> list[int]:
+    answer = await client.call(3, 12, topics=asked(*names, version=12), allow_auto_topic_creation=True)
+    assert [topic.name for topic in answer.topics] == list(names)
+    return [topic.error_code for topic in answer.topics]
+
+
+def test_a_topic_that_is_slow_to_make_keeps_no_other_one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_creation, "WAIT_SECONDS", 0.1)
+    late = ErrorCode.LEADER_NOT_AVAILABLE
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            slow = SlowCreations(monkeypatch, serving.gateway.engine.topics)
+            assert await codes(client, "one", "slow") == [0, late]
+            assert await codes(await RawClient.connect(serving), "slow", "two") == [late, 0]
+
+            async def others_are_made() -> bool:
+                return await codes(client, "slow", "quick", "slow2", "quick2") == [late, 0, late, 0]
+
+            await until(others_are_made)
+            slow.go_on.set()
+
+            async def all_are_made() -> bool:
+                return await codes(client, "slow", "slow2") == [0, 0]
+
+            await until(all_are_made)
+            assert sorted(slow.asked) == ["quick", "quick2", "slow", "slow2"], "a second request joins the creation"
+
+    run(main())
+
+
+def test_a_creation_that_fails_when_nobody_waits_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auto_creation, "WAIT_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, kop_max_partitions="9", num_partitions="5") as serving:
+            client = await RawClient.connect(serving)
+            slow = SlowCreations(monkeypatch, serving.gateway.engine.topics)
+            assert await codes(client, "slow") == [ErrorCode.LEADER_NOT_AVAILABLE]
+            assert await codes(client, "other") == [ErrorCode.POLICY_VIOLATION], "what is being made counts"
+            slow.error = PeerError("Pulsar says no", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            slow.go_on.set()
+            await until(lambda: "topic slow, which a client asked for, is not made: Pulsar says no" in caplog.text)
+
+            async def is_made() -> bool:
+                return await codes(client, "slow") == [0]
+
+            slow.error = None
+            await until(is_made)
+            assert slow.asked == ["slow", "slow"]
+
+    run(main())
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_creation_that_fails_by_a_fault_of_the_program_fails_no_other_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            slow = SlowCreations(monkeypatch, serving.gateway.engine.topics)
+            slow.error = RuntimeError("a fault")
+            slow.go_on.set()
+            assert await codes(client, "one", "slow") == [0, ErrorCode.UNKNOWN_SERVER_ERROR]
+            assert "RuntimeError: a fault" in caplog.text
+
+    run(main())
+
+
+def test_a_creation_under_way_does_not_keep_the_gateway_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_creation, "WAIT_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            slow = SlowCreations(monkeypatch, serving.gateway.engine.topics)
+            assert await codes(client, "slow") == [ErrorCode.LEADER_NOT_AVAILABLE]
+            assert slow.waiting == 1
+        assert slow.waiting == 0
+
+    run(main())
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "x" * 250, "naïve"])

@@ -1,0 +1,126 @@
+"""The topics that are made because a client asks for them by Metadata.
+
+Owns: the creations under way, which a second request joins and which go on where nobody waits any more; what is said of
+those that fail.
+Must not know: requests, answers, how a topic is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from kop import background
+from kop.cluster.broker_configs import BrokerConfigs
+from kop.cluster.client_topics import ClientTopics
+from kop.errors import ErrorCode, KopError
+from kop.handlers.topic_limits import InMaking, TopicLimits
+from kop.metrics import Metrics
+from kop.storage.base import Engine
+
+WAIT_SECONDS: Final = 5.0
+"""How long a request waits for the topics that it asks for: what else it asks for, and what its client sends behind it,
+waits as long."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Creation(NamedTuple):
+    """A topic that is being made."""
+
+    started: float
+    """By the loop's clock."""
+    task: asyncio.Task[ErrorCode]
+
+
+class AutoCreation:
+    """The creations of one gateway."""
+
+    def __init__(
+        self, engine: Engine, topics: ClientTopics, limits: TopicLimits, broker_configs: BrokerConfigs, metrics: Metrics
+    ) -> None:
+        self._engine = engine
+        self._topics = topics
+        self._limits = limits
+        self._broker_configs = broker_configs
+        self._metrics = metrics
+        self._under_way: dict[str, _Creation] = {}
+        """By canonical name."""
+
+    async def make(self, names: Iterable[str], making: InMaking, end: float) -> dict[str, ErrorCode]:
+        """Make topics side by side, and wait for them until `end` by the loop's clock. Returns errors by name.
+
+        A topic that is not there by then is LEADER_NOT_AVAILABLE, and is made all the same. One that a request has
+        waited for in vain is not waited for again: what its clients send on the same connection goes on meanwhile.
+        `making` is what the request makes; each topic is settled on its own.
+        """
+        loop = asyncio.get_running_loop()
+        errors: dict[str, ErrorCode] = {}
+        creations: dict[str, _Creation] = {}
+        for name in names:
+            try:
+                creations[name] = self._begin(name, making)
+            except KopError as error:
+                if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                    self._tell(name, error)
+                    errors[name] = error.code
+        now = loop.time()
+        young = {creation.task for creation in creations.values() if creation.started > now - WAIT_SECONDS}
+        if young:
+            await asyncio.wait(young, timeout=max(0.0, end - now))
+        for name, creation in creations.items():
+            if not creation.task.done():
+                text = f"storage has not made it within {WAIT_SECONDS:g} s; that goes on while clients ask again"
+                self._tell(name, KopError(text, ErrorCode.LEADER_NOT_AVAILABLE))
+                errors[name] = ErrorCode.LEADER_NOT_AVAILABLE
+            elif code := creation.task.result():
+                errors[name] = code
+        return errors
+
+    def _begin(self, name: str, making: InMaking) -> _Creation:
+        canonical = self._topics.canonical_name(name)
+        creation = self._under_way.get(canonical)
+        if creation is None:
+            partitions = self._broker_configs.num_partitions
+            self._limits.check_name(name)
+            settle = making.add(partitions, name)
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._make(canonical, partitions))
+            creation = self._under_way[canonical] = _Creation(loop.time(), task)
+
+            def ended(_: asyncio.Task[ErrorCode]) -> None:
+                settle()
+                del self._under_way[canonical]
+
+            task.add_done_callback(ended)
+        return creation
+
+    async def _make(self, name: str, partitions: int) -> ErrorCode:
+        """Make a topic, and say why where that fails: there may be nobody left who waits."""
+        try:
+            await self._engine.topics.create(name, partitions, {})
+        except KopError as error:
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                self._tell(name, error)
+                return error.code
+        except Exception:
+            _log.exception("topic %s, which a client asked for, could not be made", name)
+            self._metrics.internal_errors.labels("Metadata").inc()
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+        return ErrorCode.NONE
+
+    def _tell(self, name: str, error: KopError) -> None:
+        """Count a refusal, and log it once for all topics of which the same is to be said: clients ask again soon."""
+        self._metrics.errors.labels("Metadata", error.code.name).inc()
+        if background.log_lines.say(("auto-creation", error.code), time.monotonic()) is not None:
+            _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
+
+    async def close(self) -> None:
+        """Wait for no creation any more. The engine still ends what it has begun."""
+        tasks = [creation.task for creation in self._under_way.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
