@@ -5,7 +5,9 @@ Must not know: the wire, what a setting does.
 
 Two levels may be altered, as in Kafka: the whole cluster (resource name "") and this broker (its id); the broker's
 wins. What Kafka takes at run time is taken: the defaults of topics, limits of connections, the cleaner's settings,
-thread pools. What takes effect here takes it at once. Everything else is refused as Kafka refuses its static settings.
+thread pools. What takes effect here takes it at once. Only defaults that Pulsar has policies for (retention and
+cleanup.policy) hold for topics that are made later, as docs/pulsar.md says. Everything else is refused as Kafka refuses
+its static settings.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ Resources
 AlterConfigs replaces: what is not named goes back to the default. IncrementalAlterConfigs sets, deletes, appends and
 subtracts, the last two on lists only, from the effective value where the resource has none of its own.
 A resource stands for itself, and changes wholly or not at all. One that is named twice, a config named twice within a
-resource and a null value are INVALID_REQUEST. Changes are durable and in force when answered.
+resource and a null value are INVALID_REQUEST. Changes are durable and in force when answered, also where a topic had
+that value before and somebody gave the storage another one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -198,7 +199,7 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
     async def alter(resource: Any) -> None:
         _check_values(resource)
         wanted = {config.name: config.value for config in resource.configs}
-        await _alter(gw, resource, lambda _: dict(wanted), validate_only=request.validate_only)
+        await _alter(gw, resource, lambda _: dict(wanted), TOPIC_CONFIGS, validate_only=request.validate_only)
 
     return await _answer_each(ctx, request, AlterConfigsResponse, alter)
 
@@ -222,7 +223,8 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
                 _apply(wanted, config, effective)
             return wanted
 
-        await _alter(gw, resource, change, validate_only=request.validate_only)
+        named = {config.name for config in resource.configs}
+        await _alter(gw, resource, change, named, validate_only=request.validate_only)
 
     return await _answer_each(ctx, request, IncrementalAlterConfigsResponse, alter)
 
@@ -266,9 +268,14 @@ def _check_values(resource: Any) -> None:
 
 
 async def _alter(
-    gw: Gateway, resource: Any, change: Callable[[Mapping[str, str]], dict[str, str]], *, validate_only: bool
+    gw: Gateway,
+    resource: Any,
+    change: Callable[[Mapping[str, str]], dict[str, str]],
+    named: Collection[str],
+    *,
+    validate_only: bool,
 ) -> None:
-    """Give a resource the configs that `change` makes of its own."""
+    """Give a resource the configs that `change` makes of its own. `named`: those that the request is about."""
     name = resource.resource_name
     match resource.resource_type:
         case Resource.TOPIC:
@@ -277,10 +284,10 @@ async def _alter(
                 await _refresh(gw, [name])
                 topic = _topic(gw, name)
                 wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)
-                if validate_only or wanted == topic.configs:
+                if validate_only:
                     return
-                try:
-                    await gw.engine.topics.set_configs(topic.topic_id, wanted)
+                try:  # also where the topic has these already: what the storage obeys may be something else
+                    await gw.engine.topics.set_configs(topic.topic_id, wanted, named)
                 except KopError as error:
                     if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
                         raise PeerError(error.message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None

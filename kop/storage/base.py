@@ -459,8 +459,12 @@ class Topics(Protocol):
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         """Raise the number of partitions. INVALID_PARTITIONS where it would not grow."""
 
-    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
-        """Replace the topic's own configs by `configs`, all of them; in force when it returns."""
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
+        """Replace the topic's own configs by `configs`, all of them; in force when it returns.
+
+        `named`: those that a client asks for. They are brought into force also where the topic has them already, and
+        somebody gave the storage other values (`differing_configs`).
+        """
 
 
 class SmallValues(Protocol):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 from handlers.admin_gateway import Admin
 
+from kop.cluster.topic_configs import TOPIC_CONFIGS
 from kop.errors import ErrorCode
 from kop.handlers.configs import Operation, Resource
 from kop.storage.base import TopicInfo
@@ -372,6 +374,29 @@ def test_changes_at_the_same_time_do_not_lose_one_another(admin: Admin) -> None:
 
     admin.run(all_at_once())
     assert dict(topic(admin).configs) == dict.fromkeys(names, "5")
+
+
+def test_what_a_topic_has_already_is_asked_of_storage_again(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage may obey other values than the topic says."""
+    assert change(admin, (TOPIC, "t", [("retention.ms", SET, "77")])) == OK
+    version, topics = admin.gw.topics.version, admin.gw.engine.topics
+    set_configs, asked = topics.set_configs, []
+
+    async def note(topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
+        asked.append((dict(configs), set(named)))
+        return await set_configs(topic_id, configs, named)
+
+    monkeypatch.setattr(topics, "set_configs", note)
+    assert change(admin, (TOPIC, "t", [("retention.ms", SET, "77"), ("flush.ms", DELETE, None)])) == OK
+    assert alter(admin, (TOPIC, "t", [("retention.ms", "77")])) == OK
+    assert asked == [
+        ({"retention.ms": "77"}, {"retention.ms", "flush.ms"}),
+        ({"retention.ms": "77"}, set(TOPIC_CONFIGS)),
+    ]
+    assert admin.gw.topics.version == version
+    asked.clear()
+    assert change(admin, (TOPIC, "t", [("retention.ms", SET, "77")]), validate_only=True) == OK
+    assert asked == []
 
 
 def test_the_offsets_topic_stays_compacted(admin: Admin) -> None:

@@ -104,6 +104,32 @@ def test_what_somebody_changed_in_pulsar_is_told(interop: Interop) -> None:
     assert described(interop, topic)["cleanup.policy"] == ("compact", False)
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["with its own", "without its own"])
+def test_a_value_that_somebody_changed_in_pulsar_is_set_again(interop: Interop, own: bool) -> None:
+    name = interop.name("again")
+    topic = interop.create(name, retention_ms=str(7 * DAY)) if own else interop.create(name)
+    full, hour = interop.full(topic), Retention(60, -1)
+    for value in (str(7 * DAY), None):
+        interop.admin(partial(set_retention, full_name=full, retention=hour))
+        wait_until(partial(retains, interop, topic, hour), "the policy holds")
+        assert described(interop, topic)["retention.ms"] == ("3600000", False)
+        alter(interop, topic, segment_ms="1000000")
+        assert policies(interop, topic)[0] == hour  # nobody asked for another one
+        alter(interop, topic, retention_ms=value)
+        assert policies(interop, topic)[0] == Retention(7 * 24 * 60, -1)
+        assert described(interop, topic)["retention.ms"] == (str(7 * DAY), value is None)
+
+
+def test_a_topic_of_pulsar_clients_gets_the_default_that_is_asked_for(interop: Interop) -> None:
+    topic = interop.name("asked")
+    interop.admin(lambda admin: admin.create_partitioned(interop.full(topic), 1, {}))
+    interop.known(topic)
+    assert policies(interop, topic) == (Retention(-1, -1), 0)
+    alter(interop, topic, retention_ms=str(7 * DAY), cleanup_policy="delete")
+    assert policies(interop, topic) == (Retention(7 * 24 * 60, -1), 0)
+    assert described(interop, topic)["retention.ms"] == (str(7 * DAY), False)
+
+
 def test_a_topic_of_pulsar_clients_shows_the_policies_of_its_namespace(interop: Interop) -> None:
     topic = interop.name("foreign")
     interop.admin(lambda admin: admin.create_partitioned(interop.full(topic), 1, {}))

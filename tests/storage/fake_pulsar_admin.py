@@ -12,7 +12,7 @@ from typing import Any
 from storage.engines import policy_of
 
 from kop.pulsar_client import PulsarError
-from kop.pulsar_client.admin import PartitionedMetadata
+from kop.pulsar_client.admin import Admin, PartitionedMetadata
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.settings import PulsarSettings
 
@@ -33,6 +33,8 @@ class FakeTopic:
     partitions: int
     ledger: int
     properties: dict[str, str] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
+    """Its own, by the names in their URLs."""
 
 
 class FakePulsar:
@@ -46,6 +48,8 @@ class FakePulsar:
         """Topics whose properties cannot be read."""
         self.silent: set[str] = set()
         """Topics whose properties are not answered."""
+        self.namespace_policies: dict[str, Any] = {}
+        """What holds for topics without policies of their own."""
         self._ledgers = 100
 
     def add(self, name: str, partitions: int = 1, **properties: str) -> FakeTopic:
@@ -112,8 +116,16 @@ class FakePulsar:
         topic = self._find(name.rpartition("-partition-")[0] or name, "stats")
         return {"ledgers": [{"ledgerId": topic.ledger}]}
 
+    async def policy(self, full_name: str, name: str, *, applied: bool = False) -> Any:
+        own = self._find(full_name, "policy").policies
+        return own.get(name, self.namespace_policies.get(name) if applied else None)
+
     async def set_policy(self, full_name: str, name: str, value: object) -> None:
-        self._find(full_name, "policy")
+        self._find(full_name, "set policy").policies[name] = value
+
+    get_retention, set_retention = Admin.get_retention, Admin.set_retention
+    get_compaction_threshold, set_compaction_threshold = Admin.get_compaction_threshold, Admin.set_compaction_threshold
+    get_max_message_size, set_max_message_size = Admin.get_max_message_size, Admin.set_max_message_size
 
     # --- client
 

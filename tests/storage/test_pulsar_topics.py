@@ -441,3 +441,55 @@ async def test_a_snapshot_just_behind_a_listing_asks_for_what_is_new_or_gone_alo
         remade = pulsar.topics[full("t8")].properties[ID_PROPERTY]
         engine.topics.watched(await pulsar.list_all(HOME), (), (), namespace=HOME)
         await until(lambda: str(topic(engine, "t8").topic_id) == remade)
+
+
+# --- policies that somebody changed
+
+HOUR = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
+WEEK = {"retentionTimeInMinutes": 7 * 24 * 60, "retentionSizeInMB": -1}
+WEEK_MS = {"retention.ms": "604800000"}
+
+
+@pytest.mark.parametrize("configs", [WEEK_MS, {}], ids=["with its own", "without its own"])
+@pytest.mark.parametrize("of_topic", [True, False], ids=["of the topic", "of the namespace"])
+async def test_a_config_that_is_named_is_set_where_pulsar_has_another_value(
+    configs: dict[str, str], of_topic: bool
+) -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(configs))
+    (made.policies if of_topic else pulsar.namespace_policies)["retention"] = HOUR
+    async with loaded(pulsar) as engine:
+        topic_id = topic(engine, "t").topic_id
+        kept = await engine.topics.set_configs(topic_id, configs, {"segment.ms"})
+        assert kept.configs == configs
+        assert made.policies.get("retention") == (HOUR if of_topic else None)  # nobody asked for another one
+        changed = await engine.topics.set_configs(topic_id, WEEK_MS, {"retention.ms"})
+        assert made.policies == {"retention": WEEK}
+        assert changed.configs == topic(engine, "t").configs == WEEK_MS
+        before, asked = engine.topics.version, pulsar.asked.copy()
+        await engine.topics.set_configs(topic_id, WEEK_MS, {"retention.ms"})
+        assert engine.topics.version == before
+        assert pulsar.asked - asked == {"policy": 1}  # all is as it should be: it is read, and nothing is set
+        pulsar.namespace_policies["retention"] = HOUR
+        made.policies.clear()  # by pulsar-admin topics remove-retention
+        await engine.topics.set_configs(topic_id, WEEK_MS, {"retention.bytes"})
+        assert made.policies == {"retention": WEEK}
+
+
+async def test_each_policy_stands_behind_its_configs_alone() -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(WEEK_MS))
+    async with loaded(pulsar) as engine:
+        topic_id = topic(engine, "t").topic_id
+        made.policies |= {"retention": HOUR, "compactionThreshold": 1000, "maxMessageSize": 1000}
+        await engine.topics.set_configs(topic_id, WEEK_MS, {"max.message.bytes"})
+        assert made.policies == {"retention": HOUR, "compactionThreshold": 1000, "maxMessageSize": 0}
+        await engine.topics.set_configs(topic_id, WEEK_MS, {"cleanup.policy"})
+        assert made.policies == {"retention": HOUR, "compactionThreshold": 0, "maxMessageSize": 0}
+        compact = WEEK_MS | {"cleanup.policy": "compact"}
+        await engine.topics.set_configs(topic_id, compact, {"cleanup.policy"})
+        made.policies |= {"retention": HOUR, "compactionThreshold": 1000}
+        await engine.topics.set_configs(topic_id, compact, {"cleanup.policy"})
+        # Records that compaction keeps would go. How often Pulsar compacts is for pulsar-admin to say.
+        assert made.policies["retention"] == {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+        assert made.policies["compactionThreshold"] == 1000

@@ -60,9 +60,11 @@ class MemoryTopics(TopicTable):
         self._check_growth(topic, partitions)
         return self._put(topic, replace(topic, partitions=partitions))
 
-    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
         """Replace the topic's own configs."""
         topic = self._find(topic_id)
+        if configs == topic.configs:
+            return topic
         return self._put(topic, replace(topic, configs=MappingProxyType(dict(configs))))
 
     def _put(self, old: TopicInfo | None, new: TopicInfo) -> TopicInfo:

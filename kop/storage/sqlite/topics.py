@@ -80,7 +80,7 @@ class SqliteTopics(TopicTable):
         """Raise the number of partitions; INVALID_PARTITIONS where it would not grow."""
         return await self._change(self._grow(topic_id, partitions))
 
-    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
         """Replace the topic's own configs; in force when it returns."""
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
@@ -146,6 +146,8 @@ class SqliteTopics(TopicTable):
 
     async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
         topic = self._find(topic_id)
+        if configs == topic.configs:
+            return topic
         row = self._row[topic_id]
 
         def write(conn: sqlite3.Connection) -> int:

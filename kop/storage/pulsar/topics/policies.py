@@ -1,6 +1,6 @@
 """Kafka's topic configs as Pulsar's topic policies.
 
-Owns: that mapping, setting what changed, and waiting until it is in force.
+Owns: that mapping, setting what changed or was asked for, and waiting until it is in force.
 Must not know: who changed what.
 
 Pulsar stores a policy first and obeys it later (https://pulsar.apache.org/docs/next/admin-api-topics/): CreateTopics
@@ -20,7 +20,7 @@ has not done what it says until the policy reads back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -32,6 +32,9 @@ COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
 OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
 """Compaction threshold of the gateway's own topics: a broker that takes a partition over reads what is not compacted.
 """
+_RETENTION_CONFIGS: Final = frozenset({"retention.ms", "retention.bytes"})
+_CLEANUP: Final = "cleanup.policy"
+_MAX_SIZE: Final = "max.message.bytes"
 _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
@@ -101,10 +104,15 @@ async def apply(
     policy: LogPolicy,
     before: LogPolicy | None = None,
     *,
+    named: Collection[str] = (),
     largest: int,
     internal: bool = False,
 ) -> None:
-    """Set the policies that differ from `before` (None: all, on a new topic), and wait until Pulsar reads them back."""
+    """Set policies, and wait until Pulsar reads them back: those that differ from `before` (None: all, on a new topic).
+
+    `before` tells what was asked for, which pulsar-admin or a namespace may have made untrue. So a policy that stands
+    for one of the configs `named` is set, too, unless the topic itself has it in Pulsar.
+    """
 
     async def max_size_applied() -> int:
         return await admin.get_max_message_size(full_name, applied=True) or 0
@@ -112,10 +120,21 @@ async def apply(
     async def compaction_applied() -> int:
         return await admin.get_compaction_threshold(full_name, applied=True) or 0
 
+    async def keeps_otherwise() -> bool:
+        return await admin.get_retention(full_name) != retention
+
+    async def compacts_otherwise() -> bool:
+        own = await admin.get_compaction_threshold(full_name)
+        return own is None or bool(own) != bool(compaction)  # how large a threshold is may be somebody's choice
+
+    async def limits_otherwise() -> bool:
+        return (await admin.get_max_message_size(full_name) or 0) != max_size
+
     retention, compaction = retention_of(policy), compaction_of(policy, internal)
     max_size = max_size_of(policy, largest)
+    asks_for_retention = not _RETENTION_CONFIGS.isdisjoint(named) or (_CLEANUP in named and not policy.delete)
     changed: list[_Policy] = []
-    if before is None or retention_of(before) != retention:
+    if before is None or retention_of(before) != retention or (asks_for_retention and await keeps_otherwise()):
         changed.append(
             _Policy(
                 partial(set_retention, admin, full_name, retention),
@@ -123,11 +142,13 @@ async def apply(
                 retention,
             )
         )
-    if (0 if before is None else compaction_of(before, internal)) != compaction:
+    compaction_before = 0 if before is None else compaction_of(before, internal)
+    if compaction_before != compaction or (_CLEANUP in named and await compacts_otherwise()):
         changed.append(
             _Policy(partial(admin.set_compaction_threshold, full_name, compaction), compaction_applied, compaction)
         )
-    if (0 if before is None else max_size_of(before, largest)) != max_size:
+    max_size_before = 0 if before is None else max_size_of(before, largest)
+    if max_size_before != max_size or (_MAX_SIZE in named and await limits_otherwise()):
         changed.append(_Policy(partial(admin.set_max_message_size, full_name, max_size), max_size_applied, max_size))
     if before is None:
         changed.append(

@@ -195,10 +195,11 @@ class PulsarTopics(TopicTable):
         """Raise the number of partitions; INVALID_PARTITIONS where it would not grow, or is a plain topic."""
         return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
-    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
-        """Replace the topic's own configs; in force when it returns."""
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
+        """Replace the topic's own configs; in force when it returns. See `Topics.set_configs`."""
         full_name = self.pulsar(topic_id).full_name
-        return await self._change(full_name, partial(self._set_configs, topic_id, MappingProxyType(dict(configs))))
+        wanted = MappingProxyType(dict(configs))
+        return await self._change(full_name, partial(self._set_configs, topic_id, wanted, named))
 
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
         """Keep a small value beside the topic."""
@@ -355,12 +356,18 @@ class PulsarTopics(TopicTable):
         rest = {key: value for key, value in known.properties.items() if key != UNFINISHED_PROPERTY}
         return replace(known, properties=rest)
 
-    async def _apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
+    async def _apply_policies(
+        self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None, named: Collection[str] = ()
+    ) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
-        old = None if before is None else self._policy(before)
-        largest = self._context.client.max_message_size
         await policies.apply(
-            self._context.admin, known.full_name, self._policy(topic), old, largest=largest, internal=topic.internal
+            self._context.admin,
+            known.full_name,
+            self._policy(topic),
+            None if before is None else self._policy(before),
+            named=named,
+            largest=self._context.client.max_message_size,
+            internal=topic.internal,
         )
 
     async def _finish_abandoned(self) -> None:
@@ -440,7 +447,7 @@ class PulsarTopics(TopicTable):
         self._brokers.announce(known.full_name)
         return grown
 
-    async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+    async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str]) -> TopicInfo:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
         changed = replace(topic, configs=configs)
@@ -455,7 +462,9 @@ class PulsarTopics(TopicTable):
         if policy.raw_entries:
             properties[RAW_PROPERTY] = "true"
         doing = f"cannot change the configs of topic {topic.name!r}"
-        await self._ask(doing, self._apply_policies(changed, known, before=topic))
+        await self._ask(doing, self._apply_policies(changed, known, before=topic, named=named))
+        if properties.items() <= known.properties.items():
+            return topic
         await self._ask(doing, self._context.admin.set_properties(known.full_name, properties))
         known = self.pulsar(topic_id)  # the properties that others set meanwhile stay
         known = replace(known, properties={**known.properties, **properties})
