@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import BatchHeader, Codec
@@ -465,9 +466,12 @@ class TopicConfigs:
         self._defaults: dict[str, tuple[Origin, ...]] = {}
         self._told: set[tuple[UUID, str, str]] = set()
         """Values of topics' own configs that do not parse, and were logged."""
-        self.lock = asyncio.Lock()
-        """Held while a topic's own configs are read, changed and written."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         broker_defaults.on_change(self._forget)
+
+    def lock_of(self, canonical_name: str) -> asyncio.Lock:
+        """Held while a topic's own configs are read, changed and written; storage may take long to answer."""
+        return self._locks.setdefault(canonical_name, asyncio.Lock())
 
     def _forget(self) -> None:
         self.version += 1

@@ -34,6 +34,7 @@ from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import TopicInfo
+from kop.turns import Turns
 from kop.wire.messages import (
     AlterConfigsResponse,
     DescribeConfigsResponse,
@@ -44,6 +45,8 @@ from kop.wire.messages import (
 
 _MOST_REFRESHED = 16
 """Topics that are read from storage again for an answer; tools that ask for all of them get what is in memory."""
+_ALTERED_AT_ONCE = 16
+"""Resources that one request alters side by side; one that storage does not answer for soon no longer counts."""
 
 _log = logging.getLogger(__name__)
 
@@ -230,28 +233,30 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
 
 
 async def _answer_each(ctx: Context, request: Message, response: Any, alter: Callable[[Any], Any]) -> Message:
-    """Run `alter` for each resource; the response has a row for each."""
+    """Run `alter` for each resource, side by side; the response has a row for each."""
     counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
-    row = response.AlterConfigsResourceResponse
-    rows = []
-    async for resource in with_pauses(request.resources):
-        error: KopError | None = None
+    turns = Turns(_ALTERED_AT_ONCE)
+
+    async def answer(resource: Any) -> Any:
+        code, message = ErrorCode.NONE, None
         try:
             if counts[resource.resource_type, resource.resource_name] > 1:
                 raise PeerError("Each resource must appear at most once.")
-            await alter(resource)
-        except KopError as failure:
-            error = failure
-        rows.append(
-            row(
-                version=ctx.version,
-                error_code=error.code if error is not None else 0,
-                error_message=error.message if error is not None else None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
+            async with turns.turn():
+                await alter(resource)
+        except KopError as error:
+            code, message = error.code, error.message
+        return response.AlterConfigsResourceResponse(
+            version=ctx.version,
+            error_code=code,
+            error_message=message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
         )
-    return response(version=ctx.version, responses=rows)
+
+    async with asyncio.TaskGroup() as group:
+        rows = [group.create_task(answer(resource)) async for resource in with_pauses(request.resources)]
+    return response(version=ctx.version, responses=[row.result() for row in rows])
 
 
 def _check_values(resource: Any) -> None:
@@ -279,8 +284,8 @@ async def _alter(
     name = resource.resource_name
     match resource.resource_type:
         case Resource.TOPIC:
-            # One change at a time: the next one has to see what this one makes.
-            async with gw.topic_configs.lock:
+            # One change of a topic at a time: the next one has to see what this one makes.
+            async with gw.topic_configs.lock_of(gw.topics.canonical_name(name)):
                 await _refresh(gw, [name])
                 topic = _topic(gw, name)
                 wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)

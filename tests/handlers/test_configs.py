@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from handlers.admin_gateway import Admin
+from support.waiting import until
 
 from kop.cluster.topic_configs import TOPIC_CONFIGS
 from kop.errors import ErrorCode
@@ -374,6 +375,35 @@ def test_changes_at_the_same_time_do_not_lose_one_another(admin: Admin) -> None:
 
     admin.run(all_at_once())
     assert dict(topic(admin).configs) == dict.fromkeys(names, "5")
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one request", "in two"])
+def test_a_topic_that_storage_does_not_answer_for_holds_up_no_other(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    admin.create("u")
+    topics, silent, answered = admin.gw.engine.topics, topic(admin).topic_id, asyncio.Event()
+    set_configs = topics.set_configs
+
+    async def wait(topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
+        if topic_id == silent:
+            await answered.wait()
+        return await set_configs(topic_id, configs, named)
+
+    monkeypatch.setattr(topics, "set_configs", wait)
+    changes: list[Change] = [("retention.ms", SET, "77")]
+    resources = [(int(TOPIC), name, changes) for name in ("t", "u")]
+
+    async def both() -> list[Any]:
+        requests = [change_request(*resources)] if together else [change_request(resource) for resource in resources]
+        answers = asyncio.gather(*map(admin.answer, requests))
+        await until(lambda: topic(admin, "u").configs)
+        assert not answers.done()
+        answered.set()
+        return [(row.resource_name, row.error_code) for answer in await answers for row in answer.responses]
+
+    assert admin.run(both()) == [("t", 0), ("u", 0)]
+    assert topic(admin).configs == topic(admin, "u").configs == {"retention.ms": "77"}
 
 
 def test_what_a_topic_has_already_is_asked_of_storage_again(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
