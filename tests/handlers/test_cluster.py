@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,58 @@ def test_log_dirs_all_none_and_empty(admin: Admin) -> None:
     assert sizes(log_dirs(admin, None)) == {"t": {0: 0, 1: 0}, "__consumer_offsets": {0: 0}}
     assert sizes(log_dirs(admin, {})) == {}
     assert sizes(log_dirs(admin, {"t": []})) == {}
+
+
+class Cold:
+    """A partition that is not attached: its size is asked for, and told when the test says so, or never."""
+
+    attached = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.asked, self.told, self.ended = (asyncio.Event() for _ in range(3))
+
+    async def measure(self) -> int:
+        self.asked.set()
+        try:
+            await self.told.wait()
+        finally:
+            self.ended.set()
+        return self.size
+
+
+def cold_partitions(admin: Admin, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Cold]:
+    """Of the topic `t`."""
+    admin.create("t", count)
+    logs = [Cold(index + 1) for index in range(count)]
+    monkeypatch.setattr(admin.gw.topics, "log", lambda topic_id, index: logs[index])
+    return logs
+
+
+def test_sizes_that_are_not_told_in_time_are_left_out(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kop.handlers.cluster.ANSWER_SECONDS", 0.1)
+    logs = cold_partitions(admin, monkeypatch, 40)
+    logs[0].told.set()
+    assert sizes(log_dirs(admin, None)) == {"t": {0: 1}}
+    assert "sizes of 39 partitions were not known" in caplog.text
+    assert all(log.ended.is_set() or not log.asked.is_set() for log in logs)
+
+
+def test_sizes_are_asked_for_no_longer_when_the_request_ends(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = cold_partitions(admin, monkeypatch, 3)
+
+    async def cancelled() -> None:
+        request = asyncio.ensure_future(admin.answer(DescribeLogDirsRequest(version=5, topics=None)))
+        for log in logs:
+            await log.asked.wait()
+        request.cancel()
+        await asyncio.wait({request})
+        assert request.cancelled()
+        assert all(log.ended.is_set() for log in logs)
+
+    admin.run(cancelled())
 
 
 # --- DescribeQuorum
