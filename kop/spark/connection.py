@@ -9,7 +9,7 @@ Every call blocks until it is done. One object serves one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from kafka import errors
@@ -21,6 +21,8 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
 RETRY_SECONDS: Final = 0.1
+IN_FLIGHT: Final = 4
+"""How many requests a server is sent before it has answered. kafka-python takes five, of which it may need one."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long an attempt takes at most that is made for the reason of a failure."""
 _LOGIN_ERRORS: Final = (
@@ -108,16 +110,16 @@ class ClusterConnection:
 
     def send(self, request: Any, node: int | None = None) -> Any:
         """The answer of one server, of any without `node`; kafka-python's errors."""
-        (answer,) = self.send_all({node: request})
+        (answer,) = self.send_all([(node, request)])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def send_all(self, requests: Mapping[Any, Any]) -> list[Any]:
-        """Send a request to each of some servers at once; the answers, or the error of each."""
+    def send_all(self, requests: Iterable[tuple[int | None, Any]]) -> list[Any]:
+        """Send requests to servers, at most IN_FLIGHT to each, all at once; the answers, or the error of each."""
 
         async def exchange() -> list[Any]:
-            sent = [self._manager.send(request, node_id=node) for node, request in requests.items()]
+            sent = [self._manager.send(request, node_id=node) for node, request in requests]
             answers: list[Any] = []
             for future in sent:
                 try:

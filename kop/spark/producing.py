@@ -21,7 +21,7 @@ from kop.records.arrow import EncodeSettings, encode, partitions
 from kop.records.batch import Codec, add_sequence
 from kop.spark.exactly_once import MARKER_TOPIC, SinkError, SinkTask
 from kop.spark.offsets import TopicPartition
-from kop.spark.write_client import Identity, WriteClient
+from kop.spark.write_client import REQUEST_BYTES, Identity, WriteClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,7 @@ class ProduceSettings:
     codec: int = Codec.NONE
     max_batch_bytes: int = 900_000
     """Below max.message.bytes of a topic, which is 1 MiB unless it was set."""
+    max_request_bytes: int = REQUEST_BYTES
     acks: int = -1
     transaction_timeout_ms: int = 300_000
 
@@ -104,7 +105,7 @@ class RowProducer:
             self._added |= new
         while waiting:
             now_due = {place: ready.popleft() for place, ready in waiting.items()}
-            self._client.produce(self.identity, now_due, self._settings.acks)
+            self._client.produce(self.identity, now_due, self._settings.acks, self._settings.max_request_bytes)
             waiting = {place: ready for place, ready in waiting.items() if ready}
 
     def _placed(self, batch: pa.RecordBatch) -> Mapping[TopicPartition, pa.RecordBatch]:

@@ -27,11 +27,15 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from kop.spark.connection import GROUP, TRANSACTION, ClusterConnection, Coordinated
+from kop.spark.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
 from kop.spark.exactly_once import SinkError
 from kop.spark.offsets import TopicPartition
 
 METADATA_SECONDS: Final = 60.0
+REQUEST_BYTES: Final = 1 << 20
+"""As much as Java's max.request.size."""
+REQUEST_ROOM: Final = 1024
+"""Bytes that a Produce request takes beside the batch of one partition."""
 PATIENCE_SECONDS: Final = 120.0
 """As long as Java's delivery.timeout.ms."""
 _DONE: Final = (0, 46)
@@ -189,10 +193,17 @@ class WriteClient:
 
         self._patiently(ask, coordinator=(TRANSACTION, producer.transactional_id or ""))
 
-    def produce(self, producer: Identity, batches: Mapping[TopicPartition, bytes | bytearray], acks: int = -1) -> None:
+    def produce(
+        self,
+        producer: Identity,
+        batches: Mapping[TopicPartition, bytes | bytearray],
+        acks: int = -1,
+        max_bytes: int = REQUEST_BYTES,
+    ) -> None:
         """Write one record batch to each of some partitions; returns when all are durable.
 
-        A batch is sent again as it is: its sequence makes the cluster drop it where only the answer was lost.
+        A request has at most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the
+        cluster drop it where only the answer was lost.
         """
         left = dict(batches)
 
@@ -203,8 +214,14 @@ class WriteClient:
                 if leader < 0:
                     raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
                 by_leader.setdefault(leader, []).append((topic, partition))
+            requests = {node: _cut(left, places, max_bytes) for node, places in by_leader.items()}
+            while requests:
+                due = [(node, places) for node, cut in requests.items() for places in cut[:IN_FLIGHT]]
+                send([(node, self._produce(producer, left, places, acks)) for node, places in due])
+                requests = {node: cut[IN_FLIGHT:] for node, cut in requests.items() if len(cut) > IN_FLIGHT}
+
+        def send(requests: list[tuple[int, Any]]) -> None:
             failed: Exception | None = None
-            requests = {node: self._produce(producer, left, some, acks) for node, some in by_leader.items()}
             for answer in self._connection.send_all(requests):
                 if isinstance(answer, Exception):
                     failed = answer
@@ -395,6 +412,22 @@ class WriteClient:
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
+
+
+def _cut(
+    batches: Mapping[TopicPartition, bytes | bytearray], places: Iterable[TopicPartition], max_bytes: int
+) -> list[list[TopicPartition]]:
+    """Which batches go into a request together: as many as fit into `max_bytes`, one at least."""
+    requests: list[list[TopicPartition]] = []
+    room = 0
+    for place in places:
+        size = len(batches[place]) + REQUEST_ROOM
+        if not requests or size > room:
+            requests.append([])
+            room = max_bytes
+        requests[-1].append(place)
+        room -= size
+    return requests
 
 
 def _raise(code: int, doing: str) -> None:

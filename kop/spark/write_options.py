@@ -27,11 +27,10 @@ from kop.spark.options import (
     whole,
 )
 from kop.spark.producing import ProduceSettings
+from kop.spark.write_client import REQUEST_BYTES, REQUEST_ROOM
 
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
-_BATCH_ROOM: Final = 1024
-"""Bytes that a Produce request takes beside the batch of one partition."""
 
 OPTIONS: Final = (
     "topic",
@@ -117,11 +116,12 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         raise OptionError(f"leave kafka.acks out: with {acks} a record that is lost would not be written again")
     if given.take("kafka.enable.idempotence", one_of("true", "false"), "true") == "false":
         raise OptionError("leave kafka.enable.idempotence out: records are written by an idempotent producer")
-    # A batch has a request of its own where it is this large; max.request.size of Java bounds the request.
-    most = given.take("kafka.max.request.size", whole(LOG_OVERHEAD + _BATCH_ROOM), 1 << 20) - _BATCH_ROOM
+    most = given.take("kafka.max.request.size", whole(LOG_OVERHEAD + REQUEST_ROOM), REQUEST_BYTES)
+    most_of_batch = most - REQUEST_ROOM
     produce = ProduceSettings(
         codec=Codec[given.take("kafka.compression.type", one_of(*_CODECS), "none").upper()],
-        max_batch_bytes=min(most, max(given.take("kafka.batch.size", whole(1), most), 16_384)),
+        max_batch_bytes=min(most_of_batch, max(given.take("kafka.batch.size", whole(1), most_of_batch), 16_384)),
+        max_request_bytes=most,
         transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1, INT32), 300_000),
     )
     patience = given.take("kafka.delivery.timeout.ms", whole(1), 120_000) / 1000

@@ -211,6 +211,23 @@ def test_a_topic_is_made_by_its_first_row(kop_shared_broker: Broker, client: Wri
     assert [value for value, _ in read(kop_shared_broker.bootstrap, "made-by-use")] == ["v"]
 
 
+def test_rows_for_many_partitions_are_sent_in_requests_that_a_server_takes(
+    kop_broker_factory: Callable[..., Broker],
+) -> None:
+    broker = kop_broker_factory(socket_request_max_bytes=1 << 20)
+    broker.create_topic("wide", 24)
+    client = WriteClient({"bootstrap_servers": [broker.bootstrap], "client_id": "test"}, 20.0)
+    wanted = [f"{number:03}" for number in range(240)]
+    own = producer(client, max_batch_bytes=300_000)
+    own.write(rows("wide", value=[value * 10_000 for value in wanted], partition=[int(v) % 24 for v in wanted]))
+    client.close()
+    records = [record for _, record in read(broker.bootstrap, "wide")]
+    assert sorted(record.value[:3].decode() for record in records) == wanted
+    for partition in range(24):
+        of_partition = [record.value[:3].decode() for record in records if record.partition == partition]
+        assert of_partition == wanted[partition::24]
+
+
 @pytest.mark.parametrize("topic", ["not-made", "no name"])
 def test_a_topic_that_is_not_there(kop_broker_factory: Callable[..., Broker], topic: str) -> None:
     broker = kop_broker_factory(auto_create_topics_enable=False)

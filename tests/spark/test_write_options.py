@@ -19,6 +19,7 @@ def test_what_is_not_said() -> None:
     options = stream()
     assert (options.topic, options.exactly_once, options.patience) == (None, None, 120.0)
     assert (options.produce.codec, options.produce.acks, options.produce.max_batch_bytes) == (0, -1, (1 << 20) - 1024)
+    assert options.produce.max_request_bytes == 1 << 20
 
 
 def test_names_in_any_case() -> None:
@@ -35,6 +36,7 @@ def test_names_in_any_case() -> None:
     )
     assert (options.topic, options.produce.codec, options.patience) == ("t", 4, 5.0)
     assert (options.produce.max_batch_bytes, options.produce.transaction_timeout_ms) == (5000 - 1024, 1234)
+    assert options.produce.max_request_bytes == 5000
 
 
 def test_options_of_sparks_kafka_sink_may_stay() -> None:
