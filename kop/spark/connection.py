@@ -23,6 +23,9 @@ TRANSACTION: Final = 1
 RETRY_SECONDS: Final = 0.1
 IN_FLIGHT: Final = 4
 """How many requests a server is sent before it has answered. kafka-python takes five, of which it may need one."""
+SETTLE_SECONDS: Final = 3.0
+"""How long what a server says may be out of date: it hears a moment later of a topic that another one made, and may not
+know the end of a partition yet that it takes over."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long an attempt takes at most that is made for the reason of a failure."""
 _LOGIN_ERRORS: Final = (
@@ -170,21 +173,25 @@ class ClusterConnection:
         *,
         forget: Callable[[], object] | None = None,
         coordinator: Coordinated | None = None,
-        final: tuple[type[Exception], ...] = (),
+        doubtful: tuple[type[Exception], ...] = (),
     ) -> T:
-        """Ask until it works or the patience is over; then the last error is raised, and `final` ones at once.
+        """Ask until it works or the patience is over; then the last error is raised.
 
-        Before each further try `forget` drops what the caller knows of the servers, and the coordinator is looked for
-        again.
+        A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
+        drops what the caller knows of the servers, and the coordinator is looked for again.
         """
         end = time.monotonic() + self._patience
+        settled: float | None = None
         while True:
             try:
                 return ask()
-            except final:
-                raise
-            except (errors.RetriableError, errors.UnknownBrokerIdError):
-                if time.monotonic() > end:
+            except (errors.RetriableError, errors.UnknownBrokerIdError) as error:
+                now = time.monotonic()
+                if not isinstance(error, doubtful):
+                    settled = None
+                elif settled is None:
+                    settled = now + SETTLE_SECONDS
+                if now > (end if settled is None else min(end, settled)):
                     raise
             time.sleep(RETRY_SECONDS)
             if coordinator is not None:

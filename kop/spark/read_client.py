@@ -24,7 +24,8 @@ NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 _BROKER: Final = 4
 """The kind of resource, as DescribeConfigs numbers them."""
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
-"""The topic, or the partition, is not there any more, or is another one by now."""
+"""The topic, or the partition, is not there any more, or is another one by now. A server that has not heard of it yet
+says the same."""
 
 
 class FetchRequest(ApiMessage):
@@ -91,7 +92,8 @@ class ReadClient:
 
     `settings` are kafka-python's. A request is tried again until `patience_ms` are over where the server says so, the
     connection fails or another server leads now; then the last failure is raised. Errors that do not pass by
-    themselves are raised at once, as kafka-python's.
+    themselves are raised at once, as kafka-python's. That a topic or partition is gone is believed after
+    SETTLE_SECONDS.
     """
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
@@ -122,7 +124,7 @@ class ReadClient:
 
         if names is not None and not names:
             return {}
-        topics = self._connection.patiently(ask, final=GONE)
+        topics = self._connection.patiently(ask)
         if names is None:
             self._topics = dict(topics)
         else:
@@ -154,7 +156,7 @@ class ReadClient:
                     ),
                     leader,
                 )
-                failed = None
+                failed: Any = None
                 for topic in answer.topics:
                     for partition in topic.partitions:
                         error = errors.for_code(partition.error_code)
@@ -162,11 +164,12 @@ class ReadClient:
                             offsets[topic.name, partition.partition_index] = partition.offset
                             left.pop((topic.name, partition.partition_index), None)
                         else:
-                            failed = error(f"topic {topic.name} partition {partition.partition_index}")
+                            failed = error, (topic.name, partition.partition_index)
                 if failed is not None:
-                    raise failed
+                    self._check_gone(*failed)
+                    raise failed[0]("topic {} partition {}".format(*failed[1]))
 
-        self._connection.patiently(ask, forget=lambda: self._forget(topic for topic, _ in left), final=GONE)
+        self._connection.patiently(ask, forget=lambda: self._forget(topic for topic, _ in left), doubtful=GONE)
         return offsets
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -191,7 +194,7 @@ class ReadClient:
             return sizes
 
         topics = {topic for topic, _ in partitions}
-        return self._connection.patiently(ask, forget=lambda: self._forget(topics), final=GONE)
+        return self._connection.patiently(ask, forget=lambda: self._forget(topics), doubtful=GONE)
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
         """The settings of these names that a server has and tells; none where this user may not ask."""
@@ -248,10 +251,7 @@ class ReadClient:
                 raise errors.ThrottlingQuotaExceededError(f"Fetch from {topic} partition {index}")
             (response,) = answer.responses[0].partitions
             error = errors.for_code(response.error_code)
-            if error in GONE:
-                now = self.topics({topic}).get(topic)
-                if now is not None and index in now.leaders and now.topic_id == (topic_id or now.topic_id):
-                    raise errors.LeaderNotAvailableError(f"{error.__name__}, and metadata still has {topic} {index}")
+            self._check_gone(error, partition, topic_id)
             if error is not errors.NoError:
                 raise error(f"Fetch from {topic} partition {index} at offset {offset}")
             return Fetched(
@@ -263,7 +263,16 @@ class ReadClient:
                 entry_places.unpack_places((response.unknown_tags or {}).get(f"_{entry_places.TAG}", b"")),
             )
 
-        return self._connection.patiently(ask, forget=lambda: self._forget([topic]), final=GONE)
+        return self._connection.patiently(ask, forget=lambda: self._forget([topic]), doubtful=GONE)
+
+    def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
+        """LeaderNotAvailableError where a server says that a partition is gone, and metadata still has it."""
+        if error not in GONE:
+            return
+        topic, index = partition
+        now = self.topics({topic}).get(topic)
+        if now is not None and index in now.leaders and now.topic_id == (topic_id or now.topic_id):
+            raise errors.LeaderNotAvailableError(f"{error.__name__}, and metadata still has {topic} {index}")
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Who leads each; topics are asked for first where they, or partitions of them, are not known."""

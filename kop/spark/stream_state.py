@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kop.spark.bounds import Bound
+from kop.spark.connection import SETTLE_SECONDS
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import ReadOptions
 from kop.spark.planning import DataLossError, OffsetRange, count_new, limit, limit_bytes
@@ -25,8 +26,8 @@ from kop.spark.subscription import (
     OffsetLookup,
     Partitions,
     find_offsets,
-    find_partitions,
     find_start,
+    settle_partitions,
 )
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,6 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 0.1
 """A query without a trigger asks at once where nothing was new. The servers are asked no sooner than this."""
 OFFSETS_SETTING: Final = "kop.pulsar.offsets"
-SETTLE_SECONDS: Final = 3.0
-"""How long a log may seem shorter than it was before it counts as another one: a server that takes a partition over may
-not know its end yet."""
 
 
 class StreamState:
@@ -59,6 +57,9 @@ class StreamState:
         self._at_latest: set[TopicPartition] = set()
         self._planned = False
         self._partitions: Partitions = {}
+        self._gone: set[TopicPartition] = set()
+        self._missing: tuple[str, ...] = ()
+        """Names that the last discovery missed, beside partitions that were known: no other one waits for them."""
         self._discovered = -float("inf")
         self._asked = -float("inf")
         self._idle = False
@@ -105,8 +106,8 @@ class StreamState:
         if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
             start = {p: min(offset, end.get(p, offset)) for p, offset in start.items()}
         self._planned = self._initial is not None  # PySpark 4.0 plans (end, end) before it asks for the start
-        if not self._partitions:
-            self._discover()
+        if not end.keys() <= self._partitions.keys():
+            self._discover(start.keys() | end.keys())
         if start and end and not start.keys() & end.keys():
             self._lost(
                 f"the checkpoint is of {_listed(list(start))}, and the query reads {_listed(list(end))}",
@@ -153,19 +154,32 @@ class StreamState:
 
     # -- the end of the logs
 
-    def _discover(self, *, strict: bool = False) -> None:
-        """Find the partitions; a topic that is not there any more, or is another one, is lost data."""
-        try:
-            partitions = find_partitions(self._lookup, self._options)
-        except MissingTopicError as error:
+    def _discover(self, read: Collection[TopicPartition] = (), *, strict: bool = False) -> None:
+        """Find the partitions; a topic that is not there any more, or is another one, is lost data.
+
+        A server that is asked may not have heard yet of what another one knows: of partitions that were there, or
+        `read` before, it is believed after SETTLE_SECONDS that they are gone.
+        """
+        known = {*self._partitions, *read}
+        partitions, missing = settle_partitions(
+            self._lookup,
+            self._options,
+            self._now,
+            self._sleep,
+            known=known - self._gone,
+            given_up=self._missing,
+        )
+        if missing:
+            error = MissingTopicError(missing)
             if strict:
-                raise
+                raise error
             self._lost(f"a topic is not there: {error}")
-            partitions = find_partitions(self._lookup, self._options, strict=False)
+        self._missing = missing
+        self._gone = known - partitions.keys()
         for partition, topic_id in partitions.items():
-            known = self._partitions.get(partition)
-            if known is not None and topic_id != known:
-                self._lost(f"topic {partition[0]} was deleted and made again: its id was {known} and is {topic_id}")
+            before = self._partitions.get(partition)
+            if before is not None and topic_id != before:
+                self._lost(f"topic {partition[0]} was deleted and made again: its id was {before} and is {topic_id}")
         self._partitions = partitions
         self._discovered = self._now()
 
@@ -174,7 +188,7 @@ class StreamState:
         if self._target is None and (
             not self._partitions or (interval >= 0 and self._now() - self._discovered >= interval)
         ):
-            self._discover()
+            self._discover(start)
         early = self._asked + IDLE_SECONDS - self._now()
         if self._idle and early > 0 and self._target is None:
             self._sleep(early)
@@ -183,7 +197,7 @@ class StreamState:
             try:
                 latest = self._ask_latest(self._partitions)
             except GONE:
-                self._discover()
+                self._discover(start)
                 latest = self._ask_latest(self._partitions)
             shorter = any(end < start.get(partition, 0) for partition, end in latest.items())
             if shorter:

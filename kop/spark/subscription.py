@@ -7,10 +7,12 @@ Must not know: pyspark, how records are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from kop.spark.bounds import Bound
+from kop.spark.connection import RETRY_SECONDS, SETTLE_SECONDS
 from kop.spark.fetching import lost
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
@@ -41,14 +43,50 @@ class OffsetLookup(Protocol):
 
 
 class MissingTopicError(Exception):
-    """A topic or a partition that was named is not there."""
+    """Topics or partitions that were named are not there."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(f"create it, or name another one: there is no {', '.join(names)} (UnknownTopicOrPartition)")
 
 
-def find_partitions(lookup: OffsetLookup, options: ReadOptions, *, strict: bool = True) -> Partitions:
-    """All partitions of the read, in order.
+def find_partitions(
+    lookup: OffsetLookup,
+    options: ReadOptions,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Partitions:
+    """All partitions of the read, in order; MissingTopicError where one that was named is not there."""
+    partitions, missing = settle_partitions(lookup, options, now, sleep)
+    if missing:
+        raise MissingTopicError(missing)
+    return partitions
 
-    MissingTopicError where one that was named is not there; it is left out if `strict` is false.
+
+def settle_partitions(
+    lookup: OffsetLookup,
+    options: ReadOptions,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    *,
+    known: Collection[TopicPartition] = (),
+    given_up: Collection[str] = (),
+) -> tuple[Partitions, tuple[str, ...]]:
+    """All partitions of the read, in order, and the names of those that were named and are not there.
+
+    A server may be asked that has not heard of them yet. So `known` partitions, and named ones that are not in
+    `given_up`, are looked for again for SETTLE_SECONDS.
     """
+    end = now() + SETTLE_SECONDS
+    while True:
+        late = now() >= end
+        partitions, missing = _look(lookup, options)
+        if late or (partitions.keys() >= set(known) and set(given_up) >= set(missing)):
+            return partitions, missing
+        sleep(RETRY_SECONDS)
+
+
+def _look(lookup: OffsetLookup, options: ReadOptions) -> tuple[Partitions, tuple[str, ...]]:
+    missing: list[str] = []
     if options.pattern is not None:
         matches = re.compile(options.pattern).fullmatch
         topics = {name: t for name, t in lookup.topics(None).items() if matches(name) and not t.internal}
@@ -65,30 +103,26 @@ def find_partitions(lookup: OffsetLookup, options: ReadOptions, *, strict: bool 
             topics |= lookup.topics({topic for topic, _ in partitions})
             wanted += [p for p in partitions if p not in wanted]
             missing = [topic for topic in missing if not PARTITION.fullmatch(topic)]
-        if missing and strict:
-            raise _missing(missing)
     there = [(t, p) for t, p in wanted if t in topics and p in topics[t].leaders]
-    if strict and len(there) < len(wanted):
-        raise _missing(f"{t}-{p}" for t, p in wanted if (t, p) not in there)
-    return {(topic, partition): topics[topic].topic_id for topic, partition in sorted(there)}
+    missing += [f"{t}-{p}" for t, p in wanted if (t, p) not in there]
+    return {(topic, partition): topics[topic].topic_id for topic, partition in sorted(there)}, tuple(missing)
 
 
 def _all_of(topics: Mapping[str, TopicMetadata]) -> list[TopicPartition]:
     return [(topic, partition) for topic, known in topics.items() for partition in known.leaders]
 
 
-def _missing(names: Iterable[str]) -> MissingTopicError:
-    return MissingTopicError(
-        f"create it, or name another one: there is no {', '.join(names)} (UnknownTopicOrPartition)"
-    )
-
-
-def find_ranges(lookup: OffsetLookup, options: ReadOptions) -> list[OffsetRange]:
+def find_ranges(
+    lookup: OffsetLookup,
+    options: ReadOptions,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[OffsetRange]:
     """What a batch reads: each partition as it is now, from its starting offset to its ending one.
 
     DataLossError where an option names an offset behind the end of a log.
     """
-    partitions = find_partitions(lookup, options)
+    partitions = find_partitions(lookup, options, now, sleep)
     ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
     starts = resolve_start(lookup, options, partitions.keys())
     ends = resolve_end(lookup, options, ending, partitions.keys())

@@ -6,14 +6,17 @@ import dataclasses
 import itertools
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
+from kafka.protocol.consumer import ListOffsetsRequest
 from support.waiting import wait_until
 
 from kop.records.arrow import UnreadableRecordsError
+from kop.spark import connection
 from kop.spark.connection import ClusterConnection, UnreachableError
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
@@ -201,6 +204,58 @@ def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(topic: Topic)
     assert topic.client.list_offsets({place: LATEST}, 0) == {place: 0}
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         topic.client.list_offsets({(topic.name, 2): LATEST}, 0)
+
+
+def test_a_partition_that_its_leader_has_not_heard_of_yet_is_asked_for_again(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway made it, and names the leader already."""
+    topic.send(b"a")
+    real = ClusterConnection.send
+    answers = 0
+
+    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
+        nonlocal answers
+        answer = real(self, request, node)
+        if isinstance(request, ListOffsetsRequest):
+            answers += 1
+            if answers <= 3:
+                answer.topics[0].partitions[0].error_code = errors.UnknownTopicOrPartitionError.errno
+        return answer
+
+    monkeypatch.setattr(ClusterConnection, "send", send)
+    place = (topic.name, 0)
+    assert topic.client.list_offsets({place: LATEST}, 0) == {place: 1}
+    assert answers == 4
+
+
+def test_a_topic_that_metadata_does_not_have_yet_is_asked_for_again(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker asks another gateway than the driver did."""
+    topic.send(b"a")
+    real = ClusterConnection.metadata
+    answers = 0
+
+    def metadata(self: ClusterConnection, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
+        nonlocal answers
+        described = real(self, names, make=make)
+        answers += 1
+        return described if answers > 3 else []
+
+    place = (topic.name, 0)
+    asking: list[Callable[[ReadClient], object]] = [
+        lambda client: client.list_offsets({place: LATEST}, 0),
+        lambda client: client.log_sizes([place]),
+        lambda client: client.fetch(place, None, 0, FetchSettings(wait_ms=10)).records,
+    ]
+    monkeypatch.setattr(ClusterConnection, "metadata", metadata)
+    monkeypatch.setattr(connection, "SETTLE_SECONDS", 20.0)
+    for ask in asking:
+        with closing(ReadClient({"bootstrap_servers": [topic.bootstrap]}, 20_000)) as client:
+            answers = 0
+            assert ask(client)
+            assert answers > 3
 
 
 def test_the_server_of_the_own_rack_is_asked_where_the_leader_names_one(

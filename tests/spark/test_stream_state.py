@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 from kafka import errors
 
+from kop.spark.connection import SETTLE_SECONDS
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
 from kop.spark.planning import DataLossError
 from kop.spark.read_client import TopicMetadata
-from kop.spark.stream_state import IDLE_SECONDS, SETTLE_SECONDS, StreamState
+from kop.spark.stream_state import IDLE_SECONDS, StreamState
 from kop.spark.subscription import MissingTopicError, find_partitions, find_ranges, resolve_end, resolve_start
 
 
@@ -40,6 +41,8 @@ class FakeServers:
         self.record_bytes = 100
         self.configs: dict[str, str] = {}
         self.while_it_sleeps: list[tuple[str, int, int]] = []
+        self.unheard: dict[str, float] = {}
+        """Topics that no server tells until that time: one is asked that has not heard of them yet."""
 
     def write(self, topic: str, partition: int, count: int, time: int = 0) -> None:
         self.logs[topic, partition].times += [time] * count
@@ -58,6 +61,7 @@ class FakeServers:
         return {
             name: TopicMetadata(self.ids[name], {p: 0 for t, p in self.logs if t == name}, name.startswith("__"))
             for name in wanted
+            if self.time >= self.unheard.get(name, 0)
         }
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
@@ -108,8 +112,20 @@ def test_topics_are_found_by_name_by_pattern_and_by_partition() -> None:
 @pytest.mark.parametrize("given", [{"subscribe": "t,gone"}, {"assign": '{"t": [0, 7]}'}, {"assign": '{"gone": [0]}'}])
 def test_a_topic_that_is_named_and_not_there_is_an_error(given: dict[str, str]) -> None:
     servers = FakeServers(t=1)
+    begun = servers.time
     with pytest.raises(MissingTopicError, match=r"create it.*(gone|t-7).*UnknownTopicOrPartition"):
-        find_partitions(servers, options(**given))
+        find_partitions(servers, options(**given), servers.now, servers.sleep)
+    assert servers.time - begun >= SETTLE_SECONDS
+
+
+def test_a_new_topic_that_a_server_has_not_heard_of_yet_is_waited_for() -> None:
+    servers = FakeServers(t=1, u=1)
+    servers.write("u", 0, 3)
+    servers.unheard["u"] = servers.time + SETTLE_SECONDS / 2
+    said = batch_options({"kafka.bootstrap.servers": "a:1", "subscribe": "t,u"})
+    assert [(r.topic, r.end) for r in find_ranges(servers, said, servers.now, servers.sleep)] == [("t", 0), ("u", 3)]
+    servers.unheard["u"] = servers.time + SETTLE_SECONDS / 2
+    assert progress(servers, subscribe="t,u").initial() == {("t", 0): 0, ("u", 0): 0}
 
 
 def test_starts_and_ends_become_offsets() -> None:
@@ -400,6 +416,39 @@ def test_a_topic_that_is_gone_is_lost_data() -> None:
         strict.next_end(start)
     assert lenient.next_end(start) == {("t", 0): 0}
     assert [r.topic for r in lenient.ranges(start, {("t", 0): 0})] == ["t"]
+
+
+def test_a_known_topic_that_a_server_has_not_heard_of_yet_is_not_lost() -> None:
+    servers = FakeServers(t=1, u=1)
+    query = progress(servers, subscribePattern="[tu]", partitionDiscoveryInterval="0")
+    start = query.next_end({("t", 0): 0})
+    assert start == {("t", 0): 0, ("u", 0): 0}
+    servers.write("u", 0, 3)
+    servers.unheard["u"] = servers.time + SETTLE_SECONDS / 2
+    end = query.next_end(start)
+    assert [(r.topic, r.size) for r in query.ranges(start, end)] == [("t", 0), ("u", 3)]
+    servers.unheard["u"] = servers.time + SETTLE_SECONDS / 2
+    restarted = progress(servers, subscribePattern="[tu]")
+    assert restarted.next_end(end) == end
+    servers.unheard["u"] = servers.time + SETTLE_SECONDS / 2
+    repeated = progress(servers, subscribePattern="[tu]")
+    assert [(r.topic, r.size) for r in repeated.ranges({("t", 0): 0}, end)] == [("t", 0), ("u", 3)]
+
+
+def test_what_is_gone_is_waited_for_once_and_what_is_left_each_time() -> None:
+    servers = FakeServers(t=1, u=1, v=1)
+    query = progress(servers, subscribe="t,u,v", partitionDiscoveryInterval="0", failOnDataLoss="false")
+    start = {("t", 0): 0, ("u", 0): 0, ("v", 0): 0}
+    assert query.next_end(start) == start
+    del servers.ids["u"], servers.logs["u", 0]
+    left = {("t", 0): 0, ("v", 0): 0}
+    assert query.next_end(start) == left
+    begun = servers.time
+    assert query.next_end(start) == left, "the batch was not finished"
+    assert query.next_end(left) == left
+    assert servers.time - begun < SETTLE_SECONDS
+    servers.unheard["v"] = servers.time + SETTLE_SECONDS / 2
+    assert query.next_end(left) == left
 
 
 def test_a_topic_may_go_before_it_is_looked_for_again() -> None:
