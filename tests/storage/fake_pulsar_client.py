@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -144,6 +145,8 @@ class FakeReader:
         self.seek_error: PulsarError | None = None
         self.asked = 0
         """Messages that were asked for after the beginning."""
+        self.begins: Callable[[], object] | None = None
+        """What is called with the first messages that are asked for."""
         self._begin(start, inclusive)
 
     def _begin(self, start: Position, inclusive: bool) -> None:
@@ -186,6 +189,9 @@ class FakeReader:
 
     def flow(self, messages: int) -> None:
         self.asked += messages
+        begins, self.begins = self.begins, None
+        if begins is not None:
+            begins()
 
     def move_to_end(self) -> None:
         """As truncating a topic does, and message TTL: nobody tells that what lies before it was not handed out."""
@@ -236,6 +242,8 @@ class Broker:
         self.holds_readers = False
         self.slow_readers = False
         """A reader of a search gets an entry every 20 ms."""
+        self.hangs = False
+        """Nothing that subscribes from now on is answered."""
         self.loses_search_readers = False
         """The connection of a search's reader is lost after its first entry."""
         self.stats: dict[str, Any] = {}
@@ -285,18 +293,23 @@ class Broker:
     ) -> FakeReader:
         if self.attach_error is not None:
             raise self.attach_error
+        if self.hangs:
+            await asyncio.Event().wait()
         search = inclusive and start != EARLIEST
         reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost, on_many)
         if reader.probe and self.holds_readers:
             reader.closed = True
+        loop = asyncio.get_running_loop()
         if reader.probe and self.slow_readers:
-            asyncio.get_running_loop().call_later(0.02, reader.deliver_slowly)
+            reader.begins = partial(loop.call_later, 0.02, reader.deliver_slowly)
         elif reader.probe and search and self.loses_search_readers:
-            asyncio.get_running_loop().call_soon(reader.deliver_one_and_lose)
+            reader.begins = partial(loop.call_soon, reader.deliver_one_and_lose)
         elif reader.probe:
-            asyncio.get_running_loop().call_soon(reader.deliver)
+            reader.begins = partial(loop.call_soon, reader.deliver)
         else:
             self.readers.append(reader)
+        if permits:
+            reader.flow(0)
         return reader
 
     # --- the test's side

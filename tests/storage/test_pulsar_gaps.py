@@ -157,7 +157,7 @@ class Reading:
         faults = Faults(asyncio.get_running_loop().time)
         mapping = offset_mapping("index", faults)
         converter = Converter("t-0", 0, mapping, append_time=False, count=faults.count, max_message_bytes=1 << 20)
-        self.reader = ColdReader(converter, 1 << 20, BudgetShare(ReadBudget(1 << 20), lambda: None, 0))
+        self.reader = ColdReader(converter, 1 << 20, BudgetShare(ReadBudget(1 << 20), lambda: None))
         self.stream = Stream(self.reader.on_entry, self.reader.on_lost, mapping.place, self.reader.on_many)
 
     async def bring(self, entries: int) -> None:

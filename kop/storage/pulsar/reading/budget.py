@@ -5,7 +5,8 @@ Must not know: partitions, entries.
 
 Permits count messages and say nothing of bytes: the Pulsar broker's first answer to a reader is as much as it reads at
 once, whatever was asked for. So a reader that waits for its first entries counts as such a burst; later it counts as
-what it really holds.
+what it really holds. One that waits long for them counts as nothing, or a broker without an answer would stop the
+readers of all others. What comes to it after all has to find room, or it is closed.
 """
 
 from __future__ import annotations
@@ -14,22 +15,41 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from kop.turns import SLOW_SECONDS
+
 
 class BudgetShare:
     """What one reader holds. While nobody reads from it, it may be closed for another reader."""
 
-    __slots__ = ("_ended", "_pool", "drop", "held")
+    __slots__ = ("_ended", "_late", "_pool", "_slow", "drop", "held")
 
-    def __init__(self, pool: ReadBudget, drop: Callable[[], None], held: int) -> None:
+    def __init__(self, pool: ReadBudget, drop: Callable[[], None]) -> None:
+        """`drop` closes the reader where its room is needed."""
         self._pool = pool
         self.drop = drop
-        self.held = held
+        self.held = 0
+        self._late = False
+        """Whether its first entries came late, or did not come yet, and it was not idle since."""
+        self._slow: asyncio.TimerHandle | None = None
         self._ended = False
+
+    async def take(self, burst: int) -> None:
+        """Wait until there is room for first entries of `burst` bytes. Nothing may be asked for before."""
+        await self._pool.room(burst)
+        if not self._ended:
+            self._pool.change(self, burst)
+            self._slow = asyncio.get_running_loop().call_later(self._pool.slow_seconds, self._wait_uncounted)
+        self._pool.wake()
 
     def holds(self, size: int) -> None:
         """The reader holds `size` bytes from now on."""
-        if not self._ended:
-            self._pool.change(self, size)
+        if self._ended:
+            return
+        self._end_slow()
+        self._pool.change(self, size)
+        if self._late and self._pool.lacks_room(self):
+            self.end()
+            self.drop()
 
     def busy(self) -> None:
         """Note that somebody reads from the reader."""
@@ -40,32 +60,42 @@ class BudgetShare:
         first.
         """
         if not self._ended:
+            self._late = False
             self._pool.idle[self] = None
             self._pool.wake()
 
     def end(self) -> None:
         """Note that the reader is closed and holds nothing any more."""
         self._pool.idle.pop(self, None)
+        self._end_slow()
         if not self._ended:
-            self._pool.change(self, 0)
             self._ended = True
+            self._pool.change(self, 0)
+
+    def _wait_uncounted(self) -> None:
+        self._late = True
+        self._pool.change(self, 0)
+
+    def _end_slow(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
 
 
 class ReadBudget:
     """The bound on all shares, in bytes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, slow_seconds: float = SLOW_SECONDS) -> None:
         self._max_bytes = max_bytes
+        self.slow_seconds = slow_seconds
+        """How long a reader without a first entry counts."""
         self.held = 0
         self.idle: dict[BudgetShare, None] = {}
         """The idle readers; the one that is idle longest comes first."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def share(self, burst: int, drop: Callable[[], None]) -> BudgetShare:
-        """A share for a new reader whose first entries may have `burst` bytes; waits while there is no room.
-
-        `drop` closes the reader where its room is needed and it is idle. One reader is let in whatever its size.
-        """
+    async def room(self, burst: int) -> None:
+        """Wait until there is room for `burst` bytes. One reader is let in whatever its size."""
         while self.held and self.held + burst > self._max_bytes:
             if self._evict():
                 continue
@@ -79,10 +109,10 @@ class ReadBudget:
                 else:
                     self.wake()  # this call was woken and gave up: the next one has to be woken
                 raise
-        share = BudgetShare(self, drop, burst)
-        self.held += burst
-        self.wake()
-        return share
+
+    def lacks_room(self, share: BudgetShare) -> bool:
+        """Whether all readers together hold more than they may, though none is idle, and this one is not alone."""
+        return self.held > max(self._max_bytes, share.held)
 
     def change(self, share: BudgetShare, size: int) -> None:
         """Note how many bytes a reader holds now."""

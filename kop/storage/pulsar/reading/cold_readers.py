@@ -303,7 +303,7 @@ class ColdReaders:
         if moved is False:
             return reader
         await self._still_kept(offset)
-        if moved is None and not reader.taken:
+        if moved is None and not reader.taken and not reader.failed:
             reader.trust()
             return reader
         self._drop(reader)
@@ -320,6 +320,9 @@ class ColdReaders:
             )
         elif await reader.was_moved():
             text = f"Pulsar moves readers of {self._source.title} past entries as soon as they begin"
+            raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT)
+        elif reader.failed:
+            text = f"a reader of {self._source.title} ended before it was known why entries are missing"
             raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT)
         else:
             reader.trust()
@@ -381,16 +384,6 @@ class ColdReaders:
         return await self._new(offset, places)
 
     async def _new(self, offset: int, places: bool, *, back: int = 0) -> ColdReader:
-        burst = _BUDGET + self._source.context.client.max_message_size
-        share = await self._budget.share(burst, lambda: self._drop(reader))
-        try:
-            reader = await self._open(offset, share, places, back)
-        except BaseException:
-            share.end()
-            raise
-        return reader
-
-    async def _open(self, offset: int, share: BudgetShare, places: bool, back: int) -> ColdReader:
         source, policy = self._source, self._log.policy
         position = await source.mapping.locate(self._search, offset, back)
         converter = Converter(
@@ -404,6 +397,7 @@ class ColdReaders:
         converter.start_within()
         converter.looks_back = not back
         converter.tells_places = places
+        share = BudgetShare(self._budget, lambda: self._drop(reader))
         reader = ColdReader(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0
@@ -414,7 +408,10 @@ class ColdReaders:
         self._readers.append(reader)
         try:
             reader.stream = source.stream(reader.on_entry, reader.on_lost, reader.on_many)
-            await source.start(reader.stream, position, compacted=policy.compact, budget=_BUDGET)
+            await source.start(reader.stream, position, compacted=policy.compact, budget=_BUDGET, permits=0)
+            # Not before: what waits for a Pulsar broker without an answer would keep the readers of others waiting.
+            await share.take(_BUDGET + source.context.client.max_message_size)
+            reader.stream.begin()
         except BaseException:
             self._drop(reader)
             raise

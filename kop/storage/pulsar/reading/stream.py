@@ -125,7 +125,7 @@ class Stream:
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Subscribe and ask for the first entries."""
+        """Subscribe and ask for the first entries; without `permits` `begin` asks for them."""
         self._budget = budget
         self.compacted = compacted
         self._start = start
@@ -144,6 +144,11 @@ class Stream:
         )
         if self.closed:
             await self._reader.close()
+
+    def begin(self) -> None:
+        """Ask for the first entries of a stream that was started without permits."""
+        if self._reader is not None and not self.closed:
+            self._reader.flow(FIRST_PERMITS)
 
     @property
     def came(self) -> Position:
