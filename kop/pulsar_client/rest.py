@@ -46,6 +46,9 @@ STATUS: Mapping[int, tuple[str, bool]] = {
 ATTEMPTS = 5
 """How often a request is sent at most, all within its time limit."""
 
+CONNECT_SECONDS = 3.0
+"""How long connecting may take: a host that is off refuses nothing, and the next URL has to be tried in time."""
+
 MAX_REDIRECTS = 5
 
 _BEYOND_END = re.compile(r"LastConfirmedEntry is .* when reading entry")
@@ -72,7 +75,8 @@ def _repeatable(error: BaseException) -> bool:
 def _not_performed(error: BaseException) -> bool:
     """True when the broker surely did not do what was asked, so that it may be asked again."""
     return isinstance(error, PulsarError) and (
-        error.code == "TooManyRequests" or isinstance(error.__cause__, aiohttp.ClientConnectorError)
+        error.code == "TooManyRequests"
+        or isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     )
 
 
@@ -104,6 +108,8 @@ class Rest:
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self._answered = 0.0
+        """Loop time of the last answer of the first base, whatever it said."""
 
     @staticmethod
     def _base(url: str) -> URL:
@@ -175,26 +181,36 @@ class Rest:
             reraise=True,
         )
         last: list[PulsarError] = []
+        begin, base = asyncio.get_running_loop().time(), self._bases[0]
 
         async def attempt() -> RestResponse:
+            nonlocal base
             base = self._bases[0]
             url = URL(f"{base}/{root}/{path}", encoded=True)
             try:
                 return await self._send(method, url if query is None else url.with_query(query), data, headers)
             except PulsarError as error:
                 last[:] = [error]
-                if error.code == "ConnectionLost" and base is self._bases[0]:
-                    self._bases.append(self._bases.pop(0))
+                if error.code == "ConnectionLost":
+                    self._leave(base)
                 raise
 
         try:
             async with asyncio.timeout(self._timeout):
                 return await retrying(attempt)
         except TimeoutError:
+            if self._answered < begin:  # else only this answer is slow, or the broker that it sent the request on to
+                self._leave(base)
             if last:  # tried again until the time was over: that error says more
                 raise last[0] from None
-            text = f"{method} {path}: no answer from {self._bases[0]} within {self._timeout:g} s"
+            text = f"{method} {path}: no answer from {base} within {self._timeout:g} s"
             raise PulsarError("Timeout", text, retriable=True) from None
+
+    def _leave(self, base: URL) -> None:
+        """Ask the next base from now on, unless another call has left this one already."""
+        if base is self._bases[0]:
+            self._bases.append(self._bases.pop(0))
+            self._answered = 0.0
 
     async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> RestResponse:
         """One attempt with its redirects (followed here: aiohttp would drop the token on the way to another broker)."""
@@ -210,6 +226,8 @@ class Rest:
                 async with session.request(
                     method, url, data=data, headers=own, allow_redirects=False, server_hostname=name
                 ) as response:
+                    if url.origin() == self._bases[0]:
+                        self._answered = asyncio.get_running_loop().time()
                     status, target = response.status, response.headers.get("Location")
                     body = await response.read()
                     answer = RestResponse(response.headers, body)
@@ -270,7 +288,7 @@ class Rest:
             ssl = self._tls.context() if self._tls else True
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit_per_host=32, ssl=ssl),
-                timeout=aiohttp.ClientTimeout(total=None),  # `_call` has the time limit
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),  # `_call` has the limit of all
                 cookie_jar=aiohttp.DummyCookieJar(),
                 middlewares=(_send_once,),
             )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from support.gateway import run
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
+from kop.pulsar_client import rest
 from kop.pulsar_client.admin import Retention, topic_path
 from kop.pulsar_client.auth import Credentials, Token
 from kop.pulsar_client.errors import PulsarError
@@ -221,6 +223,71 @@ def test_the_time_limit_holds_for_the_whole_call() -> None:
                 return "starting" in (await refusal(admin.clusters())).message
 
             await until(says_more_than_no_answer)
+
+    run(main())
+
+
+def test_a_server_that_says_nothing_is_left_for_the_next_url() -> None:
+    async def main() -> None:
+        async with fake() as silent, fake() as server:
+            silent.then_never()
+            server.then(body=["standalone"])
+            async with PulsarAdmin(f"{silent.url},{server.url}", timeout=1.0) as admin:
+                assert (await refusal(admin.clusters())).code == "Timeout"
+                answered = await until(lambda: clusters(admin))  # a slow machine may take a server for a silent one
+                assert answered == ["standalone"]
+
+    async def clusters(admin: PulsarAdmin) -> list[str]:
+        try:
+            return await admin.clusters()
+        except PulsarError as error:
+            if error.code != "Timeout":
+                raise
+            return []
+
+    run(main())
+
+
+def test_a_server_that_answers_others_is_not_left_because_of_a_slow_answer() -> None:
+    async def main() -> None:
+        async with fake() as server, fake() as hung, fake() as other:
+            server.then(307, Location=f"{hung.url}/admin/v2/clusters")
+            hung.then_never()
+            other.then(body=["other"])
+
+            async def asked_twice() -> bool:
+                async with PulsarAdmin(f"{server.url},{other.url}", timeout=1.0) as admin:
+                    assert (await refusal(admin.clusters())).code == "Timeout"
+                    if not hung.asked:  # this process, the servers in it, stood still
+                        return False
+                    assert (await refusal(admin.clusters())).code == "Timeout"
+                    return True
+
+            await until(asked_twice)
+            assert not other.asked
+
+    run(main())
+
+
+def test_a_server_that_takes_no_connection_is_left_for_the_next_url_within_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rest, "CONNECT_SECONDS", 1.0)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as fillers:
+            address = full.getsockname()
+            for _ in range(2):  # what comes behind them gets no answer to its first packet
+                filler = fillers.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(address)
+            async with (
+                fake() as server,
+                PulsarAdmin(f"http://127.0.0.1:{address[1]},{server.url}", timeout=90) as admin,
+            ):
+                server.then(204)
+                await admin.create_partitioned(TOPIC, 2, {})
+                assert len(server.asked) == 1
 
     run(main())
 
