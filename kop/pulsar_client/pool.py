@@ -78,15 +78,21 @@ class Pool:
     async def any(self, kind: str) -> Connection:
         """A connection to any of the service's addresses: the one that last worked, else the next."""
         first: PulsarError | None = None
-        for _ in self.service:
-            address = self.service[self._preferred]
+        begin = self._preferred
+        for step in range(len(self.service)):
+            tried = (begin + step) % len(self.service)
+            address = self.service[tried]
             try:
-                return await self.get(BrokerRoute(address, address), kind)
+                connection = await self.get(BrokerRoute(address, address), kind)
             except PulsarError as error:
                 if not error.retriable:
                     raise
                 first = first or error
-                self._preferred = (self._preferred + 1) % len(self.service)
+                if self._preferred == tried:  # else another caller, who shared the attempt, has gone on already
+                    self._preferred = (tried + 1) % len(self.service)
+            else:
+                self._preferred = tried
+                return connection
         assert first is not None
         raise first
 

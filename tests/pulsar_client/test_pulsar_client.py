@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from pulsar_client.pulsar_kit import T, client, in_time, send
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from conformance.faulty_link import link
 from kop.pulsar_client import EARLIEST, Client, PulsarError
+from kop.pulsar_client.pool import LOOKUP, READ, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 
@@ -134,6 +136,36 @@ async def test_lookups_follow_redirects() -> None:
             asked = [command.lookupTopic for command in second.ever[0].seen if command.type == Command.LOOKUP]
             assert [lookup.authoritative for lookup in asked] == [True]
             assert third.payloads(T) == [b"0"]
+
+
+@pytest.mark.parametrize("callers", [1, 2, 3, 10])
+async def test_callers_at_the_same_time_leave_a_dead_address_together(
+    callers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "randrange", lambda end: 0)  # the address to begin with
+    tried = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tried
+        tried += 1
+        writer.close()
+
+    async with fake_pulsar() as broker, await asyncio.start_server(hang_up, "127.0.0.1", 0) as dead:
+        port = dead.sockets[0].getsockname()[1]
+        pool = Pool(
+            f"pulsar://127.0.0.1:{port},{broker.url.removeprefix('pulsar://')}",
+            auth=None,
+            tls=None,
+            connect_timeout=SECONDS,
+            keepalive=SECONDS,
+            idle=SECONDS,
+            client_version="",
+        )
+        connections = await asyncio.gather(*(pool.any(LOOKUP) for _ in range(callers)))
+        assert len(set(connections)) == 1
+        await pool.any(READ)
+        assert tried == 1
+        await pool.close()
 
 
 async def test_redirects_in_a_circle_end() -> None:
