@@ -7,6 +7,7 @@ from kop.storage.pulsar.transactions.lost_ends import (
     AGAIN_SECONDS,
     FIRST_SECONDS,
     FRESH_SECONDS,
+    IDLE_SECONDS,
     KEPT_SECONDS,
     MOST_AT_ONCE,
     RETRY_SECONDS,
@@ -94,6 +95,17 @@ def test_a_partition_that_nobody_loads_is_given_up() -> None:
     assert not lost.failed(A, 10.0 + KEPT_SECONDS)
     assert not lost
     assert lost.due(10_000.0) == []
+
+
+def test_a_partition_without_ends_is_forgotten_after_a_while() -> None:
+    for idle, doubt in (IDLE_SECONDS - 1, False), (IDLE_SECONDS + 1, True):
+        lost = known()
+        lost.ended(TXN, [A], 0.0, commit=True)
+        assert lost.due(50.0 - AGAIN_SECONDS) == [A]
+        lost.settled(A, 50.0)
+        assert lost.due(50.0 + idle) == []
+        lost.ended(LATER, [A], 50.0 + idle, commit=True)
+        assert bool(lost.looked(A, RECOVERED, 51.0 + idle)) == doubt, "nothing is known of what was forgotten"
 
 
 def test_many_partitions_take_turns() -> None:

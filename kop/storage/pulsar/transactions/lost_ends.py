@@ -33,6 +33,8 @@ FRESH_SECONDS: Final = 30.0
 because it is deleted."""
 KEPT_SECONDS: Final = 600.0
 """For how long it is looked at where Pulsar tells nothing."""
+IDLE_SECONDS: Final = 600.0
+"""After how long without an end a partition is forgotten, which may be deleted. The next end is in doubt at first."""
 MOST_AT_ONCE: Final = 10
 """Partitions that are looked at in one turn; the others wait for the next one."""
 
@@ -79,6 +81,13 @@ class LostEnds:
 
     def due(self, now: float) -> list[str]:
         """The partitions to look at now, those first that have waited longest; each is due again after a while."""
+        idle = [
+            name
+            for name, watched in self._partitions.items()
+            if not watched.ends and now - watched.looked_at > IDLE_SECONDS
+        ]
+        for name in idle:
+            del self._partitions[name]
         due = sorted(
             (watched.looked_at, name)
             for name, watched in self._partitions.items()
