@@ -138,6 +138,11 @@ class FakeReader:
         self.on_lost = on_lost
         self.on_many = on_many
         self.closed = False
+        self.connected = True
+        self.left_over = False
+        """Whether the topic was opened anew without this reader: it is handed nothing, and has no cursor any more."""
+        self.last_named: Position | None = None
+        """What such a reader is named as the last entry; None: it is answered with an error."""
         self.cursor = f"reader-{len(broker.readers)}"
         self.acknowledged = Position(-1, -1)
         """What Pulsar holds for acknowledged: it moves readers by that."""
@@ -167,7 +172,7 @@ class FakeReader:
 
     def deliver(self) -> None:
         received = [message_of(entry) for entry in self.broker.entries]
-        while not self.closed and self.next < len(self.broker.entries):
+        while not self.closed and not self.left_over and self.next < len(self.broker.entries):
             begin = self.next
             if self.on_many is not None:
                 self.next += self.on_many(received, begin)[0]
@@ -200,6 +205,10 @@ class FakeReader:
 
     async def last_position(self, *, within: float | None = None) -> Position:
         await asyncio.sleep(0)  # what a probe gets comes before the answer
+        if self.left_over:
+            if self.last_named is None:
+                raise PulsarError("MetadataError", "Failed to recover Transaction Buffer.")
+            return self.last_named
         entries = self.broker.entries
         return entries[-1].position if entries else Position(-1, -1)
 
@@ -247,6 +256,10 @@ class Broker:
         self.loses_search_readers = False
         """The connection of a search's reader is lost after its first entry."""
         self.stats: dict[str, Any] = {}
+        self.keeps_cursors = False
+        """Whether the statistics name the cursors of readers that are left over."""
+        self.buffer: dict[str, Any] | None = None
+        """The statistics of the transaction buffer; None: there are no transactions."""
         self.has_publish_rate = False
         self.lanes: list[str] = []
         """Of producers that were opened or moved."""
@@ -407,6 +420,7 @@ class FakeAdmin:
             "cursors": {
                 reader.cursor: {"markDeletePosition": f"{reader.acknowledged.ledger}:{reader.acknowledged.entry}"}
                 for reader in self.broker.readers
+                if not reader.left_over or self.broker.keeps_cursors
             },
         }
 
@@ -438,7 +452,9 @@ class FakeAdmin:
         return self.broker.has_publish_rate
 
     async def transaction_buffer(self, name: str) -> dict[str, Any]:
-        raise PulsarError("NotFound", "no transactions")
+        if self.broker.buffer is None:
+            raise PulsarError("NotFound", "no transactions")
+        return self.broker.buffer
 
 
 class FakeEngine(PulsarContext):

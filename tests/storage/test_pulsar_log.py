@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 from storage.batches import batch, records
-from storage.fake_pulsar_client import KEEPS_ALL, STAMP, Broker, FakeEngine, FakeProducer, FakeReader, outcome, settle
+from storage.fake_pulsar_client import (
+    KEEPS_ALL,
+    STAMP,
+    Broker,
+    FakeAdmin,
+    FakeEngine,
+    FakeProducer,
+    FakeReader,
+    outcome,
+    settle,
+)
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
@@ -1104,6 +1114,141 @@ async def test_a_slow_tail_is_not_given_up() -> None:
     await play.log.close()
 
 
+READY = {"state": "Ready", "maxReadPosition": "7:99"}
+RECOVERING = {"state": "Initializing", "maxReadPosition": "7:99"}
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("buffer", [None, READY])
+async def test_a_tail_that_pulsar_knows_no_more_is_replaced(buffer: dict[str, Any] | None) -> None:
+    """A consumer may be left over from a topic object whose transaction buffer could not be recovered.
+
+    Pulsar answers each question for its last entry with an error.
+    """
+    play = Play(-1)
+    play.broker.buffer = buffer
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    tail.left_over = True
+    await play.log.look_at_ends()
+    assert not play.log.attached
+    assert play.counts == {"tails_not_served": 1, "tails_lost": 1}
+    await play.log.refresh()
+    assert play.broker.tail is not tail
+    await until(lambda: tail.closed)
+    assert play.log.high_watermark == 8
+    await play.run("F T aSR")
+    assert play.outcomes[-1] == 11
+    assert play.log.high_watermark == 13
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_who_asks_for_the_end_gets_it_though_pulsar_knows_the_tail_no_more() -> None:
+    play = Play(-1)
+    await play.run("aSRT F")
+    play.broker.tail.left_over = True
+    await play.log.refresh()
+    assert play.log.high_watermark == 8
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("why", ["cursor", "buffer", "connection", "nothing stored", "open transaction"])
+async def test_a_tail_stays_where_pulsar_may_still_serve_it(why: str) -> None:
+    play = Play(-1)
+    await play.run("aSRT")
+    if why != "nothing stored":
+        await play.run("F")
+    tail, last = play.broker.tail, play.log.last_position
+    tail.left_over = True
+    play.broker.keeps_cursors = why == "cursor"
+    tail.connected = why != "connection"
+    if why == "buffer":
+        play.broker.buffer = RECOVERING
+    elif why == "open transaction":
+        play.broker.buffer = {"state": "Ready", "maxReadPosition": f"{last.ledger}:{last.entry}"}
+    for _ in range(2):
+        if why == "nothing stored":
+            await play.log.look_at_ends()
+        else:
+            with pytest.raises(KopError, match="recover Transaction Buffer"):
+                await play.log.look_at_ends()
+    assert play.log.attached
+    assert play.broker.tail is tail
+    assert not {"tails_not_served", "tails_lost"} & set(play.counts)
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_tail_whose_cursor_comes_between_two_looks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, stats, looks = Play(-1), FakeAdmin.internal_stats, 0
+
+    async def appears(admin: FakeAdmin, name: str) -> dict[str, Any]:
+        nonlocal looks
+        told = await stats(admin, name)
+        looks += not told["cursors"]
+        play.broker.keeps_cursors = looks > 0
+        return told
+
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    tail.left_over, tail.last_named = True, play.log.last_position
+    undo = play.log.on_advance(lambda: None)
+    monkeypatch.setattr(FakeAdmin, "internal_stats", appears)
+    await play.log.look_at_ends()
+    assert looks == 1
+    assert play.log.attached
+    assert play.broker.tail is tail
+    undo()
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_tail_that_pulsar_knows_no_more_is_replaced_where_somebody_waits_though_it_names_an_old_end() -> None:
+    play = Play(-1)
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    tail.left_over, tail.last_named = True, play.log.last_position
+    await play.log.look_at_ends()
+    assert play.log.attached, "nobody waits"
+    told = asyncio.Event()
+    undo = play.log.on_advance(told.set)
+    await play.log.look_at_ends()
+    assert not play.log.attached
+    await told.wait()
+    undo()
+    await play.log.refresh()
+    assert play.log.high_watermark == 8
+    await play.log.close()
+
+
+@PRODUCERS
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_late_tail_is_looked_at_when_an_entry_was_answered_that_it_did_not_bring(
+    producer: int, named: bool
+) -> None:
+    play = Play(producer)
+    await play.run("aSRT")
+    tail = play.broker.tail
+    tail.left_over = True
+    if named:
+        tail.last_named = play.log.last_position
+    await play.run("aF SR")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [3, 8]
+    await until(lambda: not play.log.attached)
+    assert play.counts["tails_not_served"] == 1
+    await play.log.refresh()
+    assert play.broker.tail is not tail
+    assert play.log.high_watermark == 10
+    await play.run("aSR T")
+    assert play.outcomes[-1] == 10
+    assert WRONG not in play.counts
+    await play.log.close()
+
+
 async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
     play = Play(-1)
     play.broker.foreign()
@@ -1185,8 +1330,9 @@ async def test_a_log_attaches_where_rest_tells_of_no_entry() -> None:
 
 
 @PRODUCERS
-async def test_a_tail_that_stands_still_keeps_nobody_waiting(producer: int) -> None:
+async def test_a_tail_that_stands_still_keeps_nobody_waiting(producer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pulsar is asked where the entry lies; the log ends where readers may read."""
+    monkeypatch.setattr(tail_module, "LATE_SECONDS", 3600.0)  # the tail is not given up meanwhile
     play = Play(producer)
     await play.run("aF SR aaa SSS RRR")
     await until(lambda: None not in play.outcomes)

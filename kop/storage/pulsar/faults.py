@@ -76,6 +76,7 @@ class Fault(StrEnum):
     TAIL_LATE = "tail_late"
     TAILS_LOST = "tails_lost"
     TAILS_MOVED_PAST_ENTRIES = "tails_moved_past_entries"
+    TAILS_NOT_SERVED = "tails_not_served"
     TAILS_STUCK = "tails_stuck"
     TOPIC_IDS_COPIED = "topic_ids_copied"
     TOPICS_NOT_READ = "topics_not_read"

@@ -362,6 +362,11 @@ class Appends:
     def __bool__(self) -> bool:
         return bool(self._stored or self._duplicates)
 
+    @property
+    def ahead_of_tail(self) -> bool:
+        """Whether entries were answered that the log does not end behind yet: the tail has to bring them."""
+        return bool(self._answered)
+
     # --- what becomes of an entry
 
     def stored(self, stored: Sequence[StoredEntry]) -> None:

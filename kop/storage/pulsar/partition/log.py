@@ -53,6 +53,8 @@ WAIT_SECONDS: Final = 25.0
 """How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 MARK_EVERY: Final = LOOK_EVERY
 """Entries at the tail from one that the sparse index takes to the next."""
+_LATE_LOOK_SECONDS: Final = 30.0
+"""How seldom a tail that is late is looked at for that reason."""
 _START_SECONDS: Final = 1.0
 """How long an answer to where the log begins is shared."""
 
@@ -88,7 +90,9 @@ class PulsarLog(Partition):
         self._cache = services.cache
         self._source = PartitionSource(context, partition_name, self.title, mapping, self.check_exists)
         self.search = PartitionSearch(self._source, self)
-        delays = TailDelays(context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time)
+        self._delays = delays = TailDelays(
+            context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time
+        )
         warnings = CompactionWarnings(context.faults, self)
         self.tail = LogTail(self._source, services.cache, warnings, delays, self)
         self._readers = ColdReaders(self._source, self.search, self, services.read_budget, self.ask_start)
@@ -100,7 +104,7 @@ class PulsarLog(Partition):
             count=context.count,
             ask_place=self._ask_place,
             search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
-            tail_is_late=delays.late,
+            tail_is_late=self._tail_is_late,
             needs_tail=self._need_tail,
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
@@ -132,6 +136,8 @@ class PulsarLog(Partition):
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
         """Loop time at which Pulsar was asked for the log start the last time."""
+        self._late_look = float("-inf")
+        """Loop time of the last look at a tail that was late."""
         self._since_mark = 0
         self._demand = TailDemand(self.loop.time())
         self._looking: asyncio.TimerHandle | None = None
@@ -437,10 +443,31 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     async def look_at_ends(self) -> None:
-        """Ask whether retention has moved the log start, and whether Pulsar has moved the tail past entries."""
-        await self.tail.until_end()
+        """Ask whether retention has moved the log start, and whether the tail goes on.
+
+        It does not where Pulsar has moved it past entries, and where Pulsar serves it no more.
+        """
+        await self._look_at_tail()
         if self.may_shrink:
             await self.ask_start()
+
+    async def _look_at_tail(self) -> None:
+        """Give the tail up where it does not go on. KopError.
+
+        Pulsar may name an old entry as the last one to a tail that it serves no more. So it is asked whether it does,
+        where somebody waits for entries, and where entries are known to be stored that the tail has not brought.
+        """
+        await self.tail.until_end()
+        if self.observed or self.appends.ahead_of_tail:
+            await self.tail.gave_up_unserved()
+
+    def _tail_is_late(self) -> None:
+        """Ask why the tail did not bring an entry in time, and look at once what became of it, now and then."""
+        self._delays.late()
+        now = self.loop.time()
+        if now - self._late_look >= _LATE_LOOK_SECONDS:
+            self._late_look = now
+            self.context.spawn(self._look_at_tail())
 
     async def _ask_place(self, position: Position, count: int) -> EntryPlace:
         """Where a stored entry of `count` records lies. PulsarError, KopError."""

@@ -170,15 +170,18 @@ class LogTail:
     async def until_end(self) -> Position | None:
         """Wait until the tail has brought what is the last entry in Pulsar now, or the log has to attach again.
 
-        Returns None then. Where Pulsar holds the tail back, the position of that entry: the tail brings it later, which
-        may take for as long as a dispatch rate says. KopError.
+        Returns None then; the log has to, too, where Pulsar names no entry because it serves the tail no more. Where
+        Pulsar holds the tail back, the position of that entry: the tail brings it later, which may take for as long as
+        a dispatch rate says. KopError.
         """
-        log, source, stream = self._log, self._source, self.stream
+        source, stream = self._source, self.stream
         if stream is None:
             return None
         try:
             last = await self._last_position(stream)
         except PulsarError as error:
+            if await self.gave_up_unserved():
+                return None
             raise source.refused(error, f"cannot read {source.title}") from error
         if last is None or last.entry < 0:
             return None  # all has come; or it was emptied, or never written to
@@ -189,18 +192,65 @@ class LogTail:
             self._held_until = now() + _HOLDS_SECONDS
             return None
         if await self._is_past(stream, last):
-            source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
-            log.tail_lost(BackendError("Pulsar moved it past entries, as truncating a topic and message TTL do"))
+            text = "Pulsar moved it past entries, as truncating a topic and message TTL do"
+            self._give_up(stream, Fault.TAILS_MOVED_PAST_ENTRIES, text)
             return None
         if await self._delays.held():
             self._held_until = now() + _HOLDS_SECONDS
         elif await self._comes_to(stream, last, STUCK_SECONDS):
             return None
         elif stream.came == came:
-            source.context.count(Fault.TAILS_STUCK)
-            log.tail_lost(BackendError("it brings nothing, and Pulsar gives no reason"))
+            self._give_up(stream, Fault.TAILS_STUCK, "it brings nothing, and Pulsar gives no reason")
             return None
         return last
+
+    def _give_up(self, stream: Stream, why: Fault, text: str) -> None:
+        """Have the log attach again, unless it follows another stream by now."""
+        if self.stream is stream:
+            self._source.context.count(why)
+            self._log.tail_lost(BackendError(text))
+
+    async def gave_up_unserved(self) -> bool:
+        """Give the tail up where Pulsar serves it no more, now and a moment later. Returns whether it did.
+
+        Where a topic is opened anew while a reader subscribes, as after a failed recovery of its transaction buffer,
+        that reader may stay at what was there before: nobody closes it, it gets no entry, and each question for the
+        last entry is answered with an error or with an old one (Pulsar 4.0.8).
+        """
+        stream = self.stream
+        if stream is None:
+            return False
+        cursor = stream.cursor
+        missed = await self._not_served(stream)
+        if missed is None or await self._comes_to(stream, missed, LATE_SECONDS):
+            return False
+        if await self._not_served(stream) is None or stream.cursor != cursor:
+            return False
+        self._give_up(stream, Fault.TAILS_NOT_SERVED, "Pulsar has opened the topic anew without it")
+        return True
+
+    async def _not_served(self, stream: Stream) -> Position | None:
+        """An entry behind the log's end that readers may be given, where Pulsar has no cursor of `stream`.
+
+        None where there is none, where the stream is coming back to Pulsar, and where Pulsar does not tell.
+        """
+        source = self._source
+        if not stream.connected:
+            return None
+        try:
+            async with asyncio.timeout(_QUESTION_SECONDS):
+                stats = await source.internal_stats()
+                last = stats_position(stats["lastConfirmedEntry"])
+                if last <= self._log.last_position or stream.cursor in stats.get("cursors", {}):
+                    return None
+                try:
+                    last = min(last, await source.last_readable())
+                except PulsarError as error:
+                    if error.retriable:
+                        return None  # a new reader would be given nothing
+        except (PulsarError, TimeoutError):
+            return None
+        return last if last > self._log.last_position else None
 
     async def _last_position(self, stream: Stream) -> Position | None:
         """The last entry that readers are given, entry -1 where there is none. PulsarError.

@@ -37,7 +37,7 @@ class PartitionView(Protocol):
         """Whether this broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
-        """Ask whether retention has moved the log start, and whether Pulsar has moved the tail past entries."""
+        """Ask whether retention has moved the log start, and whether the tail goes on."""
 
     def close_idle(self, now: float, seconds: float) -> None:
         """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""

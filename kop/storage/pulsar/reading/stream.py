@@ -160,6 +160,11 @@ class Stream:
         """The name of the stream's cursor in Pulsar's internal statistics of the topic."""
         return "" if self._reader is None else self._reader.cursor
 
+    @property
+    def connected(self) -> bool:
+        """Whether a Pulsar broker has the stream's consumer, as far as is known."""
+        return self._reader is not None and self._reader.connected
+
     async def last_position(self, *, within: float | None = None) -> Position:
         """The position of the last entry in the topic; its entry number is -1 where the topic holds none.
 
