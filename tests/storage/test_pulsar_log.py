@@ -1249,6 +1249,21 @@ async def test_a_late_tail_is_looked_at_when_an_entry_was_answered_that_it_did_n
     await play.log.close()
 
 
+@pytest.mark.usefixtures("no_patience")
+async def test_an_open_transaction_behind_the_last_entry_does_not_excuse_a_tail_that_brings_nothing() -> None:
+    play = Play(-1)
+    play.broker.stats = {"ongoingTxnCount": 1}
+    play.broker.buffer = READY | {"ongoingTxnSize": 1}
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    await play.log.look_at_ends()
+    assert play.counts == {"tail_late": 1, "tails_stuck": 1, "tails_lost": 1}
+    await play.log.refresh()
+    assert play.broker.tail is not tail
+    assert play.log.high_watermark == 8
+    await play.log.close()
+
+
 async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
     play = Play(-1)
     play.broker.foreign()
@@ -1429,6 +1444,13 @@ async def test_an_offset_that_nobody_tells_is_an_error_that_clients_retry(
 )
 def test_why_readers_are_held_back(stats: dict[str, Any], buffer: dict[str, Any], expected: str) -> None:
     assert tail_delays.reason(stats, buffer) == expected
+
+
+@pytest.mark.parametrize(("readable", "held"), [("7:2", True), ("7:3", False), ("8:0", False)])
+def test_a_transaction_holds_back_only_what_lies_behind_its_first_record(readable: str, held: bool) -> None:
+    buffer = {"state": "Ready", "maxReadPosition": readable}
+    expected = "tail_held_by_transaction" if held else "tail_late"
+    assert tail_delays.reason({"ongoingTxnCount": 1}, buffer, Position(7, 3)) == expected
 
 
 @pytest.mark.parametrize("own_rate", [True, False])

@@ -195,7 +195,7 @@ class LogTail:
             text = "Pulsar moved it past entries, as truncating a topic and message TTL do"
             self._give_up(stream, Fault.TAILS_MOVED_PAST_ENTRIES, text)
             return None
-        if await self._delays.held():
+        if await self._delays.held(last):
             self._held_until = now() + _HOLDS_SECONDS
         elif await self._comes_to(stream, last, STUCK_SECONDS):
             return None

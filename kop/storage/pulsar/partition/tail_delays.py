@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from kop.pulsar_client import PulsarError
+from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.storage.pulsar.faults import Fault, Faults
+from kop.storage.pulsar.reading.source import stats_position
 
 _ASK_SECONDS: Final = 30.0
 
@@ -28,12 +29,16 @@ _TEXTS: Final[Mapping[Fault, str]] = {
 }
 
 
-def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any]) -> Fault:
-    """Why readers are held back, from a topic's statistics and those of its transaction buffer."""
+def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any], last: Position | None = None) -> Fault:
+    """Why readers are held back, from a topic's statistics and those of its transaction buffer.
+
+    `last` is the entry that the tail is to come to; no transaction holds it back where it lies before all open ones.
+    """
     subscriptions = stats.get("subscriptions") or {}
     if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
         return Fault.TAIL_HELD_BY_TRANSACTION_BUFFER
-    if stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize"):
+    readable = last is not None and "maxReadPosition" in buffer and last <= stats_position(buffer["maxReadPosition"])
+    if not readable and (stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize")):
         return Fault.TAIL_HELD_BY_TRANSACTION
     for subscription in subscriptions.values():
         if any(value for name, value in subscription.items() if name.startswith("dispatchThrottled")):
@@ -70,12 +75,12 @@ class TailDelays:
             self._asked = now
             self._spawn(self._ask())
 
-    async def held(self) -> bool:
-        """Ask whether Pulsar holds readers of the partition back. It is told and counted why; False on an error."""
+    async def held(self, last: Position) -> bool:
+        """Ask whether Pulsar holds `last` back from readers. It is told and counted why; False on an error."""
         self._asked = self._clock()
-        return await self._ask()
+        return await self._ask(last)
 
-    async def _ask(self) -> bool:
+    async def _ask(self, last: Position | None = None) -> bool:
         buffer: Mapping[str, Any] = {}
         try:
             stats = await self._admin.stats(self._partition)
@@ -86,7 +91,7 @@ class TailDelays:
                     raise
         except PulsarError:
             return False  # Pulsar does not answer; other parts log that
-        why = reason(stats, buffer)
+        why = reason(stats, buffer, last)
         self._faults.count(why)
         if why == Fault.TAIL_LATE:  # a busy machine is late now and then
             return False
