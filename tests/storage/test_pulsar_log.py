@@ -1453,6 +1453,19 @@ def test_a_transaction_holds_back_only_what_lies_behind_its_first_record(readabl
     assert tail_delays.reason({"ongoingTxnCount": 1}, buffer, Position(7, 3)) == expected
 
 
+async def test_a_dispatch_rate_holds_a_tail_back_only_while_it_holds_reads_back() -> None:
+    """Pulsar's counts of that only grow, and those of other subscriptions count, too."""
+    broker, now = Broker(), 0.0
+    engine = FakeEngine(broker)
+    admin: Any = engine.rest
+    delays = tail_delays.TailDelays(admin, "t-0", "t-0", engine.faults, engine.spawn, lambda: now)
+    expected = [(0, 4, True), (1, 4, True), (59, 4, True), (60, 4, False), (61, 5, True), (120, 5, True)]
+    expected += [(121, 5, True), (181, 5, False), (400, 5, False), (640, 6, True)]
+    for at, times, held in expected:
+        now, broker.stats = at, {"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": times}}}
+        assert await delays.held(Position(7, 3)) is held, at
+
+
 @pytest.mark.parametrize("own_rate", [True, False])
 async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_another_connection(
     own_rate: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -18,6 +18,10 @@ from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.reading.source import stats_position
 
 _ASK_SECONDS: Final = 30.0
+_COMPARE_SECONDS: Final = 60.0
+"""How old counts of throttled reads are at least that later ones are compared with. A throttled read is tried, and
+counted, once a second (Pulsar 4.0.8)."""
+_NOTHING_COUNTED: Final[Mapping[tuple[str, str], int]] = {}
 
 _TEXTS: Final[Mapping[Fault, str]] = {
     Fault.TAIL_HELD_BY_DISPATCH_RATE: "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
@@ -29,20 +33,34 @@ _TEXTS: Final[Mapping[Fault, str]] = {
 }
 
 
-def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any], last: Position | None = None) -> Fault:
+def throttled_reads(stats: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """How often dispatch rates held reads back, by subscription and kind, ever since the topic was opened."""
+    return {
+        (subscription, name): value
+        for subscription, counts in (stats.get("subscriptions") or {}).items()
+        for name, value in counts.items()
+        if value and name.startswith("dispatchThrottled")
+    }
+
+
+def reason(
+    stats: Mapping[str, Any],
+    buffer: Mapping[str, Any],
+    last: Position | None = None,
+    before: Mapping[tuple[str, str], int] = _NOTHING_COUNTED,
+) -> Fault:
     """Why readers are held back, from a topic's statistics and those of its transaction buffer.
 
     `last` is the entry that the tail is to come to; no transaction holds it back where it lies before all open ones.
+    `before` are `throttled_reads` of a while ago: a rate holds readers back where there are more of them now.
     """
-    subscriptions = stats.get("subscriptions") or {}
     if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
         return Fault.TAIL_HELD_BY_TRANSACTION_BUFFER
     readable = last is not None and "maxReadPosition" in buffer and last <= stats_position(buffer["maxReadPosition"])
     if not readable and (stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize")):
         return Fault.TAIL_HELD_BY_TRANSACTION
-    for subscription in subscriptions.values():
-        if any(value for name, value in subscription.items() if name.startswith("dispatchThrottled")):
-            return Fault.TAIL_HELD_BY_DISPATCH_RATE
+    if any(value > before.get(kind, 0) for kind, value in throttled_reads(stats).items()):
+        return Fault.TAIL_HELD_BY_DISPATCH_RATE
     return Fault.TAIL_LATE
 
 
@@ -64,7 +82,9 @@ class TailDelays:
         self._faults = faults
         self._spawn = spawn
         self._clock = clock
-        self._asked = float("-inf")
+        self._asked = self._counted_at = float("-inf")
+        self._before = self._counted = _NOTHING_COUNTED
+        """Throttled reads to compare with, and those that were counted at `_counted_at`, to compare with later."""
 
     def late(self) -> None:
         """Note that the tail did not deliver an entry in time. Pulsar is asked for the reason, not more than now and
@@ -91,7 +111,9 @@ class TailDelays:
                     raise
         except PulsarError:
             return False  # Pulsar does not answer; other parts log that
-        why = reason(stats, buffer, last)
+        if self._clock() - self._counted_at >= _COMPARE_SECONDS:
+            self._before, self._counted, self._counted_at = self._counted, throttled_reads(stats), self._clock()
+        why = reason(stats, buffer, last, self._before)
         self._faults.count(why)
         if why == Fault.TAIL_LATE:  # a busy machine is late now and then
             return False
