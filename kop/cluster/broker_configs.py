@@ -8,6 +8,10 @@ wins. What Kafka takes at run time is taken: the defaults of topics, limits of c
 thread pools. What takes effect here takes it at once. Only defaults that Pulsar has policies for (retention and
 cleanup.policy) hold for topics that are made later, as docs/pulsar.md says. Everything else is refused as Kafka refuses
 its static settings.
+
+Each resource has its own value in the storage, where nobody can compare and set: brokers that are altered at the same
+moment write over nothing of one another. The cluster's is read again after it was written, and the change is made again
+where another broker has written over it.
 """
 
 from __future__ import annotations
@@ -18,14 +22,17 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kop.cluster.topic_configs import LONG_MAX, TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
 from kop.config import Config
-from kop.errors import ConfigError, ErrorCode, InternalError, KopError, PeerError
+from kop.errors import BackendError, ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
 
-_STATE_KEY: Final = "broker.configs"
+_OLDER_KEY: Final = "broker.configs"
+"""Where older versions kept the settings of the cluster and of all brokers, by resource name."""
+_TRIES: Final = 5
+"""How often a change is written that the storage does not show afterwards."""
 _log = logging.getLogger(__name__)
 
 _NOTHING_HERE: Final = "Taken at run time as in Kafka, kept and read back; there is nothing here that it changes."
@@ -83,6 +90,8 @@ class BrokerConfigs:
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """Altered settings by resource name: "" for the cluster, and the broker's id."""
+        self._older = False
+        """Whether the engine keeps settings that an older version wrote; they hold for a resource without its own."""
         self._rows = {row.name: row for row in config.table()}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
@@ -115,25 +124,31 @@ class BrokerConfigs:
     async def _read(self) -> bool:
         """Take over the altered settings that the engine keeps; True where they are others than before."""
         assert self._engine is not None
-        text = await self._engine.get_state(_STATE_KEY)
-        kept = _parsed(text or "{}")
-        if kept is None:
-            _log.error(
-                "the altered broker settings do not parse (%.200r): this broker keeps those that it read before. "
-                "Altering a broker setting by a Kafka client (kafka-configs --alter --entity-type brokers) writes "
-                "all of them again",
-                text,
-            )
-            return False
         valid: dict[str, dict[str, str]] = {}
-        for resource, configs in kept.items():
-            for name, text in configs.items():
+        older_text = await self._engine.get_state(_OLDER_KEY)
+        self._older = older_text is not None
+        for resource in ("", self.broker_id):
+            text = await self._engine.get_state(_key(resource))
+            kept = _parsed_older(older_text or "{}", resource) if text is None else _parsed(text)
+            if kept is None:
+                _log.error(
+                    "the altered settings of broker %r do not parse (%.200r): this broker keeps those that it read "
+                    "before. Altering such a setting by a Kafka client (kafka-configs --alter --entity-type brokers) "
+                    "writes all of them again",
+                    resource,
+                    older_text if text is None else text,
+                )
+                valid[resource] = self._altered.get(resource, {})
+                continue
+            valid[resource] = {}
+            for name, value in kept.items():
                 try:
-                    _check(name, text)
+                    _check(name, value)
                 except KopError as error:
                     _log.warning("an altered broker setting is ignored: %s", error.message)
                 else:
-                    valid.setdefault(resource, {})[name] = text
+                    valid[resource][name] = value
+        valid = {resource: configs for resource, configs in valid.items() if configs}
         before, self._altered = self._altered, valid
         return valid != before
 
@@ -241,26 +256,32 @@ class BrokerConfigs:
     ) -> None:
         """Replace the altered settings of a level by what `change` makes of them; durable and in force on return.
 
+        `change` may be called several times: what it makes of its own result has to be the same.
         INVALID_REQUEST for another broker, a setting that cannot be altered at run time, or a bad value.
         """
         self.check_resource(resource)
+        if self._engine is None:
+            raise InternalError("broker settings are altered before `load`")
         async with self._lock:
-            if self._engine is not None and await self._read():  # other brokers keep theirs in the same place
-                self._changed()
-            wanted = change(self.altered(resource))
-            refused = sorted(name for name in wanted if name not in DYNAMIC)
-            if refused:
-                raise PeerError(f"Cannot update these configs dynamically: [{', '.join(refused)}]{_nearest(refused)}")
-            for name, text in wanted.items():
-                _check(name, text)
-            if validate_only or wanted == self.altered(resource):
-                return
-            altered = {key: value for key, value in {**self._altered, resource: wanted}.items() if value}
-            if self._engine is None:
-                raise InternalError("broker settings are altered before `load`")
-            await self._engine.put_state(_STATE_KEY, json.dumps(altered) if altered else None)
-            self._altered = altered
-            self._changed()
+            for _ in range(_TRIES):
+                if await self._read():
+                    self._changed()
+                wanted = change(self.altered(resource))
+                refused = sorted(name for name in wanted if name not in DYNAMIC)
+                if refused:
+                    names = ", ".join(refused)
+                    raise PeerError(f"Cannot update these configs dynamically: [{names}]{_nearest(refused)}")
+                for name, text in wanted.items():
+                    _check(name, text)
+                if validate_only or wanted == self.altered(resource):
+                    return
+                await self._engine.put_state(
+                    _key(resource), json.dumps(wanted) if wanted or self._older else None
+                )  # the next round looks whether it is there
+            raise BackendError(
+                f"the altered settings of broker {resource!r} were written {_TRIES} times, and others are there: "
+                "another broker writes them, too, or the storage loses them"
+            )
 
     def _changed(self) -> None:
         self.version += 1
@@ -275,18 +296,30 @@ class BrokerConfigs:
         return None if text == "" and row.type in {"int", "long", "double"} else text
 
 
-def _parsed(text: str) -> dict[str, dict[str, str]] | None:
-    """Altered settings by resource, as they are kept; None where they do not parse."""
+def _key(resource: str) -> str:
+    return f"broker.configs.{resource or 'default'}"
+
+
+def _parsed(text: str) -> dict[str, str] | None:
+    """The altered settings of a resource, as they are kept; None where they do not parse."""
+    return _texts(_json(text))
+
+
+def _parsed_older(text: str, resource: str) -> dict[str, str] | None:
+    """The altered settings of a resource, as older versions kept those of all; None where they do not parse."""
+    altered = _json(text)
+    return _texts(altered.get(resource, {})) if isinstance(altered, dict) else None
+
+
+def _json(text: str) -> Any:
     try:
-        altered = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(altered, dict):
-        return None
-    for configs in altered.values():
-        if not isinstance(configs, dict) or not all(isinstance(value, str) for value in configs.values()):
-            return None
-    return altered
+
+
+def _texts(configs: Any) -> dict[str, str] | None:
+    return configs if isinstance(configs, dict) and all(isinstance(text, str) for text in configs.values()) else None
 
 
 def _check(name: str, text: str) -> None:

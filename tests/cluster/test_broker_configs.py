@@ -22,16 +22,21 @@ class Values:
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
         self.callbacks: list[Callable[[], None]] = []
+        self.writes_lost = 0
 
     async def get_state(self, key: str) -> str | None:
-        return self.kept.get(key)
+        text = self.kept.get(key)
+        await asyncio.sleep(0)  # what was read may be old when it arrives
+        return text
 
     def on_state(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
 
     async def put_state(self, key: str, value: str | None) -> None:
-        await asyncio.sleep(0)
-        if value is None:
+        await asyncio.sleep(0)  # another broker may write first
+        if self.writes_lost:
+            self.writes_lost -= 1
+        elif value is None:
             del self.kept[key]
         else:
             self.kept[key] = value
@@ -99,10 +104,64 @@ def test_brokers_of_one_cluster_share_what_was_altered() -> None:
         # One that has not heard yet writes over nothing.
         await first.alter("1", setting(message_max_bytes="1"))
         await other.alter("2", setting(message_max_bytes="3"))
-        third = await opened(values, node_id=1)
-        assert [third.altered(resource) for resource in ("", "1", "2")] == [
-            {"message.max.bytes": "2"}, {"message.max.bytes": "1"}, {"message.max.bytes": "3"},
-        ]  # fmt: skip
+        for node_id, own in ((1, "1"), (2, "3")):
+            again = await opened(values, node_id=node_id)
+            assert again.altered("") == {"message.max.bytes": "2"}
+            assert again.altered(str(node_id)) == {"message.max.bytes": own}
+
+    asyncio.run(run())
+
+
+def test_brokers_that_are_altered_at_the_same_moment_lose_nothing() -> None:
+    async def run() -> None:
+        values = Values()
+        first, other = await opened(values, node_id=1), await opened(values, node_id=2)
+        await asyncio.gather(
+            first.alter("1", setting(message_max_bytes="1")), other.alter("2", setting(message_max_bytes="2"))
+        )
+        await asyncio.gather(
+            first.alter("", setting(log_retention_ms="1")), other.alter("", setting(log_retention_bytes="2"))
+        )
+        for node_id in (1, 2):
+            again = await opened(values, node_id=node_id)
+            assert again.altered(str(node_id)) == {"message.max.bytes": str(node_id)}
+            assert again.altered("") == {"log.retention.ms": "1", "log.retention.bytes": "2"}
+
+    asyncio.run(run())
+
+
+def test_a_change_that_the_storage_loses_is_written_again() -> None:
+    async def run() -> None:
+        values = Values()
+        brokers = await opened(values)
+        values.writes_lost = 2
+        await brokers.alter("1", setting(message_max_bytes="1"))
+        assert (await opened(values)).altered("1") == {"message.max.bytes": "1"}
+        values.writes_lost = 1_000
+        with pytest.raises(KopError) as lost:
+            await brokers.alter("1", setting(message_max_bytes="2"))
+        assert lost.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert brokers.altered("1") == {"message.max.bytes": "1"}
+
+    asyncio.run(run())
+
+
+def test_what_older_versions_kept_in_one_value_holds_until_it_is_altered() -> None:
+    async def run() -> None:
+        values = Values()
+        older = '{"": {"log.retention.ms": "5"}, "1": {"message.max.bytes": "1"}, "2": {"message.max.bytes": "2"}}'
+        values.kept["broker.configs"] = older
+        brokers = await opened(values)
+        assert brokers.altered("") == {"log.retention.ms": "5"}
+        await brokers.alter("1", setting(log_retention_bytes="7"))
+        await brokers.alter("", lambda _: {})
+        for node_id, own in (
+            (1, {"message.max.bytes": "1", "log.retention.bytes": "7"}),
+            (2, {"message.max.bytes": "2"}),
+        ):
+            again = await opened(values, node_id=node_id)
+            assert (again.altered(""), again.altered(str(node_id))) == ({}, own)
+        assert values.kept["broker.configs"] == older
 
     asyncio.run(run())
 
@@ -129,11 +188,11 @@ def test_listeners_hear_of_changes_after_they_are_kept() -> None:
         values = Values()
         brokers = await opened(values)
         heard: list[tuple[int, str]] = []
-        brokers.on_change(lambda: heard.append((brokers.version, values.kept.get("broker.configs", ""))))
+        brokers.on_change(lambda: heard.append((brokers.version, values.kept.get("broker.configs.default", ""))))
         await brokers.alter("", setting(log_retention_ms="5"))
         await brokers.alter("", setting(log_retention_ms="5"))
         await brokers.alter("", setting(log_retention_ms="6"), validate_only=True)
-        assert heard == [(2, '{"": {"log.retention.ms": "5"}}')], "only what changes something is a change"
+        assert heard == [(2, '{"log.retention.ms": "5"}')], "only what changes something is a change"
         await brokers.alter("", lambda _: {})
         assert (heard[-1], values.kept) == ((3, ""), {})
 
@@ -210,13 +269,19 @@ def test_changes_at_the_same_time_do_not_lose_one_another() -> None:
     assert dict(asyncio.run(run()).altered("")) == {"log.retention.ms": "5", "message.max.bytes": "6"}
 
 
-@pytest.mark.parametrize("text", ["{oops", "[]", '{"": {"log.retention.ms": 5}}', '{"": []}', '"x"', "null"])
-def test_kept_settings_that_do_not_parse_change_nothing(text: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        *(("broker.configs", text) for text in ("{oops", "[]", '{"": {"log.retention.ms": 5}}', '{"": []}', "null")),
+        *(("broker.configs.default", text) for text in ("{oops", "[]", '{"log.retention.ms": 5}', '"x"', "null")),
+    ],
+)
+def test_kept_settings_that_do_not_parse_change_nothing(key: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         values = Values()
+        values.kept["broker.configs"] = '{"": {"log.retention.ms": "5"}}'
         brokers = await opened(values)
-        await brokers.alter("", setting(log_retention_ms="5"))
-        values.kept = dict.fromkeys(values.kept, text)
+        values.kept[key] = text
         for callback in values.callbacks:
             callback()
         await until(lambda: "do not parse" in caplog.text)
