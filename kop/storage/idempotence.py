@@ -38,9 +38,11 @@ IN_TRANSACTION: Final = "has an open transaction, and the batch is not transacti
 """Why such a batch is refused."""
 
 Snapshot: TypeAlias = list[Any]
-"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...]] each.
+"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...], begins,
+last_timestamp] each.
 
-A producer with an open transaction has the first offset of that behind the rest.
+`begins` is the first offset of the producer's open transaction, or -1. Older versions left the last item out, and the
+one before where no transaction was open.
 """
 
 
@@ -69,7 +71,7 @@ class BatchMetadata:
     base_offset: int
     last_offset: int
     timestamp: int
-    """The batch's max timestamp (ms), for DescribeProducers."""
+    """The batch's max timestamp (ms)."""
     pending: bool = True
     """Whether the batch is not durable yet, so that a duplicate has to wait for it."""
     owner: object = None
@@ -143,6 +145,7 @@ class ProducerInfo(NamedTuple):
     last_sequence: int
     """-1 where its epoch began with the end of a transaction and nothing came since."""
     last_timestamp: int
+    """The max timestamp (ms) of its last batch or marker."""
     transaction_start: int = -1
     """The first offset of its open transaction, or -1."""
 
@@ -150,6 +153,7 @@ class ProducerInfo(NamedTuple):
 class _Producer(NamedTuple):
     last_used: int
     window: ProducerWindow[BatchMetadata]
+    last_timestamp: int
 
 
 class ProducerStates:
@@ -233,10 +237,10 @@ class ProducerStates:
     def append_marker(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, commit: bool) -> BatchMetadata:
         """Take a marker that lies at `offset`: it ends the producer's transaction, its epoch is the producer's now.
 
-        The result is for `commit`, as that of `append`. It is in no window.
+        `now_ms` is the marker's timestamp, too. The result is for `commit`, as that of `append`. It is in no window.
         """
         before = self._producers.get(producer_id)
-        marker = self._end(producer_id, epoch, offset, now_ms, before, commit=commit)
+        marker = self._end(producer_id, epoch, offset, now_ms, now_ms, before, commit=commit)
         self._pending.append((marker, before))
         return marker
 
@@ -300,7 +304,13 @@ class ProducerStates:
         if header.control:
             if marker is not None:
                 taken = self._end(
-                    header.producer_id, header.producer_epoch, offset, now_ms, before, commit=marker.commit
+                    header.producer_id,
+                    header.producer_epoch,
+                    offset,
+                    header.max_timestamp,
+                    now_ms,
+                    before,
+                    commit=marker.commit,
                 )
                 taken.pending = False
                 self.transactions.commit(offset + 1)
@@ -327,7 +337,8 @@ class ProducerStates:
                     [batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp]
                     for batch in known.window.batches
                 ],
-                *([begun[producer_id]] if producer_id in begun else []),
+                begun.get(producer_id, -1),
+                known.last_timestamp,
             ]
             for producer_id, known in self._committed().items()
         ]
@@ -344,7 +355,7 @@ class ProducerStates:
         states = cls()
         begun: dict[int, int] = {}
         try:
-            for producer_id, epoch, last_used, batches, *first_offset in snapshot:
+            for producer_id, epoch, last_used, batches, *rest in snapshot:
                 window = tuple(
                     BatchMetadata(
                         producer_id, base_sequence, last_sequence, base_offset, last_offset, timestamp, pending=False
@@ -354,11 +365,13 @@ class ProducerStates:
                 if len(window) > WINDOW:
                     raise ValueError(f"{len(window)} batches of producer {producer_id}")
                 last_sequence = window[-1].last_sequence if window else -1
-                states._producers[producer_id] = _Producer(last_used, ProducerWindow(epoch, last_sequence, window))
-                if first_offset:
-                    (begins,) = map(int, first_offset)
-                    if begins >= transactions_from:
-                        begun[producer_id] = begins
+                left_out = (-1, window[-1].timestamp if window else -1)[len(rest) :]
+                begins, last_timestamp = (*map(int, rest), *left_out)
+                states._producers[producer_id] = _Producer(
+                    last_used, ProducerWindow(epoch, last_sequence, window), last_timestamp
+                )
+                if begins >= max(0, transactions_from):
+                    begun[producer_id] = begins
         except (TypeError, ValueError) as error:
             raise InternalError(f"snapshot of producers cannot be read: {error}") from error
         states.transactions = TransactionIndex(begun, aborted)
@@ -370,12 +383,12 @@ class ProducerStates:
         return [
             ProducerInfo(
                 producer_id,
-                window.epoch,
-                window.last_sequence,
-                window.batches[-1].timestamp if window.batches else -1,
+                known.window.epoch,
+                known.window.last_sequence,
+                known.last_timestamp,
                 begun.get(producer_id, -1),
             )
-            for producer_id, (_, window) in sorted(self._committed().items())
+            for producer_id, known in sorted(self._committed().items())
         ]
 
     def _put(self, header: BatchHeader, offset: int, now_ms: int, before: _Producer | None) -> BatchMetadata:
@@ -388,18 +401,28 @@ class ProducerStates:
             header.max_timestamp,
         )
         window = _NO_BATCHES if before is None else before.window
-        self._producers[header.producer_id] = _Producer(now_ms, window.then(header.producer_epoch, batch))
+        self._producers[header.producer_id] = _Producer(
+            now_ms, window.then(header.producer_epoch, batch), header.max_timestamp
+        )
         return batch
 
     def _end(
-        self, producer_id: int, epoch: int, offset: int, now_ms: int, before: _Producer | None, *, commit: bool
+        self,
+        producer_id: int,
+        epoch: int,
+        offset: int,
+        timestamp: int,
+        now_ms: int,
+        before: _Producer | None,
+        *,
+        commit: bool,
     ) -> BatchMetadata:
         window = _NO_BATCHES if before is None else before.window
         if epoch > window.epoch:
             window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0
-        self._producers[producer_id] = _Producer(now_ms, window)
+        self._producers[producer_id] = _Producer(now_ms, window, timestamp)
         self.transactions.end(producer_id, offset, commit=commit)
-        return BatchMetadata(producer_id, _MARKER, _MARKER, offset, offset, -1)
+        return BatchMetadata(producer_id, _MARKER, _MARKER, offset, offset, timestamp)
 
     def _committed(self) -> dict[int, _Producer]:
         producers = dict(self._producers)

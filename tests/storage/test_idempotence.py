@@ -242,7 +242,7 @@ def test_a_snapshot_holds_what_is_committed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "[[1,2]]", "[[1,2,3,[[1,2,3,4]]]]", '[[1,2,3,[[1,2,3,4,5]],"x"]]', "[[1,2,3,[],4,5]]", "3"]
+    "text", ["[1]", "[[1,2]]", "[[1,2,3,[[1,2,3,4]]]]", '[[1,2,3,[[1,2,3,4,5]],"x"]]', "[[1,2,3,[],4,5,6]]", "3"]
 )
 def test_a_snapshot_that_is_none(text: str) -> None:
     with pytest.raises(InternalError):
@@ -383,6 +383,10 @@ def in_transaction(producer_id: int, epoch: int, sequence: int, count: int = 1) 
     return header(producer_id, epoch, sequence, count)._replace(attributes=TRANSACTIONAL_BIT)
 
 
+MARKED = NOW + 7
+"""The timestamp of markers."""
+
+
 class TransactionalLog(Log):
     def made(self, *batch: int) -> BatchHeader:
         return in_transaction(*batch)
@@ -393,7 +397,7 @@ class TransactionalLog(Log):
         return entry
 
     def marker(self, producer_id: int, epoch: int, *, commit: bool = True, durable: bool = True) -> BatchMetadata:
-        entry = self.states.append_marker(producer_id, epoch, self.end, NOW, commit=commit)
+        entry = self.states.append_marker(producer_id, epoch, self.end, MARKED, commit=commit)
         self.end += 1
         if durable:
             self.states.commit(entry)
@@ -414,7 +418,7 @@ def test_an_end_that_bumps_the_epoch_begins_the_sequences_again() -> None:
     assert log.say(1, 0, 3) == OLD_EPOCH  # a late batch of the transaction that has ended
     assert log.say(1, 1, 3) == OUT_OF_ORDER
     assert log.say(1, 1, 0) == "new"
-    assert log.states.views() == [ProducerInfo(1, 1, -1, -1)]
+    assert log.states.views() == [ProducerInfo(1, 1, -1, MARKED)]
 
 
 def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
@@ -423,6 +427,7 @@ def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
     log.marker(1, 4, commit=False)
     assert log.say(1, 4, 3) == "new"
     assert log.say(1, 4, 0, 3) == "duplicate"
+    assert log.states.views() == [ProducerInfo(1, 4, 2, MARKED)]
     assert [transaction.first_offset for transaction in log.states.transactions.aborted] == [0]
 
 
@@ -476,7 +481,7 @@ def test_producers_with_an_open_transaction_do_not_expire() -> None:
     log.data(1, 0, 0)
     log.data(2, 0, 0)
     log.marker(2, 1)
-    assert log.states.expire(NOW + 1000, 1000) == 1
+    assert log.states.expire(MARKED + 1000, 1000) == 1
     assert [view.producer_id for view in log.states.views()] == [1]
     assert log.states.views()[0].transaction_start == 0
 
@@ -491,7 +496,7 @@ def test_transactions_are_the_same_after_a_restart() -> None:
 
     def marker(producer_id: int, epoch: int, *, commit: bool) -> None:
         entry = log.marker(producer_id, epoch, commit=commit)
-        raw = build_marker(producer_id, epoch, commit=commit, coordinator_epoch=0, timestamp=NOW)
+        raw = build_marker(producer_id, epoch, commit=commit, coordinator_epoch=0, timestamp=MARKED)
         batches.append((read_header(raw), entry.base_offset, EndMarker(commit, 0)))
 
     data(1, 0, 0)
@@ -505,13 +510,19 @@ def test_transactions_are_the_same_after_a_restart() -> None:
     marker(1, 2, commit=False)
     for states, rest in ((ProducerStates(), batches), (ProducerStates.restore(snapshot), batches[3:])):
         for batch, offset, end in rest:
-            states.replay(batch, offset, NOW, end, transactions_from=0)
+            states.replay(batch, offset, NOW if end is None else MARKED, end, transactions_from=0)
         assert states.snapshot() == log.states.snapshot()
         assert states.transactions.aborted == log.states.transactions.aborted
         assert states.transactions.first_open == log.states.transactions.first_open
     restored = ProducerStates.restore(log.states.snapshot(), log.states.transactions.aborted)
     assert restored.transactions.open_transactions == {3: 8}
     assert restored.transactions.aborted_between(0, 10) == log.states.transactions.aborted_between(0, 10)
+
+
+def test_snapshots_of_older_versions_have_the_time_of_the_last_batch() -> None:
+    older: list[list[object]] = [[1, 0, NOW, [[0, 0, 5, 5, NOW]]], [2, 0, NOW, [[0, 0, 6, 6, NOW]], 6], [3, 1, NOW, []]]
+    states = ProducerStates.restore(json.loads(json.dumps(older)))
+    assert states.views() == [ProducerInfo(1, 0, 0, NOW), ProducerInfo(2, 0, 0, NOW, 6), ProducerInfo(3, 1, -1, -1)]
 
 
 def test_transactional_batches_of_older_logs_open_no_transaction() -> None:

@@ -81,6 +81,25 @@ async def test_a_marker_has_the_append_time_of_its_topic(marked_store: MarkedSto
         assert [aborted.first_offset for aborted in log.aborted_between(0, 2)] == [0]
 
 
+async def test_an_end_is_the_last_that_is_told_of_its_producer(marked_store: MarkedStore) -> None:
+    def told() -> list[tuple[int, int, int, int]]:
+        return [
+            (view.producer_id, view.producer_epoch, view.last_sequence, view.last_timestamp) for view in log.producers()
+        ]
+
+    ended = [(1, 0, 0, NOW + 5), (2, 1, -1, NOW + 6)]
+    async with opened(marked_store) as (_, log):
+        first, second = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
+        await first.put("a")
+        await second.put("b")
+        assert told() == [(1, 0, 0, NOW), (2, 0, 0, NOW)]
+        await log.end_transaction(1, 0, commit=True, coordinator_epoch=0, bumps_epoch=False, now_ms=NOW + 5)
+        await second.end(commit=True, now_ms=NOW + 6)
+        assert told() == ended
+    async with opened(marked_store) as (_, log):
+        assert told() == ended
+
+
 async def test_what_comes_late_is_refused(marked_store: MarkedStore) -> None:
     async with opened(marked_store) as (_, log):
         writer = TransactionalProducer(log, 1)
