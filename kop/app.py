@@ -302,7 +302,9 @@ async def _open_engine(
             policy=topic_configs.policy,
             settings=memory_store.MemorySettings(
                 max_bytes=config.kop_memory_bytes,
-                upkeep_interval_ms=min(config.log_retention_check_interval_ms, config.log_cleaner_backoff_ms),
+                upkeep_interval_ms=lambda: min(
+                    config.log_retention_check_interval_ms, int(broker_configs.text("log.cleaner.backoff.ms"))
+                ),
                 producer_id_expiration_ms=config.producer_id_expiration_ms,
             ),
         )

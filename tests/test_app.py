@@ -7,14 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 from support.child import Child
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 
+from kop.records.batch import Record, build, read_header
 from kop.wire.messages import MetadataRequest, OffsetCommitRequest
 
 
@@ -73,6 +75,23 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(type(serving.gateway.engine), "healthy", property(lambda _self: "the disk is full"))
             assert await page(port, "readyz") == (503, "the disk is full\n")
             assert await page(port, "healthz") == (200, "ok\n")
+
+    run(main())
+
+
+def test_an_altered_interval_of_the_cleaner_holds_at_once_in_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:", log_cleaner_backoff_ms="3600000") as serving:
+            engine = serving.gateway.engine
+            configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+            log = engine.log((await engine.topics.create("t", 1, configs)).topic_id, 0)
+            assert log is not None
+            for value in (b"1", b"2", b"3"):
+                data = build([Record(0, 0, b"k", value)])
+                await log.append(data, read_header(data), now_ms=time.time_ns() // 1_000_000)
+            size = log.size_bytes
+            await serving.gateway.broker_configs.alter("", lambda _: {"log.cleaner.backoff.ms": "1"})
+            await until(lambda: log.size_bytes < size)
 
     run(main())
 

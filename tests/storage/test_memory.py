@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
 from storage.batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
 from storage.engines import MemoryStore, policy_of
 from storage.marked_producer import TransactionalProducer, committed_values
 from support.waiting import until
 
+from kop import background
 from kop.errors import ErrorCode
 from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
 
@@ -129,12 +132,26 @@ async def test_an_append_and_a_deletion_during_compaction_are_kept() -> None:
 
 
 async def test_upkeep_runs_by_itself() -> None:
-    settings = MemorySettings(upkeep_interval_ms=1)
-    engine = await open_engine(policy=policy_of, settings=settings)
+    interval_ms = 3_600_000
+    engine = await open_engine(policy=policy_of, settings=MemorySettings(upkeep_interval_ms=lambda: interval_ms))
     log = await make(engine, retention_ms="1000")
     await fill(log, "a")
+    interval_ms = 1  # which holds at once
     await until(lambda: log.log_start_offset == 1)
     assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (1, 1, 0)
+    await engine.close()
+
+
+async def test_upkeep_without_a_pause_leaves_the_loop_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def repeat(_what: str, _work: object, *, every: Callable[[], float]) -> None:
+        pauses.append(every())
+
+    monkeypatch.setattr(background, "repeat", repeat)
+    engine = await open_engine(policy=policy_of, settings=MemorySettings(upkeep_interval_ms=lambda: 0))
+    await until(lambda: pauses)
+    assert pauses == [0.01]
     await engine.close()
 
 

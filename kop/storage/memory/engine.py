@@ -29,6 +29,13 @@ from kop.storage.topic_table import new_cluster_id
 
 _PRODUCER_IDS: Final = 1000
 """Producer ids that are reserved at a time."""
+_TICK_SECONDS: Final = 1.0
+"""Time after which the upkeep asks again when it is due: that may have changed."""
+_SHORTEST_PAUSE_SECONDS: Final = 0.01
+
+
+def _fifteen_seconds() -> int:
+    return 15_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,8 @@ class MemorySettings:
 
     max_bytes: int = 1 << 30
     """Batches of all logs together."""
-    upkeep_interval_ms: int = 15_000
-    """Time between two looks for what retention and compaction have to do."""
+    upkeep_interval_ms: Callable[[], int] = _fifteen_seconds
+    """Tells the time between two looks for what retention and compaction have to do, which may change meanwhile."""
     producer_id_expiration_ms: int = 86_400_000
     maintain: bool = True
     """Run retention and compaction in the background; without it only `maintain()` does."""
@@ -82,6 +89,8 @@ class MemoryEngine:
         self._settings = settings
         self._space = Space(settings.max_bytes)
         self._upkeep: asyncio.Task[None] | None = None
+        self._kept_up = time.monotonic()
+        """When the last look for what there is to do ended."""
         self.cluster_id = memory.cluster_id
         self.topics = MemoryTopics(memory.topics_version, memory.topics, self.topic_changed)
         self._logs = {
@@ -94,7 +103,7 @@ class MemoryEngine:
         if settings.maintain:
             self._upkeep = asyncio.get_running_loop().create_task(
                 background.repeat(
-                    "retention or compaction", self._keep_up, every=self._settings.upkeep_interval_ms / 1000
+                    "retention or compaction", self._keep_up, every=lambda: min(self._interval, _TICK_SECONDS)
                 )
             )
 
@@ -162,8 +171,17 @@ class MemoryEngine:
             except Exception as error:  # the other logs are cleaned all the same
                 background.tell(f"compaction of {log.title}", error, kind="compaction")
 
+    @property
+    def _interval(self) -> float:
+        return max(self._settings.upkeep_interval_ms() / 1000, _SHORTEST_PAUSE_SECONDS)
+
     async def _keep_up(self) -> None:
-        await self.maintain(time.time_ns() // 1_000_000)
+        if time.monotonic() < self._kept_up + self._interval:
+            return
+        try:
+            await self.maintain(time.time_ns() // 1_000_000)
+        finally:
+            self._kept_up = time.monotonic()
 
     def collect(self) -> Iterable[Metric]:
         """No metrics of its own."""
