@@ -16,6 +16,8 @@ from support.waiting import until
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header
 from kop.storage.sqlite import compaction, maintenance, writer
+from kop.storage.sqlite.compaction import Cleaner
+from kop.storage.sqlite.log import SqliteLog
 
 # Failing disks
 
@@ -371,6 +373,33 @@ async def test_compaction_in_several_passes(sqlite: InterceptedStore) -> None:
         kept = await read_all(log)
         assert {record.key.decode(): record.offset for record in kept if record.key} == expected
         assert len(kept) == 40
+
+
+async def test_compaction_does_not_keep_retention_waiting(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        await asyncio.gather(*[append(log, batch(["x"], keys=[f"k{i % 50}"])) for i in range(100)])
+        await make(engine, "other", retention_bytes="0")
+    starts: list[int] = []
+    clean = Cleaner.clean
+
+    async def seen(cleaner: Cleaner, log: SqliteLog, target: int, now_ms: int) -> bool:
+        other = first(engine, "other")
+        starts.append(other.log_start_offset)
+        if len(starts) == 1:
+            await fill(other, "x")
+        return await clean(cleaner, log, target, now_ms)
+
+    monkeypatch.setattr(Cleaner, "clean", seen)
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    sqlite.settings.update(maintain=True, retention_check_interval_ms=0, cleaner_keys=10)
+    async with sqlite.opened() as engine:
+        await until(lambda: first(engine).clean_offset == 99)
+    assert starts[0] == 0
+    assert len(starts) > 5
+    assert set(starts[1:]) == {1}, "retention has its turn between two passes"
 
 
 async def test_compaction_leaves_alone_what_it_cannot_read(

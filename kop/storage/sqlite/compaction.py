@@ -6,7 +6,7 @@ Must not know: which records survive (`kop.storage.compaction`), how a batch is 
 Batches are taken in log order and each step is one transaction, so a crash leaves a log in which some superseded
 records are gone, and the next pass begins again. An aborted transaction is forgotten in the step that takes the last
 of its records. Where the keys of the dirty part do not fit into memory there are
-several passes.
+several passes, with other work between them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cleaner:
-    """Compacts logs, one at a time."""
+    """Compacts logs, one at a time, in passes."""
 
     writer: Writer
     threads: Readers
@@ -73,37 +73,37 @@ class Cleaner:
     closing: Callable[[], bool]
     """Whether no further step shall begin."""
 
-    async def clean(self, log: SqliteLog, now_ms: int) -> None:
-        """Compact `log` where it is due, in as many passes as the map of keys needs."""
-        target = log.last_stable_offset  # not what comes in meanwhile: others wait for their turn
-        high_watermark = log.high_watermark
-        while not (log.deleted or self.closing()):
-            start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
-            part = await self.threads.run(
-                find, log.log_id, log.policy, first_dirty, target, high_watermark, log.size_bytes, now_ms
-            )
-            if part is None:
-                return
-            newest = await self.threads.run(_nothing_yet, self.most_keys, log.aborted_copy())
-            offset = part.first_dirty
-            while offset < part.end and not self.closing():
-                began = time.monotonic()
-                reached, full = await self.threads.run(collect, log.log_id, offset, part.end, newest)
-                await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
-                if full or reached == offset:
-                    offset = reached
-                    break
+    async def clean(self, log: SqliteLog, target: int, now_ms: int) -> bool:
+        """Compact `log` up to the offset `target` in one pass; False where nothing is due, or the pass did not end."""
+        if log.deleted or self.closing():
+            return False
+        start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
+        part = await self.threads.run(
+            find, log.log_id, log.policy, first_dirty, target, log.high_watermark, log.size_bytes, now_ms
+        )
+        if part is None:
+            return False
+        newest = await self.threads.run(_nothing_yet, self.most_keys, log.aborted_copy())
+        offset = part.first_dirty
+        while offset < part.end and not self.closing():
+            began = time.monotonic()
+            reached, full = await self.threads.run(collect, log.log_id, offset, part.end, newest)
+            await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
+            if full or reached == offset:
                 offset = reached
-            end = min(offset, part.last_base)
-            if end <= part.first_dirty:
-                return
-            if log.snapshot_offset < end:
-                await self.snapshot([log])
-            if not await self._rewrite(log, start, end, newest, now_ms):
-                return
-            await self.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
-            log.clean_offset = end
-            log.forget_aborted(end)
+                break
+            offset = reached
+        end = min(offset, part.last_base)
+        if end <= part.first_dirty:
+            return False
+        if log.snapshot_offset < end:
+            await self.snapshot([log])
+        if not await self._rewrite(log, start, end, newest, now_ms):
+            return False
+        await self.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
+        log.clean_offset = end
+        log.forget_aborted(end)
+        return True
 
     async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
         """False where it did not come to the end: the topic went, or the engine closes."""

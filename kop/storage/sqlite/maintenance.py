@@ -4,7 +4,8 @@ Owns: when each of these is due, their steps, the background task.
 Must not know: how appends go; a change here is an operation of the writer like any other.
 
 Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
-and snapshots of a log agree. The log start moves first, durably; rows go afterwards, also after a restart.
+and snapshots of a log agree. Compaction gives its turn back after each pass over a log. The log start moves first,
+durably; rows go afterwards, also after a restart.
 A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
 An aborted transaction is stored with the first snapshot that covers its marker, and goes with the last of its rows.
 """
@@ -17,6 +18,7 @@ import logging
 import math
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +107,8 @@ class Maintenance:
         self._task: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
         self._to_remove: dict[SqliteLog, None] = {}
+        self._to_clean: deque[tuple[SqliteLog, int]] = deque()
+        """Logs that compaction has still to look at, each up to an offset: not what comes in meanwhile."""
         self._dead_logs = True  # there may be some
         self._batches = 0  # committed since the last snapshots
         self._wal = 0  # bytes in the write-ahead log, about
@@ -141,7 +145,9 @@ class Maintenance:
                 await self._remove_due()
             await self._expire_producers(now_ms)
             await self._retain(now_ms)
-            await self._compact(now_ms)
+            self._find_to_clean()
+            while self._to_clean and not self.closing:
+                await self._compact(now_ms)
             await self._snapshot_all()
             await self._vacuum()
 
@@ -195,9 +201,13 @@ class Maintenance:
                     await self._guarded("the expiry of producers", self._expire_producers(now_ms))
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
-                if now >= cleaned + settings.cleaner_interval_ms() / 1000:
+                if not self._to_clean and now >= cleaned + settings.cleaner_interval_ms() / 1000:
                     cleaned = now
+                    self._find_to_clean()
+                if self._to_clean:
                     await self._guarded("compaction", self._compact(now_ms))
+                if self._to_clean:
+                    self._wake.set()
                 if self._batches >= SNAPSHOT_BATCHES:
                     await self._guarded("snapshots", self._snapshot_all())
             if self._wal and self._wal == self._wal_seen:
@@ -328,15 +338,21 @@ class Maintenance:
 
     # Compaction.
 
+    def _find_to_clean(self) -> None:
+        self._to_clean.extend((log, log.last_stable_offset) for log in self._logs() if log.policy.compact)
+
     async def _compact(self, now_ms: int) -> None:
-        for log in self._logs():
-            if self.closing:
-                return
-            if log.policy.compact and not log.deleted and log.last_stable_offset > log.clean_offset:
+        """Do one pass over the next log where one is due. The log goes behind the others then: more may be due."""
+        while self._to_clean and not self.closing:
+            log, target = self._to_clean.popleft()
+            if log.policy.compact and not log.deleted and target > log.clean_offset:
                 try:
-                    await self._cleaner.clean(log, now_ms)
+                    if await self._cleaner.clean(log, target, now_ms):
+                        self._to_clean.append((log, target))
+                        return
                 except KopError:
-                    raise  # the storage fails: it would fail for the next log, too
+                    self._to_clean.clear()  # the storage fails: it would fail for the next log, too
+                    raise
                 except Exception as error:  # the other logs are cleaned all the same
                     background.tell(f"compaction of {log.topic.name}-{log.index}", error, kind="compaction")
 
