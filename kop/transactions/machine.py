@@ -12,9 +12,10 @@ The versions of transactions (`transaction.version`) live side by side. The clie
 - 0 and 1: the epoch stays through a transaction, partitions are added before data is sent to them.
 - 2: each end of a transaction bumps the epoch, so that nothing of an earlier transaction passes for a later one.
 
-Fencing: a new instance of a producer (InitProducerId) and the coordinator's own timeout abort an open transaction under
-a bumped epoch. The client that asked is told CONCURRENT_TRANSACTIONS and asks again. Epochs end at 32767, which no
-client is ever given: a producer id whose epoch came to 32766 gets a successor.
+Fencing: InitProducerId and the coordinator's own timeout abort an open transaction under a bumped epoch, as an end of
+version 2 does whatever the client goes by. The client that asked is told CONCURRENT_TRANSACTIONS and asks again. A
+producer that runs on with the epoch before (KIP-360) is given the bumped one, unless a new instance was given one
+meanwhile. Epochs end at 32767, which no client is ever given: a producer id whose epoch came to 32766 gets a successor.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Transaction:
     last_update_timestamp: int = -1
     start_timestamp: int = -1
     last_epoch: int = NO_PRODUCER_EPOCH
-    """The epoch before the last bump that a client asked for: asking again is no second bump. It is in no record."""
+    """The epoch before the last bump, from which a running client comes to the present one: it asks again, or its
+    transaction was aborted. -1 after the bump of a new instance, which fences all others. It is in no record."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     client_version: int = 0
@@ -66,9 +68,6 @@ class Transaction:
     """A step is being written, or the markers of an end are. It is in no record."""
     storage_transaction: bytes = b""
     """What storage calls the open transaction, or the one that is being ended; see `kop.storage.base`."""
-    fence_failed: bool = False
-    """A bump of the epoch that fences could not be written. No client saw that epoch, so the next try takes the same
-    one: epochs do not run out while storage is away. It is in no record."""
 
     @property
     def epoch_exhausted(self) -> bool:
@@ -122,7 +121,7 @@ class Decision(NamedTuple):
     needs_producer_id: bool = False
     """A new producer id is needed: the caller takes one and asks again with it."""
     fences: bool = False
-    """`next` bumps the epoch to fence a producer; see `Transaction.fence_failed`."""
+    """`next` aborts an open transaction that its producer did not end; see `fence`."""
 
 
 _CONCURRENT: Final = Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -324,31 +323,24 @@ def _end_with_one_epoch(transaction: Transaction, now: int, producer_id: int, ep
 def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) -> Decision:
     """Abort the open transaction under a bumped epoch: it timed out, or another instance of its producer has begun.
 
-    The epoch is bumped once, whatever the version of the transaction is.
+    The epoch is bumped once, whatever the version of the transaction is. `fresh_id` as of `init_producer_id`.
     """
     if transaction.status is not TransactionStatus.ONGOING or transaction.pending:
         raise InternalError(f"a transaction of the state {transaction.status.label} cannot be fenced")
-    bumps_at_end = transaction.client_version >= EPOCH_BUMPED_AT_END
-    if bumps_at_end and transaction.epoch_exhausted and fresh_id is None:
+    if transaction.epoch_exhausted and fresh_id is None:
         return _NEEDS_PRODUCER_ID
     return Decision(
         next=replace(
             transaction,
             status=TransactionStatus.PREPARE_ABORT,
-            producer_epoch=min(transaction.producer_epoch + (not transaction.fence_failed), LAST_EPOCH),
-            last_epoch=NO_PRODUCER_EPOCH,
+            producer_epoch=min(transaction.producer_epoch + 1, LAST_EPOCH),
+            last_epoch=transaction.producer_epoch,
             last_update_timestamp=now,
-            next_producer_id=NO_PRODUCER_ID if fresh_id is None or not bumps_at_end else fresh_id,
+            next_producer_id=fresh_id if transaction.epoch_exhausted and fresh_id is not None else NO_PRODUCER_ID,
+            client_version=EPOCH_BUMPED_AT_END,
         ),
         fences=True,
     )
-
-
-def fence_failed(transaction: Transaction, decision: Decision) -> Transaction:
-    """The transaction after the record of a `fence` could not be written: it is open, under the epoch that fences."""
-    if decision.next is None:
-        raise InternalError("nothing was to be written")
-    return replace(transaction, producer_epoch=decision.next.producer_epoch, fence_failed=True)
 
 
 def completed(transaction: Transaction, now: int) -> Transaction:
@@ -364,7 +356,6 @@ def completed(transaction: Transaction, now: int) -> Transaction:
         next_producer_id=NO_PRODUCER_ID,
         pending=False,
         storage_transaction=b"",
-        fence_failed=False,
     )
     if transaction.client_version >= EPOCH_BUMPED_AT_END and transaction.next_producer_id != NO_PRODUCER_ID:
         after = replace(

@@ -635,7 +635,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                     entry.transaction = replace(after, pending=after.status in _PREPARED)
                     self._follow(entry)
                 else:
-                    entry.transaction = machine.fence_failed(before, decision) if decision.fences else before
+                    entry.transaction = before
                     if decision.fences and entry.age is not None:
                         entry.age.tried(self._clock())
                     self._follow(entry)

@@ -505,6 +505,38 @@ def test_a_transaction_times_out(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("times_out", [False, True])
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_running_producer_bumps_its_epoch_and_goes_on_after_an_abort(
+    tmp_path: Path, version: int, times_out: bool
+) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init(timeout=1000 if times_out else 60_000)
+
+            async def written(start: int) -> None:
+                if version < 12:
+                    assert await s.add(0) == [E.NONE]
+                answer = await s.produce(version=version)
+                assert (answer.error_code, answer.base_offset) == (E.NONE, start)
+
+            async def goes_on() -> bool:
+                return await s.init(**before) != E.CONCURRENT_TRANSACTIONS
+
+            await written(0)
+            before = s.who()
+            if times_out:
+                await s.reaches(TransactionStatus.COMPLETE_ABORT)
+                assert (await s.produce(version=version)).error_code == E.INVALID_PRODUCER_EPOCH
+            else:
+                assert await s.init(**before) == E.CONCURRENT_TRANSACTIONS
+            await until(goes_on)
+            assert s.who() == before | {"producer_epoch": before["producer_epoch"] + 1}
+            await written(2)
+
+    run(main())
+
+
 def test_a_client_that_leaves_while_its_transaction_is_verified(tmp_path: Path) -> None:
     async def main() -> None:
         async with talk(tmp_path) as s:

@@ -19,7 +19,6 @@ from kop.transactions.machine import (
     end,
     expires_at,
     fence,
-    fence_failed,
     init_producer_id,
     is_long_open_after,
     times_out_after,
@@ -288,29 +287,43 @@ def test_verifying_tells_of_each_partition() -> None:
 # --- the coordinator's own
 
 
-def test_a_fence_that_cannot_be_written_takes_one_epoch_however_often_it_is_tried() -> None:
-    transaction = at(ONGOING)
-    for _ in range(100):
-        decision = fence(transaction, NOW)
-        assert then(decision).producer_epoch == EPOCH + 1
-        transaction = fence_failed(transaction, decision)
-        assert added(transaction, epoch=EPOCH) == Decision(FENCED)
-    assert completed(then(fence(transaction, NOW)), NOW).fence_failed is False
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("by_init", [False, True])
+def test_a_running_client_goes_on_after_its_transaction_was_aborted(version: int, by_init: bool) -> None:
+    open_one = at(ONGOING, client_version=version)
+    decision = init(open_one, expected=(ID, EPOCH)) if by_init else fence(open_one, NOW)
+    assert (decision.error, decision.fences) == (CONCURRENT if by_init else NONE, True)
+    after = completed(then(decision), NOW)
+    for _ in range(2):  # the answer may be lost
+        goes_on = init(after, expected=(ID, EPOCH))
+        assert (goes_on.error, then(goes_on).producer_id, then(goes_on).producer_epoch) == (NONE, ID, EPOCH + 1)
+        after = then(goes_on)
+    assert init(after, expected=(ID, EPOCH - 1)) == Decision(FENCED)
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_a_fence_at_the_last_epoch_ends_there(version: int) -> None:
+def test_a_client_that_a_new_instance_fenced_stays_fenced(version: int) -> None:
+    fenced = completed(then(init(at(ONGOING, client_version=version))), NOW)
+    new = then(init(fenced))
+    assert (new.producer_epoch, new.last_epoch) == (EPOCH + 2, -1)
+    for epoch in (EPOCH - 1, EPOCH, EPOCH + 1):
+        assert init(new, expected=(ID, epoch)) == Decision(FENCED)
+    again = completed(then(fence(then(added(new, epoch=EPOCH + 2)), NOW)), NOW)
+    assert init(again, expected=(ID, EPOCH)) == Decision(FENCED)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_fence_at_the_last_epoch_gives_a_new_producer_id(version: int) -> None:
     open_one = at(ONGOING, producer_epoch=LAST_EPOCH - 1, client_version=version)
-    decision = fence(open_one, NOW)
-    assert decision.needs_producer_id == (version == 2)
-    after = completed(then(fence(open_one, NOW, fresh_id=5000)), NOW)
-    if version == 2:
-        assert (after.producer_id, after.producer_epoch, after.previous_producer_id) == (5000, 0, ID)
-    else:
-        assert (after.producer_id, after.producer_epoch) == (ID, LAST_EPOCH)
-        assert init(after).needs_producer_id
-        fenced_again = fence(at(ONGOING, producer_epoch=LAST_EPOCH, client_version=0), NOW)
-        assert then(fenced_again).producer_epoch == LAST_EPOCH
+    assert fence(open_one, NOW).needs_producer_id
+    prepared = then(fence(open_one, NOW, fresh_id=5000))
+    assert (prepared.producer_id, prepared.producer_epoch) == (ID, LAST_EPOCH)
+    after = completed(prepared, NOW)
+    assert (after.producer_id, after.producer_epoch, after.previous_producer_id) == (5000, 0, ID)
+    goes_on = then(init(after, expected=(ID, LAST_EPOCH - 1)))
+    assert (goes_on.producer_id, goes_on.producer_epoch) == (5000, 0)
+    assert init(after, expected=(ID, LAST_EPOCH - 2)) == Decision(FENCED)
+    assert completed(then(fence(at(ONGOING), NOW, fresh_id=5000)), NOW).producer_id == ID, "none was asked for"
 
 
 @pytest.mark.parametrize("state", [EMPTY, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT])
