@@ -41,6 +41,10 @@ CountedT = TypeVar("CountedT")
 _NO_RETENTION: Final = -1
 _LAST_MS: Final = 2**63 - 1
 """The latest time that a record can hold."""
+END_RECORDS: Final = 2000
+"""The most records of one write that ends a transaction: storage may have a limit for a batch."""
+END_BYTES: Final = 512 * 1024
+"""The most bytes of one such write. Any storage takes that much at once, so that nothing of it can come alone."""
 
 
 class OffsetExpiry(Protocol):
@@ -141,20 +145,20 @@ class GroupOffsets:
         of_key.pop(producer_id, None)  # the dict keeps the order of the log
         of_key[producer_id] = PendingOffset(value)
 
-    def put_ended(self, producer_id: int, ended: Iterable[EndedOffset]) -> None:
-        """Take the end of a producer's transaction, which became durable."""
-        for key, committed in ended:
-            self.unsure.discard((key, producer_id))
-            of_key = self.pending.get(key, {})
-            if committed is not None:
-                self.by_topic.setdefault(key[0], {})[key[1]] = committed
-                for other_producer, earlier in of_key.items():
-                    if other_producer == producer_id:
-                        break
-                    earlier.superseded = True
-            of_key.pop(producer_id, None)
-            if not of_key:
-                self.pending.pop(key, None)
+    def put_ended(self, producer_id: int, ended: EndedOffset) -> None:
+        """Take the end of a producer's transaction for one key, which became durable."""
+        key, committed = ended
+        self.unsure.discard((key, producer_id))
+        of_key = self.pending.get(key, {})
+        if committed is not None:
+            self.by_topic.setdefault(key[0], {})[key[1]] = committed
+            for other_producer, earlier in of_key.items():
+                if other_producer == producer_id:
+                    break
+                earlier.superseded = True
+        of_key.pop(producer_id, None)
+        if not of_key:
+            self.pending.pop(key, None)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Take the tombstones of `tombstones`, which became durable."""
@@ -223,13 +227,11 @@ class GroupOffsets:
             ended.append(EndedOffset(key, value))
         return ended
 
-    def end_records(self, group_id: str, producer_id: int, ended: Iterable[EndedOffset]) -> list[KeyValue]:
-        """The records that end the producer's pending offsets as `ended` says."""
+    def end_records(self, group_id: str, producer_id: int, ended: EndedOffset) -> list[KeyValue]:
+        """The records that end a pending offset of the producer as `ended` says."""
+        (topic, partition), committed = ended
         records: list[KeyValue] = []
-        for (topic, partition), committed in ended:
-            records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
-            if committed is None:
-                continue
+        if committed is not None:
             records.append((encode_offset_key(group_id, topic, partition), encode_offset_value(committed)))
             is_later = False
             for other_producer, offset in self.pending.get((topic, partition), {}).items():
@@ -238,6 +240,8 @@ class GroupOffsets:
                     other_key = PendingOffsetKey(group_id, topic, partition, other_producer)
                     records.append((encode_key(other_key), encode_pending_value(offset.value)))
                 is_later = is_later or other_producer == producer_id
+        # Behind the commit: where the tombstone is lost, a replay takes the pending one for superseded.
+        records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
         return records
 
     def tombstones(self, group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
@@ -355,26 +359,38 @@ class OffsetStore:
         producer_id: int,
         ended: Sequence[tuple[str, GroupOffsets, Sequence[EndedOffset]]],
         written: Written,
-    ) -> None:
-        """Write what becomes of a producer's pending offsets in all groups of a partition, all of it or nothing.
+    ) -> bool:
+        """Write what becomes of a producer's pending offsets in all groups of a partition, as far as a write takes it.
+
+        Returns whether that is all; else the caller asks again once it is written, for what is left. All of the write
+        or nothing becomes durable. What is dropped comes first, so that what is left is of one transaction.
 
         `ended` says of each group what `GroupOffsets.ended` gave. None of these keys may be being written.
         """
+        wanted = [(group_id, offsets, of_key) for group_id, offsets, of_group in ended for of_key in of_group]
+        wanted.sort(key=lambda each: each[2].committed is not None)
         records: list[KeyValue] = []
-        for group_id, offsets, of_group in ended:
-            records += offsets.end_records(group_id, producer_id, of_group)
-            for key, _ in of_group:
-                offsets.begin(key)
+        size = taken = 0
+        for group_id, offsets, of_key in wanted:
+            of_records = offsets.end_records(group_id, producer_id, of_key)
+            size += sum(len(key) + len(value or b"") for key, value in of_records)
+            if records and (len(records) + len(of_records) > END_RECORDS or size > END_BYTES):
+                break
+            records += of_records
+            taken += 1
+        now_ended = wanted[:taken]
+        for _, offsets, of_key in now_ended:
+            offsets.begin(of_key.key)
 
         def is_ended(code: ErrorCode) -> None:
-            for _, offsets, of_group in ended:
-                for key, _ in of_group:
-                    offsets.end(key)
+            for _, offsets, of_key in now_ended:
+                offsets.end(of_key.key)
                 if not code:
-                    offsets.put_ended(producer_id, of_group)
+                    offsets.put_ended(producer_id, of_key)
             written(code)
 
         self._log.write(log_partition, records, is_ended)
+        return taken == len(wanted)
 
     def delete(
         self,

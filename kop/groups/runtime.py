@@ -509,6 +509,16 @@ class GroupCoordinator(Coordinator[Loaded]):
         term = self.ownership.term(partition)
         for guard in self._guards.get(place, ()):
             guard.ended = True
+        while True:
+            code, is_all = await self._end_some(place, term, producer_epoch, storage_transaction, commit)
+            if code or is_all:
+                return code
+
+    async def _end_some(
+        self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
+    ) -> tuple[ErrorCode, bool]:
+        """One write of `_end_in`. Returns its error, and whether nothing is left to be ended."""
+        partition, producer_id = place
         await self._wait_for_writes(place, term)
         self._forget_producer(place)  # where groups or topics of its offsets were deleted
         entries = [
@@ -520,10 +530,10 @@ class GroupCoordinator(Coordinator[Loaded]):
         if not refusal and self.ownership.term(partition) != term:
             refusal = ErrorCode.NOT_COORDINATOR
         if refusal or not entries:
-            return refusal
+            return refusal, True
         newest = max(entry.offsets.newest_epoch(producer_id, storage_transaction) for entry in entries)
         if newest > producer_epoch:
-            return ErrorCode.INVALID_PRODUCER_EPOCH
+            return ErrorCode.INVALID_PRODUCER_EPOCH, True
         if commit and 0 <= newest < producer_epoch - 1:
             _log.warning(
                 "offsets of producer %d of the epoch %d belong to no transaction that ends with the epoch %d: dropped",
@@ -548,8 +558,8 @@ class GroupCoordinator(Coordinator[Loaded]):
             self._wake(partition)
             _answer(answer, answer_for(code))
 
-        self._offset_store.end(partition, producer_id, ended, written)
-        return await answer
+        is_all = self._offset_store.end(partition, producer_id, ended, written)
+        return await answer, is_all
 
     async def _wait_for_writes(self, place: tuple[int, int], term: int) -> None:
         """Wait until nothing is being written of the keys that the producer's transaction holds, or the term is over.

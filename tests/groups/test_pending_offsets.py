@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 from groups.group_world import MINUTE, World, at_once, settle, under_way
+from support.faulty_engine import FaultyLog
 from support.waiting import SECONDS, until
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E
+from kop.errors import KopError
+from kop.groups import offsets as offsets_module
 from kop.groups.classic.messages import JoinRequest
 from kop.groups.offsets import Commit
 from kop.groups.runtime import TransactionGuard
 from kop.groups.settings import GroupSettings
-from kop.records.batch import iter_batches
+from kop.pulsar_client.packed import MOST_MESSAGES
+from kop.records.batch import BatchHeader, iter_batches
 from kop.wire.state import OffsetCommitKey, PendingOffsetKey
 
 A, B = 4001, 4002
@@ -130,6 +134,76 @@ async def test_one_batch_ends_all_groups_of_a_partition() -> None:
             assert [world.offset(partition, group) for partition in range(3)] == [7, 8, 9]
             assert [keys[PendingOffsetKey(group, "t", index, A)] for index in range(3)] == [None] * 3
         assert pending(world, "c")
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_an_end_of_more_offsets_than_storage_takes_at_once_comes_in_several_batches(
+    monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    submit = FaultyLog.submit
+
+    def limited(log: FaultyLog, batch: Any, header: BatchHeader, *, waiter: Any, place: int, **more: Any) -> None:
+        if header.record_count > MOST_MESSAGES:
+            waiter.append_failed(place, KopError("as with packed offsets", E.MESSAGE_TOO_LARGE))
+        else:
+            submit(log, batch, header, waiter=waiter, place=place, **more)
+
+    monkeypatch.setattr(FaultyLog, "submit", limited)
+    count = MOST_MESSAGES // 2 + 1
+    async with World() as world:
+        for _ in range(2):
+            for group in ("a", "b"):
+                commits = [Commit("t", None, partition, 7) for partition in range(count)]
+                assert await world.groups.commit_in_transaction(group, A, 0, commits) == E.NONE
+            await pend(world, 9, group="a", producer=B)
+            appends = world.log.appends
+            assert await end(world, commit=commit) == E.NONE
+            assert world.log.appends > appends + 2
+            assert world.groups.pending_offsets == 1
+            for group in ("a", "b"):
+                seen = {world.offset(partition, group) for partition in range(count)}
+                assert seen == ({7} if commit else {None})
+            await world.restart()
+            assert world.groups.pending_offsets == 1
+
+
+async def test_an_end_that_fails_between_two_batches_is_carried_out_when_it_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offsets_module, "END_RECORDS", 2)
+    async with World() as world:
+        await pend(world, 4, epoch=2, partition=7)  # of a transaction before: it is not committed
+        for partition in range(3):
+            await pend(world, 7, epoch=3, partition=partition)
+        world.log.hold()
+        first = asyncio.ensure_future(end(world, epoch=3))
+        await until(lambda: world.log.waiting == 1)
+        world.log.release()
+        world.log.hold()
+        await until(lambda: world.log.waiting == 1)
+        world.log.release(E.NOT_ENOUGH_REPLICAS)
+        assert await soon(first) == E.COORDINATOR_NOT_AVAILABLE
+        await world.restart()
+        assert await end(world, epoch=3) == E.NONE
+        assert [world.offset(partition) for partition in (0, 1, 2, 7)] == [7, 7, 7, None]
+        assert world.groups.pending_offsets == 0
+
+
+async def test_an_offset_is_committed_where_the_log_ends_within_the_end_of_its_transaction() -> None:
+    """Storage that cuts a batch into pieces may have kept the first alone."""
+    async with World() as world:
+        await pend(world, 7)
+        pending_record = world.log.records()[-1]
+        assert await end(world) == E.NONE
+        committed, tombstone = world.log.records()[-2:]
+        assert tombstone == (pending_record[0], None)
+        assert committed[1] is not None
+        world.groups.state_log.write(0, [(pending_record[0], pending_record[1]), committed], lambda _: None)  # type: ignore[list-item]
+        await world.restart()
+        assert (world.offset(), pending(world)) == (7, True)
+        assert await end(world) == E.NONE
+        await world.restart()
+        assert (world.offset(), pending(world)) == (7, False)
 
 
 async def test_each_partition_is_ended_by_itself() -> None:
