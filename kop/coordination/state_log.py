@@ -29,6 +29,8 @@ Written: TypeAlias = Callable[[ErrorCode], None]
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
 """The most bytes of a shared batch. The records of one write are in one batch whatever its size."""
+_BATCH_RECORDS: Final = 8192
+"""The most records of a shared batch. Over Pulsar a batch may have 16,384: small ones come to that in fewer bytes."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -212,14 +214,17 @@ class StateLog:
                 self._append(self._logs[partition], writes, now)
                 continue
             shared: list[_Write] = []
-            shared_size = 0
+            shared_size = shared_records = 0
             for write in writes:
                 size = write.size
-                if shared and shared_size + size > _BATCH_BYTES:  # one that is too large fails alone
+                count = len(write.records)
+                is_full = shared_size + size > _BATCH_BYTES or shared_records + count > _BATCH_RECORDS
+                if shared and is_full:  # one that is too large fails alone
                     self._append(self._logs[partition], shared, now)
-                    shared, shared_size = [], 0
+                    shared, shared_size, shared_records = [], 0, 0
                 shared.append(write)
                 shared_size += size
+                shared_records += count
             self._append(self._logs[partition], shared, now)
 
     def _append(self, log: PartitionLog, writes: Sequence[_Write], now: int) -> None:

@@ -70,6 +70,15 @@ async def test_a_write_that_is_too_large_to_share_a_batch_has_one_of_its_own() -
     assert await writer.batches() == [1, 1, 1]
 
 
+async def test_writes_share_no_batch_of_more_records_than_storage_takes() -> None:
+    writer = Writer()
+    await writer.open()
+    for number in range(6):
+        writer.write(number, *((b"%d" % index, b"") for index in range(4000)))
+    await until(lambda: len(writer.ended) == 6)
+    assert await writer.batches() == [8000, 8000, 8000]
+
+
 async def test_a_replay_gives_the_newest_value_of_each_key_and_its_tombstone() -> None:
     writer = Writer()
     log = await writer.open()
