@@ -7,6 +7,9 @@ No broker may write into a transaction that ends, so all of them are told first.
 for as long as its verification is good (`verification.LEASE_SECONDS`): the end waits for that. It waits from when a
 broker left, so a coordinator verifies nothing for a broker that is not live. A transaction that began under another
 coordinator may be verified for a broker that this one does not see: its end waits from when it was taken over.
+
+Nothing is verified of a transaction once its end is decided, and a verification is good from before it is asked for. So
+none is good any more that long after the decision: whatever a broker without offsets to end does, no end waits longer.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.coordination.peers import Peers
-from kop.errors import ErrorCode, KopError
+from kop.errors import BackendError, ErrorCode, KopError
 from kop.storage.base import EndedTransaction, TransactionStorage
 from kop.transactions.verification import LEASE_SECONDS, TransactionVerifier
 from kop.wire.messages import WriteTxnMarkersRequest
@@ -88,6 +91,8 @@ class TransactionEnds:
         self._others: set[int] = set()
         self._left_at = float("-inf")
         """When a broker left the last time, by `time.monotonic`. It may go on for a while: nobody tells it of ends."""
+        self._calls: set[asyncio.Task[KopError | None]] = set()
+        """Calls to other brokers. One that nobody waits for any more goes on: it finds out if a connection is lost."""
         self.verifier: TransactionVerifier | None = None
         """What this broker has verified; set once, before the first end."""
         cluster.on_change(self._brokers_changed)
@@ -99,16 +104,15 @@ class TransactionEnds:
             self._left_at = time.monotonic()
         self._others = others
 
-    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
+    async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
         """See `Markers.write`."""
-        decided = time.monotonic()
         left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
         self.forget(ended.producer_id)
         of_offsets = {index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC}
         if self._others:
             of_offsets = await self._tell_others(ended, of_offsets, decided, left_at)
-        elif (rest := left_at + LEASE_SECONDS - decided) > 0:
-            await asyncio.sleep(rest)
+        else:
+            await _wait_until(min(left_at, decided) + LEASE_SECONDS)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
         offsets = self.end_offsets(
             of_offsets, ended.producer_id, ended.producer_epoch, ended.storage_transaction, commit=ended.commit
@@ -158,20 +162,27 @@ class TransactionEnds:
         for index in of_offsets:
             leader = self._cluster.leader(topic_id, index)
             parts[leader].append(index) if leader in parts else own.add(index)
-        brokers = list(parts)
-        answers = await asyncio.gather(*(self._tell(broker_id, ended, parts[broker_id]) for broker_id in brokers))
-        until = max(self._left_at, left_at) + LEASE_SECONDS  # a broker may have left while the others were told
+        loop = asyncio.get_running_loop()
+        calls = {broker_id: loop.create_task(self._tell(broker_id, ended, part)) for broker_id, part in parts.items()}
+        for call in calls.values():
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        over = decided + LEASE_SECONDS
+        await asyncio.wait(calls.values(), timeout=max(over - time.monotonic(), 0))
+        if needed := [call for broker_id, call in calls.items() if parts[broker_id]]:
+            await asyncio.wait(needed)
+        until = min(max(self._left_at, left_at) + LEASE_SECONDS, over)  # one may have left while others were told
         failed: list[KopError] = []
-        for broker_id, error in zip(brokers, answers, strict=True):
+        for broker_id, call in calls.items():
+            error = call.result() if call.done() else BackendError("no answer yet", ErrorCode.NETWORK_EXCEPTION)
             if error is None:
                 continue
             _log.warning("broker %d has not done its part of the end of a transaction: %s", broker_id, error)
             if error.code is ErrorCode.NETWORK_EXCEPTION:
-                until = max(until, decided + LEASE_SECONDS)
+                until = over
             if parts[broker_id]:
                 failed.append(error)
-        if (rest := until - time.monotonic()) > 0:
-            await asyncio.sleep(rest)
+        await _wait_until(until)
         if failed:
             raise failed[0]
         return own
@@ -205,3 +216,9 @@ class TransactionEnds:
                         text = f"it answers {code.name} for {of_topic.name}-{partition.partition_index}"
                         return KopError(text, code)
         return None
+
+
+async def _wait_until(at: float) -> None:
+    """Wait until a time of `time.monotonic`."""
+    if (rest := at - time.monotonic()) > 0:
+        await asyncio.sleep(rest)

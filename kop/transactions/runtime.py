@@ -85,11 +85,11 @@ _log = logging.getLogger(__name__)
 class Markers(Protocol):
     """Ends a transaction wherever it left something: in storage, in groups, in what brokers remember of it."""
 
-    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
+    async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
         """Carry out the end. After a failure, a KopError, it is called again: that does no harm.
 
         `taken_over_at`: when this broker took the transaction over from another coordinator, by `time.monotonic`;
-        -inf where it began here.
+        -inf where it began here. `decided`: when no partition was verified to be in it any more.
         """
 
 
@@ -688,7 +688,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
         What storage still prepares comes first: behind the end it would open the transaction again.
         """
-        began = time.perf_counter()
+        began, decided = time.perf_counter(), time.monotonic()
         if entry.adding is not None:
             await asyncio.wait({entry.adding})
         ended = EndedTransaction(
@@ -703,7 +703,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if ended.partitions or ended.storage_transaction:
             await retried(
                 f"end the transaction of {entry!r}",
-                lambda: self._write_markers(entry, ended),
+                lambda: self._write_markers(entry, ended, decided),
                 passes=_passes,
                 seconds=math.inf,
             )
@@ -718,7 +718,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if ended.commit:
             self.committed += 1
 
-    async def _write_markers(self, entry: _Entry, ended: EndedTransaction) -> None:
+    async def _write_markers(self, entry: _Entry, ended: EndedTransaction, decided: float) -> None:
         """Write the markers, where this broker surely coordinates the id still.
 
         One that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and 1 the
@@ -727,7 +727,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         await self.verify(self.in_doubt([entry.transactional_id]))
         if refusal := self.refusal_of(entry.transactional_id, surely=True):
             raise KopError("it is not sure that this broker still coordinates it", refusal)
-        await self._markers.write(ended, entry.taken_over_at)
+        await self._markers.write(ended, entry.taken_over_at, decided)
 
     def _write_complete_in(self, seconds: float) -> None:
         if self._completing is None and self._incomplete and not self._stopped:

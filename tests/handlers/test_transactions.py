@@ -221,9 +221,9 @@ def test_a_topic_that_is_made_while_the_coordinator_is_asked_takes_nothing(
         asked.set()
         return await add(self, *values)
 
-    async def late(self: TransactionEnds, ended: EndedTransaction, taken_over_at: float) -> None:
+    async def late(self: TransactionEnds, ended: EndedTransaction, *times: float) -> None:
         await ends.wait()
-        await write(self, ended, taken_over_at)
+        await write(self, ended, *times)
 
     monkeypatch.setattr(TransactionEnds, "write", late)
     monkeypatch.setattr("kop.transactions.runtime.CONCURRENT_SECONDS", 10.0)
@@ -264,9 +264,9 @@ def test_a_batch_does_not_pass_the_one_before_it_that_came_before_the_end_of_a_t
     ends = asyncio.Event()
     write = TransactionEnds.write
 
-    async def late(self: TransactionEnds, ended: EndedTransaction, taken_over_at: float) -> None:
+    async def late(self: TransactionEnds, ended: EndedTransaction, *times: float) -> None:
         await ends.wait()
-        await write(self, ended, taken_over_at)
+        await write(self, ended, *times)
 
     monkeypatch.setattr(TransactionEnds, "write", late)
 

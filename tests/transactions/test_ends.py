@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.waiting import until
 
 from kop.coordination.peers import PeerAnswer
 from kop.errors import ErrorCode as E
@@ -57,6 +58,9 @@ class World:
     def __init__(self, *others: int) -> None:
         self.done: list[Any] = []
         self.away: set[int] = set()
+        self.silent: set[int] = set()
+        """Brokers that take a call and stand still, until `spoken`."""
+        self.spoken = asyncio.Event()
         self.offsets_error = E.NONE
         self.refusal: E = E.NONE
         self.cluster = Cluster(*others)
@@ -116,6 +120,8 @@ class World:
     async def call(self, broker_id: int, message: Any, tags: Mapping[int, bytes] | None = None) -> PeerAnswer:
         if broker_id in self.away:
             raise KopError("away", E.NETWORK_EXCEPTION)
+        if broker_id in self.silent:
+            await self.spoken.wait()
         code = self.peer_codes.get(broker_id, E.NONE)
         if message.API_KEY == 27:
             (marker,) = message.markers
@@ -153,6 +159,13 @@ def ended(*partitions: tuple[str, int]) -> EndedTransaction:
     return EndedTransaction("tx", 5, 3, frozenset(partitions), True, 2, NAME)
 
 
+async def write(
+    w: World, transaction: EndedTransaction, taken_over_at: float = BEGAN_HERE, decided: float | None = None
+) -> None:
+    """Carry the end out; it is decided now, unless the test says otherwise."""
+    await w.ends.write(transaction, taken_over_at, time.monotonic() if decided is None else decided)
+
+
 @pytest.fixture(autouse=True)
 def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.05)
@@ -160,13 +173,13 @@ def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_alone_records_and_offsets_end_side_by_side() -> None:
     w = World()
-    await w.ends.write(ended(("t", 0), (OFFSETS, 4)), BEGAN_HERE)
+    await write(w, ended(("t", 0), (OFFSETS, 4)))
     assert w.done == [("offsets", {4}, True), ("records", {("t", 0)})]
 
 
 async def test_other_brokers_are_told_first_and_end_the_offsets_that_they_coordinate() -> None:
     w = World(2)
-    await w.ends.write(ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)), BEGAN_HERE)
+    await write(w, ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)))
     assert w.done == [(2, 5, True, {3}), ("offsets", {4}, True), ("records", {("t", 0)})]
 
 
@@ -175,7 +188,7 @@ async def test_a_broker_that_is_away_delays_the_end_by_its_lease() -> None:
     w.away = {2}
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await w.ends.write(ended(("t", 0)), BEGAN_HERE)
+    await write(w, ended(("t", 0)))
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
 
@@ -186,9 +199,55 @@ async def test_a_broker_that_left_delays_the_end_by_its_lease() -> None:
     w.cluster.changed()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await w.ends.write(ended(("t", 0)), BEGAN_HERE)
+    await write(w, ended(("t", 0)))
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_broker_that_stands_still_delays_the_end_by_its_lease_and_not_until_its_call_is_over(
+    leaves: bool,
+) -> None:
+    w = World(2, 3)
+    w.silent = {2}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    ending = loop.create_task(write(w, ended(("t", 0), (OFFSETS, 5))))
+    await until(lambda: (3, 5, True, {5}) in w.done)
+    if leaves:
+        w.cluster.ids = [ME, 3]
+        w.cluster.changed()
+    async with asyncio.timeout(60):
+        await ending
+    assert loop.time() - began >= 0.04
+    assert w.done[-1] == ("records", {("t", 0)})
+    w.spoken.set()
+
+
+async def test_an_end_that_is_tried_again_waits_from_its_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was verified since, whoever left meanwhile."""
+    monkeypatch.setattr(module, "LEASE_SECONDS", 3600.0)
+    decided = time.monotonic() - 3601
+    for others in ((), (2,)):
+        w = World(*others, 3)
+        w.away = {2}
+        w.cluster.ids = [ME, *others]
+        w.cluster.changed()
+        async with asyncio.timeout(60):
+            await write(w, ended(("t", 0)), time.monotonic(), decided)
+        assert w.done[-1] == ("records", {("t", 0)})
+
+
+async def test_offsets_that_another_broker_ends_are_waited_for_beyond_all_leases() -> None:
+    w = World(2)
+    w.silent = {2}
+    ending = asyncio.ensure_future(write(w, ended((OFFSETS, 3)), decided=time.monotonic() - 1))
+    for _ in range(10):
+        await asyncio.sleep(0)  # what must not be has no event
+    assert not ending.done()
+    w.spoken.set()
+    await ending
+    assert (2, 5, True, {3}) in w.done
 
 
 @pytest.mark.parametrize(("others", "alone"), [((), False), ((2,), False), ((), True)])
@@ -203,7 +262,7 @@ async def test_a_transaction_that_was_taken_over_ends_once_no_lease_of_the_forme
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with asyncio.timeout(60):
-        await w.ends.write(ended(("t", 0)), time.monotonic() - 0.01)
+        await write(w, ended(("t", 0)), time.monotonic() - 0.01)
     assert alone or loop.time() - began >= 0.03
     assert w.done[-1] == ("records", {("t", 0)})
 
@@ -216,7 +275,7 @@ async def test_offsets_that_another_broker_does_not_end_are_an_error(away: bool)
     else:
         w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
     with pytest.raises(KopError):
-        await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
+        await write(w, ended((OFFSETS, 3)))
     assert ("records", set()) not in w.done
 
 
@@ -226,16 +285,16 @@ async def test_a_broker_that_answers_delays_nothing(monkeypatch: pytest.MonkeyPa
     w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
     async with asyncio.timeout(60):
         with pytest.raises(KopError):
-            await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
+            await write(w, ended((OFFSETS, 3)))
 
 
 async def test_offsets_that_cannot_be_written_here_are_an_error() -> None:
     w = World()
     w.offsets_error = E.NOT_COORDINATOR
     with pytest.raises(KopError):
-        await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
+        await write(w, ended((OFFSETS, 3)))
     w.offsets_error = E.INVALID_PRODUCER_EPOCH  # a newer transaction's offsets are pending: these are not any more
-    await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
+    await write(w, ended((OFFSETS, 3)))
 
 
 STORED = {("t", 0): (UUID(int=1), 0)}

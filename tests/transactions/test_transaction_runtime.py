@@ -48,11 +48,14 @@ class WrittenMarkers:
     def __init__(self) -> None:
         self.written: list[EndedTransaction] = []
         self.taken_over_at: list[float] = []
+        self.decided: list[float] = []
+        """Of each try."""
         self.failures = 0
         self.open = asyncio.Event()
         self.open.set()
 
-    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
+    async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
+        self.decided.append(decided)
         await self.open.wait()
         if self.failures:
             self.failures -= 1
@@ -273,6 +276,7 @@ async def test_markers_are_tried_until_they_are_written() -> None:
         assert not (await w.end(who)).error
         await w.reaches(TransactionStatus.COMPLETE_COMMIT)
         assert len(w.markers.written) == 1
+        assert w.markers.decided == [w.markers.decided[0]] * 4
 
 
 @pytest.mark.parametrize("leads", [True, False])
