@@ -15,8 +15,9 @@ from storage.fake_pulsar_admin import HOME, FakePulsar, full
 from support.waiting import until
 
 from kop.cluster.client_topics import ClientTopics
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import PartitionedMetadata
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
@@ -407,6 +408,32 @@ async def test_a_look_finds_what_nobody_told_of_yet() -> None:
         assert topic(engine, "made again").topic_id != before
         client_topics = ClientTopics(engine)
         assert [client_topics.may_exist(name) for name in ("goes", "bad", "none")] == [False, True, False]
+
+
+async def test_a_topic_that_another_broker_makes_at_the_same_moment_is_known_when_its_name_is_refused() -> None:
+    """Pulsar refuses the name before it shows the topic."""
+    pulsar = FakePulsar()
+    metadata, unseen = pulsar.partitioned_metadata, [3]
+
+    async def created(full_name: str, partitions: int, properties: dict[str, str]) -> None:
+        pulsar.add("t", partitions)
+        raise PulsarError("Conflict", "Partitioned topic already exists")
+
+    async def shown_late(full_name: str) -> PartitionedMetadata:
+        if full_name == full("t") and unseen[0]:
+            unseen[0] -= 1
+            raise PulsarError("NotFound", "there is no such topic")
+        return await metadata(full_name)
+
+    async def no_topics(namespace: str) -> list[str]:
+        return []
+
+    vars(pulsar).update(create_partitioned=created, partitioned_metadata=shown_late, list_topics=no_topics)
+    async with loaded(pulsar) as engine:
+        with pytest.raises(KopError) as refused:
+            await engine.topics.create("t", 2, {})
+        assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert topic(engine, "t").partitions == 2
 
 
 async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:

@@ -266,6 +266,7 @@ class DirectLog(MemoryLog):
             sequence_base=entry.sequence_id,
             publish_time=entry.publish_time,
             max_size=_MAX_SIZE,
+            compacted=self.policy.compact,
         )
         assert made.frame == frame
         if header.producer_id >= 0:

@@ -55,6 +55,8 @@ from kop.storage.topic_table import TopicTable, new_uuid
 
 MAKER_SECONDS: Final = 15.0
 """How long loading a partition waits for the broker that makes its topic."""
+SEEN_SECONDS: Final = 5.0
+"""How long a topic that another broker has made may stay unseen."""
 _AT_ONCE = 16
 """Topics that are changed, and as many that are looked at, side by side."""
 _RETRIES_AT_ONCE = 4
@@ -402,13 +404,22 @@ class PulsarTopics(TopicTable):
             if error.code != "Conflict":
                 raise
             if not await self._strays.clear(full_name):
-                await self._look(full_name)  # another broker was faster: whoever hears of that finds it at once
+                await self._look_until_seen(full_name)  # another broker was faster: whoever hears of that finds it
                 raise
             try:
                 await self._context.admin.create_partitioned(full_name, partitions, properties)
             except PulsarError:
                 await self._strays.complete(full_name)
                 raise
+
+    async def _look_until_seen(self, full_name: str) -> None:
+        """Look at a topic of which Pulsar says that it exists: that may be before Pulsar shows it to anybody."""
+        end = self._context.loop.time() + SEEN_SECONDS
+        backoff = Backoff(0.05, 0.5)
+        await self._look(full_name)
+        while all(known.full_name != full_name for known in self._pulsar.values()) and self._context.loop.time() < end:
+            await asyncio.sleep(backoff.next())
+            await self._look(full_name)
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
