@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from storage.engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
+from storage.engines import BESIDE, STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
 from storage.sqlite_tools import InterceptedStore
 from support.pulsar import fresh_namespace
 
@@ -19,6 +19,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield MemoryStore()
     elif request.param == "sqlite":
         yield SqliteStore(tmp_path)
+    elif request.param == "sqlite-segments":
+        yield SqliteStore(tmp_path, **BESIDE)
     else:
         kind = PackedStore if request.param == "packed" else PulsarStore
         with fresh_namespace(request.getfixturevalue("pulsar_urls")) as pulsar:
@@ -31,6 +33,6 @@ def tail_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appends, "LATE_TAIL_SECONDS", 3600.0)
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path) -> InterceptedStore:
-    return InterceptedStore(tmp_path)
+@pytest.fixture(params=["rows", "files"])
+def sqlite(request: pytest.FixtureRequest, tmp_path: Path) -> InterceptedStore:
+    return InterceptedStore(tmp_path, **(BESIDE if request.param == "files" else {}))

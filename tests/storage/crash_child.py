@@ -21,12 +21,12 @@ PARTITIONS = 4
 IN_FLIGHT = 5
 
 
-async def main(path: str, acked: dict[str, int]) -> None:
+async def main(path: str, acked: dict[str, int], settings: dict[str, int]) -> None:
     store = SqliteStore.__new__(SqliteStore)
     from pathlib import Path
 
     store.path = Path(path)
-    store.settings = {"min_free_bytes": 0, "wal_bytes": 1 << 20}
+    store.settings = {"min_free_bytes": 0, "wal_bytes": 1 << 20, **settings}
     engine = await store.open()
     topic = engine.topics.get("t") or await engine.topics.create("t", PARTITIONS, {})
     os.write(1, b"ready\n")
@@ -57,4 +57,4 @@ async def main(path: str, acked: dict[str, int]) -> None:
     await asyncio.gather(*[produce(partition) for partition in range(PARTITIONS)])
 
 
-uvloop.run(main(sys.argv[1], json.loads(sys.argv[2])))
+uvloop.run(main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])))

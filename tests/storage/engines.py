@@ -100,6 +100,10 @@ class SqliteStore(EngineStore[SqliteEngine]):
         return await open_engine(self.path, policy=policy_of, **self.settings)
 
 
+BESIDE = {"beside_batch_bytes": 1, "beside_commit_bytes": 1, "segment_bytes": 16 << 10}
+"""Settings by which every batch that is appended lies in a file beside the database, and files are small."""
+
+
 class PulsarStore(EngineStore[PulsarEngine]):
     """Topics of a namespace of their own on a real Pulsar."""
 
@@ -152,4 +156,9 @@ class PackedStore(EngineStore[DenseEngine]):
         return DenseEngine(await self._pulsar.open(), self._known)
 
 
-STORES = ("memory", "sqlite", *(pytest.param(name, marks=pytest.mark.pulsar) for name in ("pulsar", "packed")))
+STORES = (
+    "memory",
+    "sqlite",
+    "sqlite-segments",
+    *(pytest.param(name, marks=pytest.mark.pulsar) for name in ("pulsar", "packed")),
+)

@@ -20,6 +20,7 @@ from support.waiting import SECONDS
 
 from kop.storage.sqlite import SqliteEngine, writer
 from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.schema import segments_of
 
 
 class InterceptedStore(SqliteStore):
@@ -83,12 +84,18 @@ async def pragma(engine: SqliteEngine, name: str) -> Any:
 
 
 async def stored_bytes(path: Path, log: SqliteLog) -> int:
-    """The bytes of all batches, counted in the file."""
+    """The bytes of all batches, counted in the files."""
     with closing(sqlite3.connect(path)) as conn:
-        query = "SELECT coalesce(sum(length(data)), 0), coalesce(sum(size), 0) FROM batch WHERE log = ?"
-        data, size = conn.execute(query, (log.log_id,)).fetchone()
-    assert data == size
-    return int(data)
+        query = "SELECT length(data), size, base, segment, position FROM batch WHERE log = ?"
+        rows = conn.execute(query, (log.log_id,)).fetchall()
+    for length, size, base, segment, position in rows:
+        if segment is None:
+            assert length == size
+        else:
+            assert length == 0
+            stored = segments_of(path).joinpath(f"{segment:010d}").read_bytes()[position : position + size]
+            assert (len(stored), int.from_bytes(stored[:8], "big")) == (size, base)
+    return sum(row[1] for row in rows)
 
 
 def size_of(path: Path, suffix: str = "") -> int:
@@ -113,17 +120,19 @@ class Disk:
         monkeypatch.setattr(os, "statvfs", self.statvfs)
 
     def statvfs(self, directory: Path) -> SimpleNamespace:
-        taken = sum(file.stat().st_size for file in directory.iterdir())
+        taken = sum(file.stat().st_size for file in directory.rglob("*"))
         return SimpleNamespace(
             f_frsize=1, f_blocks=self.size or self.free, f_bavail=self.free if self.size is None else self.size - taken
         )
 
 
 def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
-    """What a crash would leave now: the database and its write-ahead log. Only from the writer's thread."""
+    """What a crash would leave now: the database with its files. Only from the writer's thread."""
     directory.mkdir()
     for suffix in ("", "-wal"):
         shutil.copy(f"{engine.path}{suffix}", directory / f"kop.db{suffix}")
+    if segments_of(engine.path).exists():
+        shutil.copytree(segments_of(engine.path), segments_of(directory / "kop.db"))
     return SqliteStore(directory)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from storage.batches import LIMIT, NOW, append, batch, fill, first, make, read_all
-from storage.engines import SqliteStore
+from storage.engines import BESIDE, SqliteStore
 from storage.sqlite_tools import InterceptedStore, content, held_writer, pragma, size_of, stored_bytes
 from support.waiting import SECONDS, until
 
@@ -142,13 +142,17 @@ TESTS = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("settings", [{}, BESIDE], ids=["rows", "files"])
+def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int, settings: dict[str, int]) -> None:
     """Idempotent producers, killed with their engine, go on behind what was acknowledged: each record once."""
     store = SqliteStore(tmp_path)
     acked: dict[int, int] = {}  # partition -> sequence up to which everything was acknowledged
     for round_ in range(3):
         child = subprocess.Popen(
-            [*CHILD, str(store.path), json.dumps(acked)], stdout=subprocess.PIPE, text=True, cwd=TESTS
+            [*CHILD, str(store.path), json.dumps(acked), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=TESTS,
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from storage.batches import NOW, append, first, make
 from storage.engines import MemoryStore
 from storage.marked_producer import committed_records, keyed
-from storage.sqlite_tools import InterceptedStore, fail_inserts, stored_bytes
+from storage.sqlite_tools import InterceptedStore, fail_inserts, image, stored_bytes
 
 from kop.errors import KopError
 from kop.records.batch import build, read_header
@@ -19,28 +18,27 @@ from kop.storage.base import Engine, MarkedLog
 
 CONFIGS = {"min_cleanable_dirty_ratio": "0", "delete_retention_ms": "1000", "retention_ms": "50000"}
 PRODUCERS = 4
+MIXED = {"beside_batch_bytes": 90, "beside_commit_bytes": 1, "segment_bytes": 8192}
+"""Batches of two and three records lie in files, each of which takes those of two commits."""
 STEPS = [*["put"] * 6, *["plain"] * 2, *["end"] * 4, "again", "stale", "delete", "maintain", "restart", "kill"]
 
 
 class Pair:
     """A log in each of the two engines, to which the same happens."""
 
-    def __init__(self, directory: Path, cleanup: str, rng: random.Random) -> None:
+    def __init__(self, directory: Path, cleanup: str, rng: random.Random, settings: dict[str, int]) -> None:
         self.directory = directory
+        self.settings = settings
         self.rng = rng
         self.configs = CONFIGS | {"cleanup_policy": cleanup}
-        self.sqlite = InterceptedStore(self._new_directory(0))
+        self.sqlite = InterceptedStore(self.directory / "0", **settings)
+        self.sqlite.path.parent.mkdir()
         self.kills = 0
         self.now = NOW
         self.aborted = self.held_back = 0
         """The most of aborted transactions, and of records behind the last stable offset."""
         self.epochs = [0] * PRODUCERS
         self.sequences = [0] * PRODUCERS
-
-    def _new_directory(self, number: int) -> Path:
-        path = self.directory / str(number)
-        path.mkdir()
-        return path
 
     async def open(self) -> None:
         self.memory_engine: Engine = await MemoryStore().open()
@@ -56,15 +54,10 @@ class Pair:
     async def kill(self) -> None:
         """Go on with what a crash would have left of the file."""
         self.kills += 1
-        target = self._new_directory(self.kills)
-
-        def copy(_: Any) -> None:
-            for suffix in ("", "-wal"):
-                shutil.copy(f"{self.engine.path}{suffix}", target / f"kop.db{suffix}")
-
-        await self.engine.writer.run(copy, transaction=False)
+        target = self.directory / str(self.kills)
+        await self.engine.writer.run(lambda _: image(self.engine, target), transaction=False)
         await self.engine.close()
-        self.sqlite = InterceptedStore(target)
+        self.sqlite = InterceptedStore(target, **self.settings)
         self.engine = await self.sqlite.open()
         self.log = first(self.engine)
 
@@ -162,8 +155,9 @@ class Pair:
 
 @pytest.mark.parametrize("cleanup", ["delete", "compact", "compact,delete"])
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_same_happens_to_both(tmp_path: Path, cleanup: str, seed: int) -> None:
-    pair = Pair(tmp_path, cleanup, random.Random(seed))
+@pytest.mark.parametrize("settings", [{}, MIXED], ids=["rows", "rows-and-files"])
+async def test_the_same_happens_to_both(tmp_path: Path, cleanup: str, seed: int, settings: dict[str, int]) -> None:
+    pair = Pair(tmp_path, cleanup, random.Random(seed), settings)
     await pair.open()
     for _ in range(150):
         await pair.step()

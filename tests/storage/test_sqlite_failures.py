@@ -100,6 +100,7 @@ async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else
         assert await read_values(other) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("sqlite", ["rows"], indirect=True)
 async def test_a_full_disk_heals(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, retention_bytes="100000")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from storage.batches import NOW, append, batch, fill, first, make, put, read_values, refused
-from storage.engines import SqliteStore
+from storage.engines import BESIDE, SqliteStore
 from storage.marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
 from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, images_of, stored_bytes
 from support.waiting import SECONDS, until
@@ -70,7 +70,7 @@ async def test_a_file_of_version_1_opens_without_a_transaction(old_store: Interc
     for _ in range(2):
         async with old_store.opened() as engine:
             await check_old(engine)
-    assert query(old_store.path, "PRAGMA user_version") == 2
+    assert query(old_store.path, "PRAGMA user_version") == schema.SCHEMA_VERSION
     async with old_store.opened() as engine:
         log = first(engine)
         producer = TransactionalProducer(log, 2)
@@ -86,7 +86,15 @@ async def test_a_file_of_version_1_opens_without_a_transaction(old_store: Interc
         assert first(engine, "new").last_stable_offset == 1
 
 
-STEPS = ("BEGIN IMMEDIATE", "ALTER TABLE", "UPDATE log", "\nCREATE TABLE", "PRAGMA user_version =", "COMMIT")
+STEPS = (
+    "BEGIN IMMEDIATE",
+    "ALTER TABLE",
+    "UPDATE log",
+    "\nCREATE TABLE",
+    "CREATE INDEX",
+    "PRAGMA user_version =",
+    "COMMIT",
+)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -312,14 +320,18 @@ async def test_the_end_of_a_topic_takes_its_aborted_transactions(sqlite: Interce
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_kill_9_under_load_tears_no_transaction(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("settings", [{}, BESIDE], ids=["rows", "files"])
+def test_kill_9_under_load_tears_no_transaction(tmp_path: Path, seed: int, settings: dict[str, int]) -> None:
     """Transactions on a compacted topic, with snapshots and compaction all the time: of each that was answered all or
     nothing is there, as it was answered; of the one that was under way all or nothing."""
     store = SqliteStore(tmp_path)
     ended: dict[int, int] = {}  # partition -> transactions up to which the end was answered
     for round_ in range(3):
         child = subprocess.Popen(
-            [*CHILD, str(store.path), json.dumps(ended)], stdout=subprocess.PIPE, text=True, cwd=TESTS
+            [*CHILD, str(store.path), json.dumps(ended), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=TESTS,
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from storage.engines import policy_of
@@ -22,11 +23,11 @@ from kop.storage.sqlite import maintenance, open_engine
 PARTITIONS = 3
 
 
-async def main(path: str, ended: dict[str, int]) -> None:
+async def main(path: str, ended: dict[str, int], settings: dict[str, Any]) -> None:
     maintenance.SNAPSHOT_BATCHES = 20
     maintenance.TICK_SECONDS = 0.005
     engine = await open_engine(
-        Path(path), policy=policy_of, min_free_bytes=0, wal_bytes=1 << 20, cleaner_interval_ms=lambda: 10
+        Path(path), policy=policy_of, min_free_bytes=0, wal_bytes=1 << 20, cleaner_interval_ms=lambda: 10, **settings
     )
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
     topic = engine.topics.get("t") or await engine.topics.create("t", PARTITIONS, configs)
@@ -55,4 +56,4 @@ async def main(path: str, ended: dict[str, int]) -> None:
     await asyncio.gather(*[produce(partition) for partition in range(PARTITIONS)])
 
 
-uvloop.run(main(sys.argv[1], json.loads(sys.argv[2])))
+uvloop.run(main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])))

@@ -6,7 +6,7 @@ Must not know: which records survive (`kop.storage.compaction`), how a batch is 
 Batches are taken in log order and each step is one transaction, so a crash leaves a log in which some superseded
 records are gone, and the next pass begins again. An aborted transaction is forgotten in the step that takes the last
 of its records. Where the keys of the dirty part do not fit into memory there are
-several passes, with other work between them.
+several passes, with other work between them. A rewritten batch lies in its row, wherever it lay before.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.log import SqliteLog, head_of
 from kop.storage.sqlite.reader import BatchRow, Readers
+from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
 from kop.storage.transaction_index import AbortedTransaction
@@ -65,6 +66,7 @@ class Cleaner:
     writer: Writer
     threads: Readers
     """Where batches are read and rewritten."""
+    segments: Segments
     cache: TailCache
     most_keys: int
     """Keys that one pass holds in memory."""
@@ -87,7 +89,7 @@ class Cleaner:
         offset = part.first_dirty
         while offset < part.end and not self.closing():
             began = time.monotonic()
-            reached, full = await self.threads.run(collect, log.log_id, offset, part.end, newest)
+            reached, full = await self.threads.run(collect, self.segments, log.log_id, offset, part.end, newest)
             await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
             if full or reached == offset:
                 offset = reached
@@ -113,7 +115,9 @@ class Cleaner:
             if log.deleted or self.closing():
                 return False
             began = time.monotonic()
-            changes, reached = await self.threads.run(plan, log.log_id, offset, end, newest, now_ms, horizon)
+            changes, reached = await self.threads.run(
+                plan, self.segments, log.log_id, offset, end, newest, now_ms, horizon
+            )
             if changes:
                 freed = await self.writer.run(apply, log.log_id, changes, reached)
                 log.size_bytes -= freed
@@ -168,8 +172,10 @@ def find(
     return Part(first_dirty, end, last_base) if due else None
 
 
-def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> list[tuple[BatchRow, bytes, BatchHeader]]:
-    rows = reader.read_rows(conn, log_id, offset, end, STEP_BYTES)
+def _batches(
+    conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
+) -> list[tuple[BatchRow, Buffer, BatchHeader]]:
+    rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
     return [(row, data, read_header(data)) for row, data in rows]
 
 
@@ -177,9 +183,11 @@ def _nothing_yet(_conn: sqlite3.Connection, most_keys: int, aborted: Iterable[Ab
     return NewestOffsets(most_keys, aborted)
 
 
-def collect(conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest: NewestOffsets) -> tuple[int, bool]:
+def collect(
+    conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, newest: NewestOffsets
+) -> tuple[int, bool]:
     """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
-    for row, data, header in _batches(conn, log_id, offset, end):
+    for row, data, header in _batches(conn, segments, log_id, offset, end):
         if not newest.has_room_for(header):
             return row.base, True
         try:
@@ -192,6 +200,7 @@ def collect(conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest
 
 def plan(
     conn: sqlite3.Connection,
+    segments: Segments,
     log_id: int,
     offset: int,
     end: int,
@@ -201,7 +210,7 @@ def plan(
 ) -> tuple[list[Change], int]:
     """What becomes of some batches, and the offset reached."""
     changes: list[Change] = []
-    for row, data, header in _batches(conn, log_id, offset, end):
+    for row, data, header in _batches(conn, segments, log_id, offset, end):
         offset = row.last + 1
         try:
             new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon)
@@ -238,7 +247,7 @@ def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change], reac
             values += (row.id, row.base, data, len(data), timestamp if timestamp >= 0 else row.timestamp, head)
         values += [None] * (6 * (rows - len(part)))
         conn.execute(
-            "UPDATE batch SET data = column3, size = column4, timestamp = column5,"
+            "UPDATE batch SET data = column3, segment = NULL, position = NULL, size = column4, timestamp = column5,"
             f" head = iif(head IS NULL, NULL, column6) FROM (VALUES {','.join([_ROW] * rows)})"
             " WHERE id = column1 AND base = column2 AND log = ?",
             [*values, log_id],

@@ -34,6 +34,7 @@ from kop.storage.sqlite.log import LogContext, SqliteLog
 from kop.storage.sqlite.logs import SqliteLogTable
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.segments import Segments, files_in
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
@@ -72,6 +73,7 @@ class SqliteEngine:
         path: Path,
         lock: IO[str],
         conn: sqlite3.Connection,
+        segments: Segments,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
     ) -> None:
@@ -86,7 +88,8 @@ class SqliteEngine:
             self.loop,
             conn,
             path,
-            min_free_bytes=settings.min_free_bytes,
+            segments,
+            settings,
             on_committed=self._on_committed,
             on_failed=self._on_failed,
         )
@@ -94,12 +97,13 @@ class SqliteEngine:
             self.loop,
             self.writer,
             self.readers,
+            segments,
             self.cache,
             self._refusal,
             self._move_start,
         )
         self.logs = SqliteLogTable(context, policy)
-        self.maintenance = Maintenance(self.loop, path, settings, self.writer, self.cache, self.logs.all)
+        self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
         self._lock = lock
         self._closed = False
         self._failing = False
@@ -246,7 +250,8 @@ class SqliteEngine:
         size = 0
         for entry in group:
             entry.log.committed(entry)
-            size += entry.size
+            if entry.stored_at is None:
+                size += entry.size
         logs = dict.fromkeys(entry.log for entry in group)
         for log in logs:
             log.tell()
@@ -379,6 +384,7 @@ async def open_engine(
     try:
         conn = await loop.run_in_executor(None, schema.prepare, file)
         settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
+        segments = await loop.run_in_executor(None, _segments, conn, file, settings.segment_bytes)
         state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
     except BaseException as error:
         if conn is not None:
@@ -388,10 +394,24 @@ async def open_engine(
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, lock, conn, policy, settings)
+    engine = SqliteEngine(file, lock, conn, segments, policy, settings)
     engine.restore(state)
     engine.maintenance.start()
     return engine
+
+
+def _segments(conn: sqlite3.Connection, path: Path, roll_bytes: int) -> Segments:
+    """The files of large batches. BackendError where one is not there in which the database has batches."""
+    folder = schema.segments_of(path)
+    there = files_in(folder)
+    needed = reader.referenced(conn)
+    missing = [number for number in needed if number not in there]
+    if missing:
+        raise BackendError(
+            f"{path} has batches in {len(missing)} file(s) of {folder} that are not there, the first is"
+            f" {missing[0]:010d}: a copy of the database needs that folder beside it"
+        )
+    return Segments(folder, roll_bytes=roll_bytes, last=max([0, *there, *needed]))
 
 
 def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:

@@ -6,6 +6,8 @@ Must not know: how appends go; a change here is an operation of the writer like 
 Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
 and snapshots of a log agree. Compaction gives its turn back after each pass over a log. The log start moves first,
 durably; rows go afterwards, also after a restart.
+Files of batches beside the database are removed once no row names them. Where little is left in one, that is moved into
+the database first.
 A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
 An aborted transaction is stored with the first snapshot that covers its marker, and goes with the last of its rows.
 """
@@ -28,8 +30,9 @@ from kop.errors import BackendError, KopError
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.compaction import Cleaner
 from kop.storage.sqlite.log import SqliteLog
-from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.reader import BatchInFile, Readers
 from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS, PAGE_SIZE
+from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
@@ -52,6 +55,12 @@ VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
 """Free pages, or a quarter of all where that is more, from which on the file is made smaller."""
 _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
+_MOVE_BYTES = 4 << 20
+"""Bytes of batches that one step moves out of a file into the database."""
+_SEGMENTS_REST = 50
+"""How many times as long as a look at the files takes, the next one is put off at least: it reads a row for each batch
+in them.
+"""
 
 
 class DeletableByRetention(NamedTuple):
@@ -84,6 +93,7 @@ class Maintenance:
         path: Path,
         settings: SqliteSettings,
         writer: Writer,
+        segments: Segments,
         cache: TailCache,
         logs: Callable[[], Sequence[SqliteLog]],
     ) -> None:
@@ -91,12 +101,14 @@ class Maintenance:
         self._loop = loop
         self._settings = settings
         self._writer = writer
+        self._segments = segments
         self._logs = logs
         self._threads = Readers(loop, path, 1, "maintenance")
         self._checkpointer = Readers(loop, path, 1, "checkpoint")
         self._cleaner = Cleaner(
             writer,
             self._threads,
+            segments,
             cache,
             settings.cleaner_keys,
             self._snapshot,
@@ -110,6 +122,8 @@ class Maintenance:
         self._to_clean: deque[tuple[SqliteLog, int]] = deque()
         """Logs that compaction has still to look at, each up to an offset: not what comes in meanwhile."""
         self._dead_logs = True  # there may be some
+        self._rows_went = True  # since the last look at the files of batches; a crash may have left some
+        self._segments_at = 0.0
         self._batches = 0  # committed since the last snapshots
         self._wal = 0  # bytes in the write-ahead log, about
         self._wal_seen = 0
@@ -149,6 +163,7 @@ class Maintenance:
             while self._to_clean and not self.closing:
                 await self._compact(now_ms)
             await self._snapshot_all()
+            await self._clear_segments()
             await self._vacuum()
 
     async def close(self) -> None:
@@ -194,10 +209,13 @@ class Maintenance:
                 await self._guarded("removing batches", self._remove_due())
                 if self._dead_logs:
                     self._wake.set()  # more than one round's steps
+                if self._rows_went and now >= self._segments_at:
+                    await self._guarded("the look at files of batches", self._clear_segments())
                 if self._writer.failure is not None:
                     await self._guarded("the look whether the disk works again", self._heal())
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
+                    self._rows_went = True  # of a file, perhaps, that took batches still at the last look
                     await self._guarded("the expiry of producers", self._expire_producers(now_ms))
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
@@ -293,6 +311,7 @@ class Maintenance:
             step, todo = await self._threads.run(_next_removals, todo)
             if step is not None:
                 await self._writer.run(_delete, step)
+                self._rows_went = True
                 for log_id, size in step.sizes.items():
                     by_id[log_id].size_bytes -= size
                 self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
@@ -305,6 +324,7 @@ class Maintenance:
             if step is None or self.closing:
                 break
             await self._writer.run(_delete, step)
+            self._rows_went = True
             self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
         await self._writer.execute(_DELETE_EMPTY_DEAD)
         return not await self._threads.run(_dead)
@@ -348,6 +368,7 @@ class Maintenance:
             if log.policy.compact and not log.deleted and target > log.clean_offset:
                 try:
                     if await self._cleaner.clean(log, target, now_ms):
+                        self._rows_went = True
                         self._to_clean.append((log, target))
                         return
                 except KopError:
@@ -397,6 +418,29 @@ class Maintenance:
         if self._log_places:
             wrong = (pages - estimate / PAGE_SIZE) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
+
+    async def _clear_segments(self) -> None:
+        """Remove the files in which no batch is left, and first empty those in which less than half is left."""
+        began = time.monotonic()
+        self._rows_went = False
+        sizes = self._segments.complete()
+        left = await self._threads.run(reader.bytes_left) if sizes else {}
+        now = time.monotonic()
+        self._segments_at = now + _SEGMENTS_REST * (now - began)
+        for segment, size in sizes.items():
+            if left.get(segment, 0) < size / 2 and not self.closing:
+                await self._guarded("clearing a file of batches", self._clear(segment))
+
+    async def _clear(self, segment: int) -> None:
+        """Move all that is left in a file into the database, and remove the file."""
+        try:
+            while moved := await self._threads.run(reader.rest_of, self._segments, segment, _MOVE_BYTES):
+                await self._writer.run(_move, segment, moved)
+                self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
+            await self._threads.run(_remove, self._segments, segment)
+        except BaseException:
+            self._rows_went = True
+            raise
 
     async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
@@ -471,6 +515,16 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
         f" WHERE id IN ({_places(len(step.sizes))})",
         [value for pair in step.sizes.items() for value in pair] + list(step.sizes),
     )
+
+
+def _remove(_conn: sqlite3.Connection, segments: Segments, segment: int) -> None:
+    segments.remove(segment)
+
+
+def _move(conn: sqlite3.Connection, segment: int, moved: Sequence[BatchInFile]) -> None:
+    sql = "UPDATE batch SET data = ?, segment = NULL, position = NULL WHERE id = ? AND segment = ? AND position = ?"
+    conn.executemany(sql, [(row.data, row.id, segment, row.position) for row in moved])
+    conn.execute(sql, (b"", None, None, None))  # writes nothing: the statement lets go of the last batch
 
 
 def _places(count: int) -> str:

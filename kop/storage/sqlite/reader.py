@@ -4,25 +4,35 @@ Owns: every SELECT on batches. Must not know: the writer, the cache, what a log 
 
 Each query is its own short read transaction: a long one keeps checkpoints from emptying the write-ahead log. A read is
 two of them, how many batches fit and then those; so no batch is brought up only to be too much.
+
+A batch that lies beside the database is read after its row. Its file may be gone by then, because what was left in it
+was moved into the database: the row tells so when it is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kop.errors import BackendError
+from kop.storage.base import Buffer
 from kop.storage.sqlite.schema import connect
+from kop.storage.sqlite.segments import Segments
 
 T = TypeVar("T")
 
+_BEGINNING = struct.Struct(">qi")
+"""What every batch begins with: its base offset and the bytes that follow."""
 _MAX_BATCHES = 4096
 """The most batches of one read."""
+_TRIES = 3
+"""How often rows are read whose files are gone. Twice will do but where moving overtakes the reading again."""
 
 
 class BatchRow(NamedTuple):
@@ -33,6 +43,14 @@ class BatchRow(NamedTuple):
     last: int
     timestamp: int
     size: int
+
+
+class BatchInFile(NamedTuple):
+    """A batch that lies in a file, with its row's id and its position there."""
+
+    id: int
+    position: int
+    data: Buffer
 
 
 class Readers:
@@ -46,14 +64,14 @@ class Readers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kop-sqlite-{name}")
 
     async def run(self, query: Callable[..., T], *args: object) -> T:
-        """Run `query(connection, *args)` on a thread. An sqlite3.Error becomes BackendError."""
+        """Run `query(connection, *args)` on a thread. An sqlite3.Error or OSError becomes BackendError."""
         try:
             job = self._loop.run_in_executor(self._pool, self._call, query, args)
         except RuntimeError as error:
             raise BackendError("the storage engine is closed") from error
         try:
             return await job
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise BackendError(f"the database failed: {error}") from error
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -103,45 +121,127 @@ def _fitting(
 
 
 def read(
-    conn: sqlite3.Connection, log_id: int, offset: int, high_watermark: int, max_bytes: int, min_one: bool
-) -> list[bytes]:
+    conn: sqlite3.Connection,
+    segments: Segments,
+    log_id: int,
+    offset: int,
+    high_watermark: int,
+    max_bytes: int,
+    min_one: bool,
+) -> list[Buffer]:
     """Whole batches from the one that holds `offset`, or follows where it is gone, up to `max_bytes`."""
     count, size = _fitting(conn, log_id, offset, high_watermark, max_bytes, min_one)
     if not count:
         return []
-    rows = conn.execute(
-        "SELECT data FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
-        (log_id, offset, high_watermark, count),
-    ).fetchall()
-    batches: list[bytes] = [row[0] for row in rows]
+
+    def query() -> list[Buffer]:
+        return _batches(
+            segments,
+            conn.execute(
+                "SELECT base, size, segment, position, data FROM batch INDEXED BY batch_of_log"
+                " WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
+                (log_id, offset, high_watermark, count),
+            ).fetchall(),
+        )
+
+    batches = _again(query)
     while len(batches) > 1 and sum(map(len, batches)) > max(size, max_bytes):
         batches.pop()  # batches went between the two queries, larger ones took their places
     return batches
 
 
 def read_rows(
-    conn: sqlite3.Connection, log_id: int, offset: int, end: int, max_bytes: int
-) -> list[tuple[BatchRow, bytes]]:
+    conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, max_bytes: int
+) -> list[tuple[BatchRow, Buffer]]:
     """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits."""
-    rows: list[tuple[BatchRow, bytes]] = []
-    for *row, data in conn.execute(
-        "SELECT id, base, last, timestamp, size, data FROM batch INDEXED BY batch_of_log"
-        " WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
-        (log_id, offset, end, _MAX_BATCHES),
-    ):
-        max_bytes -= len(data)
-        if max_bytes < 0 and rows:
-            break
-        rows.append((BatchRow._make(row), data))
-    return rows
+
+    def query() -> list[tuple[BatchRow, Buffer]]:
+        rows: list[tuple[BatchRow, Buffer]] = []
+        room = max_bytes
+        for *values, segment, position, data in conn.execute(
+            "SELECT id, base, last, timestamp, size, segment, position, data FROM batch INDEXED BY batch_of_log"
+            " WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
+            (log_id, offset, end, _MAX_BATCHES),
+        ):
+            row = BatchRow._make(values)
+            room -= row.size
+            if room < 0 and rows:
+                break
+            rows.append((row, _batches(segments, [(row.base, row.size, segment, position, data)])[0]))
+        return rows
+
+    return _again(query)
 
 
-def read_one(conn: sqlite3.Connection, log_id: int, last: int) -> bytes | None:
+def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: int) -> Buffer | None:
     """The batch that ends at offset `last`, or None where it is gone."""
-    row = conn.execute(
-        "SELECT data FROM batch INDEXED BY batch_of_log WHERE log = ? AND last = ?", (log_id, last)
-    ).fetchone()
-    return None if row is None else row[0]
+
+    def query() -> list[Buffer]:
+        return _batches(
+            segments,
+            conn.execute(
+                "SELECT base, size, segment, position, data FROM batch INDEXED BY batch_of_log"
+                " WHERE log = ? AND last = ?",
+                (log_id, last),
+            ).fetchall(),
+        )
+
+    batches = _again(query)
+    return batches[0] if batches else None
+
+
+def _again(query: Callable[[], T]) -> T:
+    """The outcome of a query, made again where a file went between a row and the look into the file."""
+    for _ in range(_TRIES - 1):
+        try:
+            return query()
+        except FileNotFoundError:
+            pass
+    try:
+        return query()
+    except FileNotFoundError as error:
+        raise BackendError(f"{error.filename} is not there any more: it holds batches of this database") from None
+
+
+def _batches(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
+    """The batches of rows (base offset, size, segment, position, data). What follows in a file is read at once."""
+    batches: list[Buffer] = []
+    run: list[tuple[int, int]] = []  # base offset and size of batches of one file, which lie behind one another
+    file = begin = end = 0
+
+    def read_run() -> None:
+        if run:
+            batches.extend(_cut(segments, file, begin, run))
+            run.clear()
+
+    for base, size, segment, position, data in rows:
+        if segment is None:
+            read_run()
+            batches.append(data)
+            continue
+        if segment != file or position != end:
+            read_run()
+            file, begin = segment, position
+        run.append((base, size))
+        end = position + size
+    read_run()
+    return batches
+
+
+def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, int]]) -> list[Buffer]:
+    data = segments.read(segment, begin, sum(size for _, size in run))
+    whole = memoryview(data)
+    batches: list[Buffer] = []
+    position = 0
+    for base, size in run:
+        batch = whole[position : position + size]
+        if batch[:12] != _BEGINNING.pack(base, size - 12):
+            raise BackendError(
+                f"{segments.path(segment)} is damaged: the batch at offset {base} is not at byte {begin + position}"
+            )
+        batches.append(batch)
+        position += size
+    return batches
 
 
 def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, end: int) -> BatchRow | None:
@@ -161,6 +261,38 @@ def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int |
         (log_id, start, end),
     ).fetchone()[0]
     return None if timestamp is None or timestamp < 0 else timestamp
+
+
+def referenced(conn: sqlite3.Connection) -> list[int]:
+    """The numbers of the files in which batches lie. Looks into the index once for each of them."""
+    numbers: list[int] = []
+    query = "SELECT min(segment) FROM batch INDEXED BY batch_of_segment WHERE segment > ?"
+    while (number := conn.execute(query, (numbers[-1] if numbers else 0,)).fetchone()[0]) is not None:
+        numbers.append(number)
+    return numbers
+
+
+def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
+    """The bytes of batches in each file that has any, by its number."""
+    return dict(
+        conn.execute(
+            "SELECT segment, sum(size) FROM batch INDEXED BY batch_of_segment"
+            " WHERE segment IS NOT NULL GROUP BY segment"
+        )
+    )
+
+
+def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_bytes: int) -> list[BatchInFile]:
+    """Some of the batches that are left in a file: at least one, and one more than fits at most."""
+    rest: list[BatchInFile] = []
+    for row_id, base, size, position in conn.execute(
+        "SELECT id, base, size, position FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
+    ):
+        rest.append(BatchInFile(row_id, position, *_cut(segments, segment, position, [(base, size)])))
+        max_bytes -= size
+        if max_bytes <= 0:
+            break
+    return rest
 
 
 def get_state(conn: sqlite3.Connection, key: str) -> str | None:

@@ -11,6 +11,7 @@ What lies where
   behind it are told by the markers in the batches, as producers are.
 - `batch`: one row for each batch, appended to the end of one b-tree, so that a commit writes few pages however many
   partitions it holds. The index on it answers every look-up that needs no records without touching the batches.
+  A row has the batch in `data`, or names its place in a file beside the database (`segments`): `data` is empty then.
 
 A batch's `timestamp` is its max timestamp; where it has none, minus the time of the append (age without a date).
 `head` is the 61-byte header of an idempotent producer's batch, before the data so that it is read without it; of a
@@ -29,7 +30,7 @@ from typing import IO, Final
 
 from kop.errors import BackendError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
 MIN_SQLITE = (3, 35, 0)
@@ -69,10 +70,13 @@ CREATE TABLE batch (
     timestamp INTEGER NOT NULL,
     size INTEGER NOT NULL,
     head BLOB,
-    data BLOB NOT NULL
+    data BLOB NOT NULL,
+    segment INTEGER,
+    position INTEGER
 );
 CREATE UNIQUE INDEX batch_of_log ON batch (log, last, base, timestamp, size);
 """
+_BATCH_OF_SEGMENT = "CREATE INDEX batch_of_segment ON batch (segment, size) WHERE segment IS NOT NULL;"
 _ABORTED = """
 CREATE TABLE aborted (
     log INTEGER NOT NULL,
@@ -89,6 +93,11 @@ _UPGRADES: Final = {
         "UPDATE log SET transactions_from = max(log_start, snapshot_offset,"
         " coalesce((SELECT max(last) + 1 FROM batch INDEXED BY batch_of_log WHERE batch.log = log.id), 0))",
         _ABORTED,
+    ),
+    2: (
+        "ALTER TABLE batch ADD COLUMN segment INTEGER",
+        "ALTER TABLE batch ADD COLUMN position INTEGER",
+        _BATCH_OF_SEGMENT,
     ),
 }
 """What makes a database of each version one of the next."""
@@ -116,6 +125,11 @@ def lock(path: Path) -> IO[str]:
     handle.write(f"{os.getpid()}\n")
     handle.flush()
     return handle
+
+
+def segments_of(path: Path) -> Path:
+    """The folder of the files that hold large batches of a database."""
+    return Path(f"{path}-batches")
 
 
 def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connection:
@@ -171,7 +185,7 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         _wal(conn, path)
         conn.executescript(
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            f"{_SCHEMA}{_ABORTED} COMMIT;"
+            f"{_SCHEMA}{_ABORTED}{_BATCH_OF_SEGMENT} COMMIT;"
         )
         _sync_directory(path.parent)
         return

@@ -26,6 +26,12 @@ class SqliteSettings:
     """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
     min_free_bytes: int = 256 << 20
     """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
+    beside_batch_bytes: int = 8 << 10
+    """Size from which on a batch may lie in a file beside the database."""
+    beside_commit_bytes: int = 256 << 10
+    """Size of all such batches of a commit from which on they do: it costs a second sync and spares SQLite bytes."""
+    segment_bytes: int = 64 << 20
+    """Size from which on a file of batches takes no more."""
     reader_threads: int = 3
     retention_check_interval_ms: int = 300_000
     cleaner_interval_ms: Callable[[], int] = _fifteen_seconds

@@ -7,7 +7,8 @@ How a commit goes
 1. `append` queues an entry on the loop. The thread is woken once for a whole round of the loop.
 2. The thread takes all that is queued (up to a bound) and writes it with ONE multi-row INSERT outside a transaction,
    so that SQLite commits and syncs within that one call: each call that gives up the GIL may wait a switch interval
-   for it while the loop is busy.
+   for it while the loop is busy. Many bytes of large batches go into a file beside the database first, which is synced;
+   their rows name the places.
 3. One `call_soon_threadsafe` brings the whole group back to the loop, where logs advance and futures end.
 Where a commit fails the thread stands still until the loop has rolled back its logs and taken everything queued behind
 the failed batches out of the queue; so no later batch of a log can be written over the hole.
@@ -31,6 +32,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from kop.errors import BackendError, KopError
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, TopicInfo
 from kop.storage.idempotence import BatchMetadata
+from kop.storage.sqlite.segments import Place, Segments
+from kop.storage.sqlite.settings import SqliteSettings
 
 T = TypeVar("T")
 
@@ -38,7 +41,7 @@ MAX_COMMIT_BYTES = 8 << 20
 MAX_COMMIT_ROWS = 2048
 ROWS_PER_INSERT = 256
 """A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
-_ROW = "(?,?,?,?,?,?,?)"
+_ROW = "(?,?,?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 SPACE_CHECK_SECONDS = 0.5
@@ -75,6 +78,7 @@ class QueuedAppend:
         "log_append_time",
         "place",
         "size",
+        "stored_at",
         "timestamp",
         "token",
         "waiter",
@@ -105,6 +109,8 @@ class QueuedAppend:
         self.waiter = waiter
         self.place = place
         self.token = token
+        self.stored_at: Place | None = None
+        """Where the batch was written, where that is not its row."""
         self.followers: list[tuple[AppendWaiter, int]] | None = None
         """The waiters of duplicates of this append, with the place of each."""
 
@@ -154,7 +160,7 @@ def _insert_sql(rows: int) -> str:
     """An INSERT of up to so many rows; the places that are left over are bound to NULL and skipped."""
     values = ",".join([_ROW] * rows)
     return (
-        "INSERT INTO batch (log,base,last,timestamp,size,head,data) "
+        "INSERT INTO batch (log,base,last,timestamp,size,head,data,segment,position) "
         f"SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL"
     )
 
@@ -167,8 +173,9 @@ class Writer:
         loop: asyncio.AbstractEventLoop,
         conn: sqlite3.Connection,
         path: Path,
+        segments: Segments,
+        settings: SqliteSettings,
         *,
-        min_free_bytes: int,
         on_committed: Callable[[Sequence[QueuedAppend]], None],
         on_failed: Callable[[Sequence[QueuedAppend], BackendError], None],
     ) -> None:
@@ -176,7 +183,10 @@ class Writer:
         self._conn = conn
         self._directory = path.parent
         self._wal_path = f"{path}-wal"
-        self._min_free_bytes = min_free_bytes
+        self._segments = segments
+        self._min_free_bytes = settings.min_free_bytes
+        self._beside_batch_bytes = settings.beside_batch_bytes
+        self._beside_commit_bytes = settings.beside_commit_bytes
         self._on_committed = on_committed
         self._on_failed = on_failed
         self._appends: deque[QueuedAppend] = deque()
@@ -256,6 +266,7 @@ class Writer:
         self._stopping = True
         self._kick()
         await self._loop.run_in_executor(None, self._thread.join)
+        self._segments.close()
         self._conn.close()
 
     def _kick(self) -> None:
@@ -320,6 +331,7 @@ class Writer:
                 if not group:
                     return
         try:
+            self._write_beside(group)
             if len(group) <= self._rows:
                 self._insert(group)
             else:
@@ -333,10 +345,19 @@ class Writer:
         else:
             self._to_loop(self._committed, group, size, self._short)
 
+    def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
+        """Write the large batches of a group into a file, where they are many bytes together."""
+        large = [entry for entry in group if entry.size >= self._beside_batch_bytes]
+        if large and sum(entry.size for entry in large) >= self._beside_commit_bytes:
+            places = self._segments.append([entry.data for entry in large])
+            for entry, place in zip(large, places, strict=True):
+                entry.stored_at = place
+
     def _insert(self, group: Sequence[QueuedAppend]) -> None:
         values: list[Any] = []
         for e in group:
-            values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head, e.data)
+            values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head)
+            values += (e.data, None, None) if e.stored_at is None else (b"", *e.stored_at)
         rows = 1 << (len(group) - 1).bit_length()
         values += [None] * (_COLUMNS * (rows - len(group)))
         self._bound.add(rows)
@@ -350,6 +371,7 @@ class Writer:
             except sqlite3.Error:
                 pass  # a disk that fails; the next commit tells
         self._bound.clear()
+        self._segments.release()
 
     def _lose(self, group: Sequence[QueuedAppend], error: BackendError) -> None:
         if not group:

@@ -1,0 +1,190 @@
+"""The files beside the database that hold large batches. A file is written at its end only, and removed as a whole.
+
+Owns: the files of one folder, their numbers, how bytes reach the disk and come back.
+Must not know: logs and rows; which bytes of a file are still wanted is for the database to say.
+
+Bytes lie on the disk when `append` returns, so that the commit which names their place may follow. What no row names
+(a crash came between, or the rows went) is garbage, and goes with its file.
+
+Files are written without the page cache (O_DIRECT), where the file system can: what is written was just received and is
+read from memory while it is new, and bringing fresh pages into the cache costs more CPU than all the rest of a write.
+They are read through the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kop.errors import BackendError
+from kop.storage.base import Buffer
+
+_log = logging.getLogger(__name__)
+
+ALIGNMENT: Final = 4096
+"""What O_DIRECT wants of positions, lengths and addresses: the block of any usual disk, and a page."""
+BUFFER_BYTES: Final = 1 << 20
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+class Place(NamedTuple):
+    """Where a batch lies: the number of the file, and the position of its first byte."""
+
+    segment: int
+    position: int
+
+
+class Segments:
+    """The files of one folder. `append` and `release` are for the writer's thread, the rest is for any thread."""
+
+    def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0) -> None:
+        """`last` is the largest number of a file that there is; a file takes no more batches from `roll_bytes` on."""
+        self._folder = folder
+        self._roll_bytes = roll_bytes
+        self._file: int | None = None
+        self._end = 0
+        self._direct = _DIRECT
+        self._buffer: memoryview | None = None
+        self.current = last + 1
+        """The number of the file that takes batches, or of the next one. Files with smaller numbers take no more."""
+
+    def append(self, batches: Sequence[Buffer]) -> list[Place]:
+        """Write batches, and sync them. Returns the place of each. Raises OSError; nothing is written then.
+
+        A file in which a write failed takes no more: what lies behind its last batch is not known.
+        """
+        try:
+            if self._end >= self._roll_bytes:
+                self.close()
+            file = self._begin() if self._file is None else self._file
+            position = self._end
+            places: list[Place] = []
+            for batch in batches:
+                places.append(Place(self.current, position))
+                position += len(batch)
+            self._write(file, batches)
+            _sync(file)
+        except BaseException:
+            self.close()
+            raise
+        return places
+
+    def read(self, segment: int, position: int, size: int) -> bytes:
+        """Bytes of a file. FileNotFoundError where the file is gone, BackendError where it ends before them."""
+        path = self.path(segment)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(file, size, position)
+            while len(data) < size:
+                more = os.pread(file, size - len(data), position + len(data))
+                if not more:
+                    raise BackendError(f"{path} is damaged: it ends before byte {position + size}, which holds a batch")
+                data += more
+        finally:
+            os.close(file)
+        return data
+
+    def complete(self) -> dict[int, int]:
+        """The files that take no more batches: the size of each in bytes by its number."""
+        current = self.current  # asked first: what has a smaller number now stays as it is
+        return {number: size for number, size in files_in(self._folder).items() if number < current}
+
+    def remove(self, segment: int) -> None:
+        """Remove a file."""
+        self.path(segment).unlink(missing_ok=True)
+
+    def path(self, segment: int) -> Path:
+        """Where a file lies."""
+        return self._folder / f"{segment:010d}"
+
+    def release(self) -> None:
+        """Let go of the buffer until it is needed again."""
+        self._buffer = None
+
+    def close(self) -> None:
+        """Let the file that takes batches take no more; the next batch begins another."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._end = 0
+        self.current += 1
+
+    def _begin(self) -> int:
+        if not self._folder.is_dir():
+            self._folder.mkdir()
+            _sync_folder(self._folder.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        path = self.path(self.current)
+        try:
+            file = os.open(path, flags | self._direct, 0o644)
+        except OSError as error:
+            if not self._direct or error.errno != errno.EINVAL:
+                raise
+            # Some systems have made the file by then.
+            path.unlink(missing_ok=True)
+            self._write_through_cache()
+            file = os.open(path, flags, 0o644)
+        self._file = file
+        _sync_folder(self._folder)
+        return file
+
+    def _write(self, file: int, batches: Sequence[Buffer]) -> None:
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # at the beginning of a page
+        filled = 0
+        for batch in batches:
+            rest = memoryview(batch)
+            while rest:
+                part = rest[: BUFFER_BYTES - filled]
+                buffer[filled : filled + len(part)] = part
+                filled += len(part)
+                rest = rest[len(part) :]
+                if filled == BUFFER_BYTES:
+                    self._put(file, buffer)
+                    filled = 0
+        if filled:
+            padded = -(-filled // ALIGNMENT) * ALIGNMENT
+            buffer[filled:padded] = bytes(padded - filled)
+            self._put(file, buffer[:padded])
+
+    def _put(self, file: int, rest: memoryview) -> None:
+        while rest:
+            try:
+                written = os.pwrite(file, rest, self._end)
+            except OSError as error:
+                if not self._direct or error.errno != errno.EINVAL:
+                    raise
+                fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~_DIRECT)
+                self._write_through_cache()
+                continue
+            self._end += written
+            rest = rest[written:]
+
+    def _write_through_cache(self) -> None:
+        self._direct = 0
+        _log.info("the file system of %s has no O_DIRECT, or asks more of it: its cache is used", self._folder)
+
+
+def files_in(folder: Path) -> dict[int, int]:
+    """The size in bytes of each file in a folder of segments, by its number."""
+    try:
+        with os.scandir(folder) as entries:
+            return {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdecimal()}
+    except FileNotFoundError:
+        return {}
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,428 @@
+"""The files beside the database: how they are written, what goes into them, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
+from storage.engines import BESIDE, SqliteStore
+from storage.sqlite_tools import InterceptedStore, held_writer, image, stored_bytes
+from support.waiting import until
+
+from kop.errors import BackendError, ErrorCode
+from kop.storage.base import Buffer
+from kop.storage.sqlite import SqliteEngine, maintenance, reader, segments
+from kop.storage.sqlite.schema import segments_of
+from kop.storage.sqlite.segments import ALIGNMENT, BUFFER_BYTES, Place, Segments, files_in
+
+LARGE = "x" * 20_000
+BLOCK = "x" * 4000
+"""A value whose batch fills a block of a file."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> InterceptedStore:
+    """An engine that puts each batch into a file; a file takes those of four commits at most."""
+    return InterceptedStore(tmp_path, **BESIDE)
+
+
+def files(engine: SqliteEngine) -> list[int]:
+    return sorted(files_in(segments_of(engine.path)))
+
+
+async def beside(engine: SqliteEngine) -> list[bool]:
+    """Of each batch in the order of appends, whether it lies in a file."""
+    query = "SELECT segment IS NOT NULL FROM batch ORDER BY id"
+    rows = await engine.writer.run(lambda conn: conn.execute(query).fetchall(), transaction=False)
+    return [bool(row[0]) for row in rows]
+
+
+# A folder of files
+
+
+def test_what_was_appended_is_read_from_its_place(folder: Path) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+    first_batches: list[Buffer] = [b"a" * 10, bytearray(b"b" * 5000), memoryview(b"xcccx")[1:4]]
+    places = store.append(first_batches)
+    assert places == [Place(1, 0), Place(1, 10), Place(1, 5010)]
+    large = os.urandom(2 * BUFFER_BYTES + 123)
+    behind = store.append([b"d", large, b"e"])
+    assert behind[0] == Place(1, 2 * ALIGNMENT)
+    for data, place in zip([*first_batches, b"d", large, b"e"], [*places, *behind], strict=True):
+        assert store.read(*place, len(data)) == data
+    assert store.read(1, 5, 5008) == b"a" * 5 + b"b" * 5000 + b"ccc"
+    assert files_in(folder) == {1: 2 * ALIGNMENT + 2 * BUFFER_BYTES + ALIGNMENT}
+    store.release()
+    assert store.append([b"f"]) == [Place(1, 3 * ALIGNMENT + 2 * BUFFER_BYTES)]
+    store.close()
+
+
+def test_a_batch_of_exactly_the_buffer(folder: Path) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+    data = os.urandom(BUFFER_BYTES)
+    assert store.append([data]) == [Place(1, 0)]
+    assert store.append([data, b"y"]) == [Place(1, BUFFER_BYTES), Place(1, 2 * BUFFER_BYTES)]
+    assert store.read(1, BUFFER_BYTES, BUFFER_BYTES) == data
+    store.close()
+
+
+def test_a_full_file_takes_no_more(folder: Path) -> None:
+    store = Segments(folder, roll_bytes=2 * ALIGNMENT, last=7)
+    assert store.complete() == {}
+    numbers = [store.append([b"x"])[0].segment for _ in range(5)]
+    assert numbers == [8, 8, 9, 9, 10]
+    assert store.complete() == {8: 2 * ALIGNMENT, 9: 2 * ALIGNMENT}
+    store.close()
+    assert set(store.complete()) == {8, 9, 10}
+    assert store.append([b"x"]) == [Place(11, 0)]
+    store.remove(9)
+    store.remove(9)
+    assert set(store.complete()) == {8, 10}
+    store.close()
+
+
+def test_other_files_of_the_folder_do_not_count(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "0000000003").write_bytes(b"old")
+    assert files_in(folder) == {3: 3}
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, name: str, code: int, when: Callable[..., bool]) -> list[int]:
+    """The first call of a function of `os` for which `when` holds fails; the list has one item then."""
+    real: Callable[..., Any] = getattr(os, name)
+    failed: list[int] = []
+
+    def call(*args: Any) -> Any:
+        if not failed and when(*args):
+            failed.append(code)
+            raise OSError(code, os.strerror(code))
+        return real(*args)
+
+    monkeypatch.setattr(os, name, call)
+    return failed
+
+
+@pytest.mark.parametrize("name", ["open", "pwrite"])
+def test_a_file_system_without_o_direct(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level("INFO")
+    store = Segments(folder, roll_bytes=1 << 30)
+    failed = fails_once(monkeypatch, name, errno.EINVAL, lambda *args: name == "pwrite" or bool(args[1] & os.O_CREAT))
+    data = os.urandom(3 * BUFFER_BYTES // 2)
+    assert store.append([data]) == [Place(1, 0)]
+    assert failed
+    assert store.append([b"y"]) == [Place(1, 3 * BUFFER_BYTES // 2)]
+    assert store.read(1, 0, len(data)) == data
+    assert caplog.text.count("its cache is used") == 1
+    store.close()
+
+
+def test_a_write_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: real(file, data[:ALIGNMENT], at))
+    store = Segments(folder, roll_bytes=1 << 30)
+    data = os.urandom(5 * ALIGNMENT + 1)
+    place = store.append([data])[0]
+    assert store.read(*place, len(data)) == data
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_after_a_failed_write_another_file_is_begun(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+    kept = store.append([b"kept"])[0]
+    fails_once(monkeypatch, "pwrite", code, lambda *_: True)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        store.append([b"lost"])
+    assert store.append([b"after"]) == [Place(2, 0)]
+    assert store.read(*kept, 4) == b"kept"
+    store.close()
+
+
+def test_a_file_that_is_too_short(folder: Path) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+    place = store.append([b"x" * 100])[0]
+    store.close()
+    os.truncate(store.path(1), 50)
+    with pytest.raises(BackendError, match="0000000001 is damaged: it ends before byte 100"):
+        store.read(*place, 100)
+    store.remove(1)
+    with pytest.raises(FileNotFoundError):
+        store.read(*place, 100)
+
+
+# What goes into files
+
+
+async def test_many_bytes_of_large_batches_go_into_a_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    async with store.opened() as engine:
+        log = await make(engine)
+        for count, small in ((20, 0), (10, 0), (3, 30), (20, 3)):
+            async with held_writer(engine):
+                futures = [append(log, batch([LARGE])) for _ in range(count)]
+                futures += [append(log, batch(["small"])) for _ in range(small)]
+            await asyncio.gather(*futures)
+        expected = [*[True] * 20, *[False] * 10, *[False] * 33, *[True] * 20, *[False] * 3]
+        assert await beside(engine) == expected
+        values = await read_values(log)
+        assert len(values) == len(expected)
+        assert await stored_bytes(engine.path, log) == log.size_bytes
+        assert await read_values(log, max_bytes=50_000) == values
+    async with store.opened() as engine:
+        assert await read_values(first(engine)) == values
+        found = await first(engine).find_by_time(NOW)
+        assert found is not None
+        assert found.offset == 0
+
+
+async def test_batches_that_lie_behind_one_another_are_read_at_once(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    read = Segments.read
+
+    def seen(store: Segments, segment: int, position: int, size: int) -> bytes:
+        sizes.append(size)
+        return read(store, segment, position, size)
+
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        async with held_writer(engine):
+            futures = [append(log, batch([str(i)])) for i in range(50)]
+        await asyncio.gather(*futures)
+        monkeypatch.setattr(Segments, "read", seen)
+        result = await log.read(0, LIMIT, min_one=True)
+        assert len(result.buffers) == 50
+        assert sizes == [result.size]
+        assert [record.value for record in await read_all(log)] == [b"%d" % i for i in range(50)]
+
+
+@pytest.mark.parametrize(("name", "code"), [("pwrite", errno.ENOSPC), ("fdatasync", errno.EIO), ("open", errno.EMFILE)])
+async def test_a_file_that_cannot_be_written(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for i in range(4):  # the file is full then: the next batch opens another
+            await append(log, batch([str(i)], producer=1, sequence=i))
+        with monkeypatch.context() as patch:
+            fails_once(patch, name, code, lambda *args: name != "open" or bool(args[1] & os.O_CREAT))
+            if name == "fdatasync":
+                patch.setattr(segments, "_sync", os.fdatasync)
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await append(log, batch(["lost"], producer=1, sequence=4))
+        assert engine.healthy is not None
+        assert os.strerror(code) in engine.healthy
+        assert log.high_watermark == 4
+        assert (await append(log, batch(["4"], producer=1, sequence=4))).base_offset == 4
+        assert engine.healthy is None
+        assert await read_values(log) == list("01234")
+    async with sqlite.opened() as engine:
+        assert await read_values(first(engine)) == list("01234")
+        assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes
+
+
+async def test_a_crash_between_the_file_and_its_rows(sqlite: InterceptedStore, tmp_path: Path) -> None:
+    images: list[SqliteStore] = []
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        await fill(log, *"abcd")
+
+        def take(sql: str) -> None:
+            if sql.startswith("INSERT INTO batch"):
+                images.append(image(engine, tmp_path / "killed"))
+
+        undo = sqlite.intercept(take)
+        await append(log, batch(["e"]))
+        undo()
+    store = SqliteStore(images[0].path.parent, **BESIDE)
+    async with store.opened() as engine:
+        log = first(engine)
+        orphan = files(engine)[-1]
+        assert await read_values(log) == list("abcd")
+        assert (await append(log, batch(["f"]))).base_offset == 4
+        await engine.maintain(NOW)
+        assert orphan not in files(engine)
+        assert await read_values(log) == list("abcdf")
+
+
+# What becomes of files
+
+
+async def test_files_go_with_their_last_batch(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for _ in range(17):
+            await fill(log, BLOCK)
+        assert files(engine) == [1, 2, 3, 4, 5]
+        await log.delete_records(12)
+        await engine.maintain(NOW)
+        assert files(engine) == [4, 5]
+        await log.delete_records(-1)
+        await engine.maintain(NOW)
+        assert files(engine) == [5]  # it still takes batches
+        await engine.topics.delete(log.topic.topic_id)
+        await engine.maintain(NOW)
+    async with sqlite.opened() as engine:
+        await engine.maintain(NOW)
+        assert files(engine) == []
+
+
+async def test_files_go_in_the_background(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    sqlite.settings["maintain"] = True
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for i in range(9):
+            await fill(log, str(i))
+        await log.delete_records(8)
+        await until(lambda: files(engine) == [3])
+        assert await read_values(log) == ["8"]
+
+
+async def test_what_little_is_left_in_a_file_is_moved_into_the_database(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_MOVE_BYTES", 1)
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        other = first(engine, partition=1)
+        for i in range(12):
+            await append(first(engine, partition=int(i % 4 == 3)), batch([BLOCK], producer=i, timestamp=NOW + i))
+        kept, others = await read_all(log), await read_all(other)
+        await engine.maintain(NOW)
+        assert files(engine) == [1, 2, 3]
+        await log.delete_records(-1)
+        await engine.maintain(NOW)
+        assert files(engine) == [3]  # it takes batches still
+        assert await beside(engine) == [False, False, True]
+        assert await read_all(log) == []
+        assert await read_all(other) == others
+        assert len(kept) == 9
+        assert await stored_bytes(engine.path, other) == other.size_bytes
+    async with sqlite.opened() as engine:
+        assert await read_all(first(engine, partition=1)) == others
+
+
+async def test_a_read_that_moving_overtakes(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader has the place of a batch; before it opens the file, the batch is moved and the file removed."""
+    real = Segments.read
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for i in range(5):
+            await fill(log, str(i))
+        await log.delete_records(3)
+        loop = asyncio.get_running_loop()
+        overtaken: list[int] = []
+
+        def read(store: Segments, segment: int, position: int, size: int) -> bytes:
+            if not overtaken:
+                overtaken.append(segment)
+                asyncio.run_coroutine_threadsafe(engine.maintain(NOW), loop).result(30)
+            return real(store, segment, position, size)
+
+        monkeypatch.setattr(Segments, "read", read)
+        assert await read_values(log) == ["3", "4"]
+        assert overtaken == [1]
+        assert files(engine) == [2]
+
+
+async def test_compacted_batches_leave_their_files(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        for i in range(20):
+            await append(log, batch([f"{i}", "x"], keys=[f"k{i}", "same"]))
+        await put(log, "last", "z")
+        await engine.maintain(NOW)
+        assert files(engine) == [6]
+        kept = [record.key for record in await read_all(log)]
+        assert kept == [*(b"k%d" % i for i in range(20)), b"same", b"last"]
+        assert await stored_bytes(engine.path, log) == log.size_bytes
+
+
+async def test_a_file_that_cannot_be_emptied_does_not_keep_others(
+    sqlite: InterceptedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        for i in range(12):
+            await fill(first(engine, partition=int(i % 4 == 0)), str(i))
+        (segments_of(engine.path) / "0000000001").write_bytes(bytes(4 * ALIGNMENT))
+        await fill(log, "last")
+        await log.delete_records(-1)
+        await engine.maintain(NOW)
+        assert files(engine) == [1, 4]
+        assert "0000000001 is damaged" in caplog.text
+        other = first(engine, partition=1)
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            await other.read(0, LIMIT, min_one=True)
+        assert len((await other.read(1, LIMIT, min_one=True)).buffers) == 2
+
+
+# What others do to files
+
+
+async def test_a_database_without_its_files_is_refused(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await fill(await make(engine), "a")
+        path = engine.path
+    segments_of(path).rename(path.with_name("elsewhere"))
+    with pytest.raises(
+        BackendError, match=r"1 file\(s\) of .*kop.db-batches that are not there, the first is 0000000001"
+    ):
+        await sqlite.open()
+    path.with_name("elsewhere").rename(segments_of(path))
+    async with sqlite.opened() as engine:
+        assert await read_values(first(engine)) == ["a"]
+
+
+async def test_damaged_files_are_told(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for i in range(9):
+            await fill(log, str(i))
+        first_file, second = (segments_of(engine.path) / f"{number:010d}" for number in (1, 2))
+        first_file.unlink()
+        with second.open("r+b") as file:
+            file.write(b"\xff" * 8)
+        for offset, told in ((0, "0000000001 is not there any more"), (4, "the batch at offset 4 is not at byte 0")):
+            with pytest.raises(BackendError, match=told):
+                await log.read(offset, 1, min_one=True)
+        result = await log.read(5, LIMIT, min_one=True)
+        assert len(result.buffers) == 4
+
+
+async def test_numbers_go_on_behind_what_is_there(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await fill(await make(engine), "a")
+        (segments_of(engine.path) / "0000000041").write_bytes(b"")
+    async with sqlite.opened() as engine:
+        await fill(first(engine), "b")
+        assert files(engine) == [1, 41, 42]
+        assert await engine.writer.run(reader.referenced, transaction=False) == [1, 42]
+        assert await read_values(first(engine)) == ["a", "b"]
+
+
+def test_the_files_of_no_batch(tmp_path: Path) -> None:
+    conn = sqlite3.connect(tmp_path / "x.db")
+    conn.execute("CREATE TABLE batch (segment INTEGER, size INTEGER)")
+    conn.execute("CREATE INDEX batch_of_segment ON batch (segment, size) WHERE segment IS NOT NULL")
+    assert reader.referenced(conn) == []
+    conn.executemany("INSERT INTO batch VALUES (?, 1)", [(None,), (3,), (3,), (9,), (1,)])
+    assert reader.referenced(conn) == [1, 3, 9]
+    conn.close()
