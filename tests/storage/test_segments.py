@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
 from storage.engines import BESIDE, SqliteStore
-from storage.sqlite_tools import InterceptedStore, held_writer, image, stored_bytes
+from storage.sqlite_tools import InterceptedStore, fail_inserts, held_writer, image, stored_bytes
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
 from kop.storage.base import Buffer
-from kop.storage.sqlite import SqliteEngine, maintenance, reader, segments
+from kop.storage.sqlite import SqliteEngine, maintenance, reader
 from kop.storage.sqlite.schema import segments_of
 from kop.storage.sqlite.segments import ALIGNMENT, BUFFER_BYTES, Place, Segments, files_in
 
@@ -148,9 +148,41 @@ def test_after_a_failed_write_another_file_is_begun(folder: Path, monkeypatch: p
     fails_once(monkeypatch, "pwrite", code, lambda *_: True)
     with pytest.raises(OSError, match=os.strerror(code)):
         store.append([b"lost"])
+    assert files_in(folder) == {1: ALIGNMENT}
     assert store.append([b"after"]) == [Place(2, 0)]
     assert store.read(*kept, 4) == b"kept"
     store.close()
+
+
+def test_failed_writes_leave_no_bytes_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        for _ in range(3):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                store.append([b"lost"])
+    assert files_in(folder) == {}
+    assert store.append([b"after"]) == [Place(4, 0)]
+    store.close()
+
+
+async def test_rows_that_sqlite_refuses_leave_one_group_in_a_file(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        undo = sqlite.intercept(fail_inserts)
+        for _ in range(5):
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await append(log, batch([LARGE]))
+        undo()
+        assert sum(files_in(segments_of(engine.path)).values()) < 2 * len(LARGE)
+        await fill(log, "row", "file")
+        await fill(log, "file")
+        assert (await beside(engine))[-1]
+        assert await read_values(log) == ["row", "file", "file"]
 
 
 def test_a_file_that_is_too_short(folder: Path) -> None:
@@ -185,9 +217,9 @@ async def test_many_bytes_of_large_batches_go_into_a_file(tmp_path: Path) -> Non
         assert await read_values(log, max_bytes=50_000) == values
     async with store.opened() as engine:
         assert await read_values(first(engine)) == values
-        found = await first(engine).find_by_time(NOW)
-        assert found is not None
-        assert found.offset == 0
+        record = await first(engine).find_by_time(NOW)
+        assert record is not None
+        assert record.offset == 0
 
 
 async def test_batches_that_lie_behind_one_another_are_read_at_once(
@@ -222,8 +254,6 @@ async def test_a_file_that_cannot_be_written(
             await append(log, batch([str(i)], producer=1, sequence=i))
         with monkeypatch.context() as patch:
             fails_once(patch, name, code, lambda *args: name != "open" or bool(args[1] & os.O_CREAT))
-            if name == "fdatasync":
-                patch.setattr(segments, "_sync", os.fdatasync)
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
                 await append(log, batch(["lost"], producer=1, sequence=4))
         assert engine.healthy is not None
@@ -298,7 +328,7 @@ async def test_files_go_in_the_background(sqlite: InterceptedStore, monkeypatch:
 async def test_what_little_is_left_in_a_file_is_moved_into_the_database(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_MOVE_BYTES", 1)
+    monkeypatch.setattr(maintenance, "MOVE_BYTES", 1)
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         other = first(engine, partition=1)

@@ -179,6 +179,7 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         assert len(await read_all(log)) == 3
 
 
+@pytest.mark.parametrize("sqlite", ["rows"], indirect=True)
 async def test_a_disk_that_the_write_ahead_log_fills_has_room_again_after_a_deletion(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

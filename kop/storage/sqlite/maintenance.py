@@ -55,7 +55,7 @@ VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
 """Free pages, or a quarter of all where that is more, from which on the file is made smaller."""
 _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
-_MOVE_BYTES = 4 << 20
+MOVE_BYTES = 4 << 20
 """Bytes of batches that one step moves out of a file into the database."""
 _SEGMENTS_REST = 50
 """How many times as long as a look at the files takes, the next one is put off at least: it reads a row for each batch
@@ -423,24 +423,19 @@ class Maintenance:
         """Remove the files in which no batch is left, and first empty those in which less than half is left."""
         began = time.monotonic()
         self._rows_went = False
-        sizes = self._segments.complete()
-        left = await self._threads.run(reader.bytes_left) if sizes else {}
+        sparse = await self._threads.run(_sparse, self._segments)
         now = time.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
-        for segment, size in sizes.items():
-            if left.get(segment, 0) < size / 2 and not self.closing:
+        for segment in sparse:
+            if not self.closing:
                 await self._guarded("clearing a file of batches", self._clear(segment))
 
     async def _clear(self, segment: int) -> None:
         """Move all that is left in a file into the database, and remove the file."""
-        try:
-            while moved := await self._threads.run(reader.rest_of, self._segments, segment, _MOVE_BYTES):
-                await self._writer.run(_move, segment, moved)
-                self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
-            await self._threads.run(_remove, self._segments, segment)
-        except BaseException:
-            self._rows_went = True
-            raise
+        while moved := await self._threads.run(reader.rest_of, self._segments, segment, MOVE_BYTES):
+            await self._writer.run(_move, segment, moved)
+            self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
+        await self._threads.run(_remove, self._segments, segment)
 
     async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
@@ -515,6 +510,13 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
         f" WHERE id IN ({_places(len(step.sizes))})",
         [value for pair in step.sizes.items() for value in pair] + list(step.sizes),
     )
+
+
+def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[int]:
+    """The files that take no more batches and hold less than half of their bytes in batches that are wanted."""
+    sizes = segments.complete()
+    left = reader.bytes_left(conn) if sizes else {}
+    return [segment for segment, size in sizes.items() if left.get(segment, 0) < size / 2]
 
 
 def _remove(_conn: sqlite3.Connection, segments: Segments, segment: int) -> None:

@@ -31,7 +31,6 @@ ALIGNMENT: Final = 4096
 """What O_DIRECT wants of positions, lengths and addresses: the block of any usual disk, and a page."""
 BUFFER_BYTES: Final = 1 << 20
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
-_sync = getattr(os, "fdatasync", os.fsync)
 
 
 class Place(NamedTuple):
@@ -60,19 +59,19 @@ class Segments:
 
         A file in which a write failed takes no more: what lies behind its last batch is not known.
         """
+        if self._end >= self._roll_bytes:
+            self.close()
+        before = position = self._end
+        places: list[Place] = []
+        for batch in batches:
+            places.append(Place(self.current, position))
+            position += len(batch)
         try:
-            if self._end >= self._roll_bytes:
-                self.close()
             file = self._begin() if self._file is None else self._file
-            position = self._end
-            places: list[Place] = []
-            for batch in batches:
-                places.append(Place(self.current, position))
-                position += len(batch)
             self._write(file, batches)
             _sync(file)
         except BaseException:
-            self.close()
+            self._give_up(before)
             raise
         return places
 
@@ -115,6 +114,17 @@ class Segments:
             self._file = None
         self._end = 0
         self.current += 1
+
+    def _give_up(self, end: int) -> None:
+        """Give back the room behind the last batch, and close the file. On a full disk each attempt takes some."""
+        if self._file is not None:
+            try:
+                os.ftruncate(self._file, end)
+                if end == 0:
+                    self.remove(self.current)
+            except OSError:
+                pass  # the disk fails: what is left goes with the file
+        self.close()
 
     def _begin(self) -> int:
         if not self._folder.is_dir():
@@ -180,6 +190,10 @@ def files_in(folder: Path) -> dict[int, int]:
             return {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdecimal()}
     except FileNotFoundError:
         return {}
+
+
+def _sync(file: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(file)  # macOS has no fdatasync
 
 
 def _sync_folder(folder: Path) -> None:

@@ -346,7 +346,12 @@ class Writer:
             self._to_loop(self._committed, group, size, self._short)
 
     def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
-        """Write the large batches of a group into a file, where they are many bytes together."""
+        """Write the large batches of a group into a file, where they are many bytes together.
+
+        Not after a failed commit: rows that SQLite refuses leave their batches in a file for nothing.
+        """
+        if self.failure is not None:
+            return
         large = [entry for entry in group if entry.size >= self._beside_batch_bytes]
         if large and sum(entry.size for entry in large) >= self._beside_commit_bytes:
             places = self._segments.append([entry.data for entry in large])
