@@ -13,18 +13,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.list_offsets import ANSWER_SECONDS
+from kop.handlers.in_time import all_in_time
 from kop.storage.base import PartitionLog
-from kop.turns import Turns
 from kop.wire.messages import (
     CreateAclsResponse,
     DeleteAclsResponse,
@@ -46,12 +44,10 @@ _NO_AUTHORIZER = "No Authorizer is configured."
 _MOST_MEASURED = 1000
 """Partitions that an answer asks the storage for; more that nobody uses are left out of it."""
 _MEASURED_AT_ONCE = 16
-"""Partitions that one request asks for side by side; one without an answer for a second no longer counts."""
+"""Partitions that one request asks for side by side."""
 _KAFKA_GO_SLACK = 1
 """segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
-
-log = logging.getLogger(__name__)
 
 
 def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
@@ -137,49 +133,40 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
         indexes_by_topic: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.topics.all()}
     else:
         indexes_by_topic = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
-    turns, to_ask = Turns(_MEASURED_AT_ONCE), _MOST_MEASURED
-    end = asyncio.get_running_loop().time() + ANSWER_SECONDS
-    late = 0
-
-    async def measure(partition_log: PartitionLog) -> int | None:
-        nonlocal late
-        try:
-            async with asyncio.timeout_at(end), turns.turn():
-                return await partition_log.measure()
-        except TimeoutError:
-            late += 1
-        except KopError:
-            pass
-        return None
-
-    measured: list[tuple[str, int, int | asyncio.Task[int | None]]] = []
-    async with asyncio.TaskGroup() as group:
-        for name, indexes in indexes_by_topic.items():
-            topic = gw.topics.get(name)
-            if topic is None:
+    known: dict[tuple[str, int], int | None] = {}
+    to_ask: dict[tuple[str, int], PartitionLog] = {}
+    for name, indexes in indexes_by_topic.items():
+        topic = gw.topics.get(name)
+        if topic is None:
+            continue
+        for index in indexes:
+            partition_log = gw.topics.log(topic.topic_id, index)
+            if partition_log is None or not gw.cluster.is_leader(topic.topic_id, index):
                 continue
-            for index in indexes:
-                partition_log = gw.topics.log(topic.topic_id, index)
-                if partition_log is None or not gw.cluster.is_leader(topic.topic_id, index):
-                    continue
-                if partition_log.attached:
-                    measured.append((name, index, partition_log.size_bytes))
-                elif to_ask:
-                    to_ask -= 1
-                    measured.append((name, index, group.create_task(measure(partition_log))))
-    if late:
-        log.warning(
-            "sizes of %d partitions were not known within %.0f s, and are left out of the answer to DescribeLogDirs. "
-            "Where it happens often, the storage is slow to answer",
-            late,
-            ANSWER_SECONDS,
-        )
+            if partition_log.attached:
+                known[name, index] = partition_log.size_bytes
+            elif len(to_ask) < _MOST_MEASURED:
+                known[name, index] = None
+                to_ask[name, index] = partition_log
+    answers = await all_in_time(
+        [partial(_measure, partition_log) for partition_log in to_ask.values()],
+        at_once=_MEASURED_AT_ONCE,
+        what="sizes",
+        then="they are left out of the answer to DescribeLogDirs",
+    )
+    known.update(zip(to_ask, answers, strict=True))
     sizes: dict[str, list[tuple[int, int]]] = {}
-    for name, index, known in measured:
-        size = known if isinstance(known, int) else known.result()
+    for (name, index), size in known.items():
         if size is not None:
             sizes.setdefault(name, []).append((index, size))
     return list(sizes.items())
+
+
+async def _measure(partition_log: PartitionLog) -> int | None:
+    try:
+        return await partition_log.measure()
+    except KopError:
+        return None
 
 
 # --- DescribeQuorum

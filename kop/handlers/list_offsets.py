@@ -16,7 +16,6 @@ time is OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE in version 2, which is older 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any, TypeAlias
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.in_time import ANSWER_SECONDS, all_in_time
 from kop.handlers.isolation import is_open, reads_committed
 from kop.storage.base import PartitionLog
 from kop.turns import Turns
@@ -41,8 +41,6 @@ _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, 
 _AT_ONCE = 64
 SEARCHES_OF_ONE = 8
 """Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
-ANSWER_SECONDS = 20.0
-"""Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Answer: TypeAlias = tuple[ErrorCode, int, int]
 """Error code, timestamp in milliseconds (for OffsetForLeaderEpoch the epoch), offset."""
 _Key: TypeAlias = tuple[str, int]
@@ -128,33 +126,9 @@ async def _look_all_up(
 
 
 async def _all_in_time(look_ups: Sequence[Callable[[], Awaitable[_Answer]]], late_code: ErrorCode) -> list[_Answer]:
-    """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each.
-
-    Those that are not known in time are answered with `late_code`.
-    """
-    turns = Turns(_AT_ONCE)
-    end = asyncio.get_running_loop().time() + ANSWER_SECONDS
-    late = 0
-
-    async def answer(look_up: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        nonlocal late
-        try:
-            async with asyncio.timeout_at(end), turns.turn():
-                return await look_up()
-        except TimeoutError:
-            late += 1
-            return late_code, -1, -1
-
-    answers = await asyncio.gather(*map(answer, look_ups))
-    if late:
-        log.warning(
-            "offsets of %d of %d partitions were not known within %.0f s; clients ask again for these alone. "
-            "Where it happens often, the storage is slow to open partitions",
-            late,
-            len(look_ups),
-            ANSWER_SECONDS,
-        )
-    return answers
+    """Look offsets up side by side; those that are not known in time are answered with `late_code`."""
+    answers = await all_in_time(look_ups, at_once=_AT_ONCE, what="offsets", then="clients ask again for these alone")
+    return [(late_code, -1, -1) if answer is None else answer for answer in answers]
 
 
 async def _look_up(

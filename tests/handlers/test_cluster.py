@@ -150,11 +150,11 @@ def cold_partitions(admin: Admin, monkeypatch: pytest.MonkeyPatch, count: int) -
 def test_sizes_that_are_not_told_in_time_are_left_out(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kop.handlers.cluster.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("kop.handlers.in_time.ANSWER_SECONDS", 0.1)
     logs = cold_partitions(admin, monkeypatch, 40)
     logs[0].told.set()
     assert sizes(log_dirs(admin, None)) == {"t": {0: 1}}
-    assert "sizes of 39 partitions were not known" in caplog.text
+    assert "sizes of 39 of 40 partitions were not known" in caplog.text
     assert all(log.ended.is_set() or not log.asked.is_set() for log in logs)
 
 

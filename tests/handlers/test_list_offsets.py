@@ -12,7 +12,7 @@ from support.gateway import RawClient, batch, gateway, log_of, produce_fields, r
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode
-from kop.handlers import list_offsets
+from kop.handlers import in_time, list_offsets
 from kop.handlers.gateway import SEARCHES_AT_ONCE
 from kop.storage.base import PartitionLog, TimestampOffset
 from kop.storage.sqlite.log import SqliteLog
@@ -114,7 +114,7 @@ def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
 def test_who_asks_for_many_gets_what_is_there_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int, late: int
 ) -> None:
-    monkeypatch.setattr("kop.handlers.list_offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("kop.handlers.in_time.ANSWER_SECONDS", 0.1)
 
     async def attach(self: PartitionLog) -> None:
         if self is slow:
@@ -216,7 +216,7 @@ def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
 
 
 def test_a_look_up_of_one_partition_has_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_offsets, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(in_time, "ANSWER_SECONDS", 0.1)
 
     async def main() -> None:
         searches = Searches(monkeypatch)
@@ -271,7 +271,7 @@ def ends_of(version: int, partitions: Sequence[int], epoch: int = 0) -> dict[str
 def test_the_end_of_an_epoch_that_is_late_keeps_no_other_one_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, late: int
 ) -> None:
-    monkeypatch.setattr(list_offsets, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(in_time, "ANSWER_SECONDS", 0.1)
 
     async def main() -> list[tuple[int, int, int]]:
         async with gateway(tmp_path) as serving:
