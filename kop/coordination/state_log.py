@@ -29,7 +29,7 @@ Written: TypeAlias = Callable[[ErrorCode], None]
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
 """The most bytes of a shared batch. The records of one write are in one batch whatever its size."""
-_BATCH_RECORDS: Final = 8192
+BATCH_RECORDS: Final = 8192
 """The most records of a shared batch. Over Pulsar a batch may have 16,384: small ones come to that in fewer bytes."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 _log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class StateLog:
             for write in writes:
                 size = write.size
                 count = len(write.records)
-                is_full = shared_size + size > _BATCH_BYTES or shared_records + count > _BATCH_RECORDS
+                is_full = shared_size + size > _BATCH_BYTES or shared_records + count > BATCH_RECORDS
                 if shared and is_full:  # one that is too large fails alone
                     self._append(self._logs[partition], shared, now)
                     shared, shared_size, shared_records = [], 0, 0

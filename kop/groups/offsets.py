@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -41,9 +42,9 @@ CountedT = TypeVar("CountedT")
 _NO_RETENTION: Final = -1
 _LAST_MS: Final = 2**63 - 1
 """The latest time that a record can hold."""
-END_RECORDS: Final = 2000
-"""The most records of one write that ends a transaction: storage may have a limit for a batch."""
-END_BYTES: Final = 512 * 1024
+WRITE_RECORDS: Final = 2000
+"""The most records of one write that ends a transaction or deletes offsets: storage may have a limit for a batch."""
+WRITE_BYTES: Final = 512 * 1024
 """The most bytes of one such write. Any storage takes that much at once, so that nothing of it can come alone."""
 
 
@@ -244,18 +245,17 @@ class GroupOffsets:
         records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
         return records
 
-    def tombstones(self, group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
-        """The records that delete the offsets of these keys, pending ones too."""
-        records: list[KeyValue] = []
+    def tombstones(self, group_id: str, keys: Iterable[Key]) -> Iterator[tuple[Key, list[KeyValue]]]:
+        """For each of these keys the records that delete its offsets, pending ones too."""
         unsettled: dict[Key, set[int]] = {}
         for key, producer_id in (*self.writing_pending, *self.unsure):
             unsettled.setdefault(key, set()).add(producer_id)
         for key in keys:
             topic, partition = key
-            records.append((encode_offset_key(group_id, topic, partition), None))
+            records: list[KeyValue] = [(encode_offset_key(group_id, topic, partition), None)]
             for producer_id in sorted(self.pending.get(key, {}).keys() | unsettled.get(key, set())):
                 records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
-        return records
+            yield key, records
 
     def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
         """What has expired at `now`, in milliseconds since the epoch.
@@ -374,7 +374,7 @@ class OffsetStore:
         for group_id, offsets, of_key in wanted:
             of_records = offsets.end_records(group_id, producer_id, of_key)
             size += sum(len(key) + len(value or b"") for key, value in of_records)
-            if records and (len(records) + len(of_records) > END_RECORDS or size > END_BYTES):
+            if records and (len(records) + len(of_records) > WRITE_RECORDS or size > WRITE_BYTES):
                 break
             records += of_records
             taken += 1
@@ -403,20 +403,29 @@ class OffsetStore:
     ) -> None:
         """Write tombstones for offsets of a group; `written` is called once they are out of `offsets`, or failed.
 
-        `more` are records that are written with them.
+        `more` are records that are written behind them. Many keys are several writes: some may be deleted where others
+        are not, and `written` is told that it failed then.
         """
-        records = offsets.tombstones(group_id, keys)
+        parts = list(_parts(offsets, group_id, keys))
+        left, failure = len(parts), ErrorCode.NONE
         for key in keys:
             offsets.begin(key)
 
-        def deleted(code: ErrorCode) -> None:
-            for key in keys:
+        def deleted(code: ErrorCode, of_part: Sequence[Key]) -> None:
+            nonlocal left, failure
+            for key in of_part:
                 offsets.end(key)
             if not code:
-                offsets.drop(keys)
-            written(code)
+                offsets.drop(of_part)
+            failure = failure or code
+            left -= 1
+            if not left:
+                written(failure)
 
-        self._log.write(log_partition, [*records, *more], deleted)
+        # All at once: what is committed from now on lies behind all of them.
+        for number, (of_part, records) in enumerate(parts, 1):
+            is_last = number == len(parts)
+            self._log.write(log_partition, [*records, *more] if is_last else records, partial(deleted, of_part=of_part))
 
     def _values(self, commits: Iterable[Commit], retention_ms: int) -> list[tuple[Key, OffsetCommitValue]]:
         now = self._wall_ms()
@@ -447,6 +456,24 @@ class OffsetStore:
         if topic is None:
             return not self._topics.may_exist(name)
         return value.topic_id is not None and topic.topic_id != value.topic_id
+
+
+def _parts(
+    offsets: GroupOffsets, group_id: str, keys: Iterable[Key]
+) -> Iterator[tuple[Sequence[Key], Sequence[KeyValue]]]:
+    """The tombstones of keys in parts that storage takes in one write: at least one part, also of no keys."""
+    of_part: list[Key] = []
+    records: list[KeyValue] = []
+    size = 0
+    for key, of_key in offsets.tombstones(group_id, keys):
+        size_of_key = sum(len(record[0]) for record in of_key)
+        if of_part and (len(records) + len(of_key) > WRITE_RECORDS or size + size_of_key > WRITE_BYTES):
+            yield of_part, records
+            of_part, records, size = [], [], 0
+        of_part.append(key)
+        records += of_key
+        size += size_of_key
+    yield of_part, records
 
 
 def _less(counts: Counter[CountedT], item: CountedT) -> None:

@@ -136,10 +136,9 @@ async def test_one_batch_ends_all_groups_of_a_partition() -> None:
         assert pending(world, "c")
 
 
-@pytest.mark.parametrize("commit", [True, False])
-async def test_an_end_of_more_offsets_than_storage_takes_at_once_comes_in_several_batches(
-    monkeypatch: pytest.MonkeyPatch, commit: bool
-) -> None:
+@pytest.fixture
+def limited_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage refuses batches of more records than packed offsets can number."""
     submit = FaultyLog.submit
 
     def limited(log: FaultyLog, batch: Any, header: BatchHeader, *, waiter: Any, place: int, **more: Any) -> None:
@@ -149,6 +148,11 @@ async def test_an_end_of_more_offsets_than_storage_takes_at_once_comes_in_severa
             submit(log, batch, header, waiter=waiter, place=place, **more)
 
     monkeypatch.setattr(FaultyLog, "submit", limited)
+
+
+@pytest.mark.usefixtures("limited_batches")
+@pytest.mark.parametrize("commit", [True, False])
+async def test_an_end_of_more_offsets_than_storage_takes_at_once_comes_in_several_batches(commit: bool) -> None:
     count = MOST_MESSAGES // 2 + 1
     async with World() as world:
         for _ in range(2):
@@ -167,10 +171,57 @@ async def test_an_end_of_more_offsets_than_storage_takes_at_once_comes_in_severa
             assert world.groups.pending_offsets == 1
 
 
+@pytest.mark.usefixtures("limited_batches")
+async def test_a_group_of_more_offsets_than_storage_takes_at_once_is_deleted() -> None:
+    async with World() as world:
+        half = MOST_MESSAGES // 2 + 1
+        for start in (0, half):
+            commits = [Commit("t", None, partition, 7) for partition in range(start, start + half)]
+            assert await world.groups.commit_in_transaction("g", A, 0, commits) == E.NONE
+        assert await end(world) == E.NONE
+        for partition in (0, half):
+            await pend(world, 8, partition=partition)
+        assert world.offset(2 * half - 1) == 7
+        deleted = world.groups.delete("g")
+        assert await under_way(deleted) == E.NONE
+        assert world.names() == []
+        await world.restart()
+        assert world.names() == []
+        assert world.groups.pending_offsets == 0
+
+
+async def test_a_group_of_which_a_part_cannot_be_deleted_is_there_until_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets_module, "WRITE_RECORDS", 2)
+    async with World() as world:
+        for partition in range(5):
+            await pend(world, 7, partition=partition)
+        assert await end(world) == E.NONE
+        failures = iter([E.NONE, E.NOT_ENOUGH_REPLICAS, E.NONE])
+        submit = FaultyLog.submit
+
+        def fail_second(
+            log: FaultyLog, batch: Any, header: BatchHeader, *, waiter: Any, place: int, **more: Any
+        ) -> None:
+            if code := next(failures):
+                waiter.append_failed(place, KopError("for a test", code))
+            else:
+                submit(log, batch, header, waiter=waiter, place=place, **more)
+
+        monkeypatch.setattr("kop.coordination.state_log.BATCH_RECORDS", 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(FaultyLog, "submit", fail_second)
+            assert await under_way(world.groups.delete("g")) == E.COORDINATOR_NOT_AVAILABLE
+        assert world.names() == ["g"]
+        assert [world.offset(partition) for partition in range(5)] == [None, None, 7, 7, None]
+        assert await under_way(world.groups.delete("g")) == E.NONE
+        await world.restart()
+        assert world.names() == []
+
+
 async def test_an_end_that_fails_between_two_batches_is_carried_out_when_it_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offsets_module, "END_RECORDS", 2)
+    monkeypatch.setattr(offsets_module, "WRITE_RECORDS", 2)
     async with World() as world:
         await pend(world, 4, epoch=2, partition=7)  # of a transaction before: it is not committed
         for partition in range(3):
