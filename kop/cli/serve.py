@@ -34,8 +34,8 @@ Examples:
 def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
     """Serve Kafka clients until Ctrl-C or SIGTERM; both let requests in flight end and sync data.
 
-    Data is kept in one durable file in your data directory unless --store says otherwise: another file, or an Apache
-    Pulsar, whose clients share the topics.
+    Records are kept in an SQLite database in your data directory unless --store says otherwise: in another one, or in
+    an Apache Pulsar, whose clients share the topics.
     """
     context.find_root().meta["kop.debug"] = debug
     config = load(**flags)

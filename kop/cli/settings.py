@@ -35,7 +35,7 @@ def settings_options(command: Command) -> Command:
         click.option(
             "--store",
             metavar="sqlite:PATH|memory:|pulsar://HOST:PORT",
-            help="Where data is kept: a file, memory, or Apache Pulsar.",
+            help="Where data is kept: SQLite, memory, or Apache Pulsar.",
         ),
         click.option("--admin-url", metavar="URL", help="Address of Pulsar's admin REST, with --store pulsar://..."),
         click.option(

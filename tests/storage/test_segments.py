@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
 from storage.engines import BESIDE, SqliteStore
-from storage.sqlite_tools import InterceptedStore, fail_inserts, held_writer, image, stored_bytes
+from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, image, stored_bytes
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
 from kop.storage.base import Buffer
-from kop.storage.sqlite import SqliteEngine, maintenance, reader
+from kop.storage.sqlite import SqliteEngine, maintenance, reader, writer
 from kop.storage.sqlite.schema import segments_of
 from kop.storage.sqlite.segments import ALIGNMENT, BUFFER_BYTES, Place, Segments, files_in
 
@@ -115,13 +115,15 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, name: str, code: int, when: Call
     return failed
 
 
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("name", ["open", "pwrite"])
 def test_a_file_system_without_o_direct(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, code: int
 ) -> None:
     caplog.set_level("INFO")
     store = Segments(folder, roll_bytes=1 << 30)
-    failed = fails_once(monkeypatch, name, errno.EINVAL, lambda *args: name == "pwrite" or bool(args[1] & os.O_CREAT))
+    failed = fails_once(monkeypatch, name, code, lambda *args: name == "pwrite" or bool(args[1] & os.O_CREAT))
     data = os.urandom(3 * BUFFER_BYTES // 2)
     assert store.append([data]) == [Place(1, 0)]
     assert failed
@@ -185,13 +187,24 @@ async def test_rows_that_sqlite_refuses_leave_one_group_in_a_file(sqlite: Interc
         assert await read_values(log) == ["row", "file", "file"]
 
 
+def test_a_file_that_cannot_be_closed_is_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is free all the same: used again, it would be that of another file."""
+    store = Segments(folder, roll_bytes=1)
+    store.append([b"a"])
+    failed = fails_once(monkeypatch, "close", errno.EIO, lambda *_: True)
+    assert store.append([b"b"]) == [Place(2, 0)]
+    assert failed
+    assert store.append([b"c"]) == [Place(3, 0)]
+    store.close()
+    assert not store.takes_batches
+
+
 def test_a_file_that_is_too_short(folder: Path) -> None:
     store = Segments(folder, roll_bytes=1 << 30)
     place = store.append([b"x" * 100])[0]
     store.close()
     os.truncate(store.path(1), 50)
-    with pytest.raises(BackendError, match="0000000001 is damaged: it ends before byte 100"):
-        store.read(*place, 100)
+    assert store.read(*place, 100) == b"x" * 50
     store.remove(1)
     with pytest.raises(FileNotFoundError):
         store.read(*place, 100)
@@ -245,50 +258,72 @@ async def test_batches_that_lie_behind_one_another_are_read_at_once(
 
 
 @pytest.mark.parametrize(("name", "code"), [("pwrite", errno.ENOSPC), ("fdatasync", errno.EIO), ("open", errno.EMFILE)])
-async def test_a_file_that_cannot_be_written(
-    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+async def test_where_a_file_cannot_be_written_batches_go_into_rows_for_a_while(
+    sqlite: InterceptedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    code: int,
 ) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
         for i in range(4):  # the file is full then: the next batch opens another
+            await append(log, batch([BLOCK], producer=1, sequence=i))
+        failed = fails_once(monkeypatch, name, code, lambda *args: name != "open" or bool(args[1] & os.O_CREAT))
+        for i in (4, 5):
             await append(log, batch([str(i)], producer=1, sequence=i))
-        with monkeypatch.context() as patch:
-            fails_once(patch, name, code, lambda *args: name != "open" or bool(args[1] & os.O_CREAT))
-            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-                await append(log, batch(["lost"], producer=1, sequence=4))
-        assert engine.healthy is not None
-        assert os.strerror(code) in engine.healthy
-        assert log.high_watermark == 4
-        assert (await append(log, batch(["4"], producer=1, sequence=4))).base_offset == 4
+        assert failed
         assert engine.healthy is None
-        assert await read_values(log) == list("01234")
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert f"{os.strerror(code)}" in caplog.text
+        assert await beside(engine) == [True] * 4 + [False] * 2
     async with sqlite.opened() as engine:
-        assert await read_values(first(engine)) == list("01234")
-        assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes
+        log = first(engine)
+        await append(log, batch(["6"], producer=1, sequence=6))
+        assert await beside(engine) == [True] * 4 + [False] * 2 + [True]
+        assert await read_values(log) == [BLOCK] * 4 + list("456")
+        assert await stored_bytes(engine.path, log) == log.size_bytes
+
+
+async def test_files_are_written_again_a_while_after_one_could_not_be(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BESIDE_AGAIN_SECONDS", 0.01)
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        fails_once(monkeypatch, "pwrite", errno.EIO, lambda *_: True)
+        await fill(log, "row")
+
+        async def is_beside() -> bool:
+            await fill(log, "next")
+            return (await beside(engine))[-1]
+
+        await until(is_beside)
 
 
 async def test_a_crash_between_the_file_and_its_rows(sqlite: InterceptedStore, tmp_path: Path) -> None:
     images: list[SqliteStore] = []
     async with sqlite.opened() as engine:
         log = await make(engine)
-        await fill(log, *"abcd")
+        for _ in range(4):
+            await fill(log, BLOCK)  # the file is full then
 
         def take(sql: str) -> None:
-            if sql.startswith("INSERT INTO batch"):
+            if sql.startswith("INSERT INTO batch") and not images:
                 images.append(image(engine, tmp_path / "killed"))
 
         undo = sqlite.intercept(take)
-        await append(log, batch(["e"]))
+        await append(log, batch(["lost"]))
         undo()
     store = SqliteStore(images[0].path.parent, **BESIDE)
     async with store.opened() as engine:
         log = first(engine)
-        orphan = files(engine)[-1]
-        assert await read_values(log) == list("abcd")
-        assert (await append(log, batch(["f"]))).base_offset == 4
+        assert files(engine) == [1, 2]
+        assert await read_values(log) == [BLOCK] * 4
+        assert (await append(log, batch(["next"]))).base_offset == 4
         await engine.maintain(NOW)
-        assert orphan not in files(engine)
-        assert await read_values(log) == list("abcdf")
+        assert files(engine) == [1, 3]
+        assert await read_values(log) == [*[BLOCK] * 4, "next"]
 
 
 # What becomes of files
@@ -318,11 +353,56 @@ async def test_files_go_in_the_background(sqlite: InterceptedStore, monkeypatch:
     sqlite.settings["maintain"] = True
     async with sqlite.opened() as engine:
         log = await make(engine)
-        for i in range(9):
-            await fill(log, str(i))
+        for _ in range(9):
+            await fill(log, BLOCK)
+        assert files(engine) == [1, 2, 3]
         await log.delete_records(8)
         await until(lambda: files(engine) == [3])
-        assert await read_values(log) == ["8"]
+        assert await read_values(log) == [BLOCK]
+
+
+async def test_files_are_emptied_in_several_rounds(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "MOST_MOVED", 1)
+    sqlite.settings["maintain"] = True
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        other = first(engine, partition=1)
+        for i in range(20):
+            await fill(other if i % 4 == 3 else log, BLOCK)
+        assert files(engine) == [1, 2, 3, 4, 5]
+        await log.delete_records(-1)
+        await until(lambda: files(engine) == [5])
+        assert await read_values(other) == [BLOCK] * 5
+        assert await stored_bytes(engine.path, other) == other.size_bytes
+
+
+async def test_a_file_without_a_byte_goes(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await fill(await make(engine), BLOCK)
+    (segments_of(sqlite.path) / "0000000002").touch()
+    async with sqlite.opened() as engine:
+        await engine.maintain(NOW)
+        assert files(engine) == [1]
+
+
+async def test_a_short_disk_gets_the_file_back_that_takes_batches(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
+    Disk(monkeypatch, size=8 << 20)
+    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20, wal_bytes=400 << 10, segment_bytes=64 << 20)
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        sent = 0
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            while sent < 100:
+                await append(log, batch([LARGE * 10]))
+                sent += 1
+        assert len(files(engine)) > 1
+        await log.delete_records(-1)
+        await until(lambda: engine.healthy is None and not files(engine))
+        assert (await append(log, batch(["next"]))).base_offset == sent
 
 
 async def test_what_little_is_left_in_a_file_is_moved_into_the_database(
@@ -376,8 +456,9 @@ async def test_compacted_batches_leave_their_files(sqlite: InterceptedStore) -> 
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
         for i in range(20):
-            await append(log, batch([f"{i}", "x"], keys=[f"k{i}", "same"]))
+            await append(log, batch([f"{i}", BLOCK], keys=[f"k{i}", "same"]))
         await put(log, "last", "z")
+        assert files(engine) == [1, 2, 3, 4, 5, 6]
         await engine.maintain(NOW)
         assert files(engine) == [6]
         kept = [record.key for record in await read_all(log)]
@@ -407,6 +488,44 @@ async def test_a_file_that_cannot_be_emptied_does_not_keep_others(
 # What others do to files
 
 
+async def test_compaction_goes_on_beside_a_damaged_file(
+    sqlite: InterceptedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sqlite.opened() as engine:
+        damaged = await make(engine, "damaged", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        for _ in range(4):
+            await put(damaged, "k", BLOCK)
+        (segments_of(engine.path) / "0000000001").write_bytes(bytes(4 * ALIGNMENT))
+        fine = await make(engine, "fine", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        for value in ("1", "2", "3"):
+            await put(fine, "k", value)
+        await engine.maintain(NOW)
+        assert [record.offset for record in await read_all(fine)] == [2]
+        assert damaged.clean_offset == 0
+        assert "compaction of damaged-0 failed" in caplog.text
+        assert "0000000001 is damaged" in caplog.text
+
+
+async def test_a_new_database_does_not_take_the_files_of_another_one(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await fill(await make(engine), "a")
+    sqlite.path.rename(sqlite.path.with_name("elsewhere"))
+    for _ in range(2):
+        with pytest.raises(
+            BackendError, match=r"kop.db is new, but .*kop.db-batches holds batches of another database"
+        ):
+            await sqlite.open()
+    sqlite.path.with_name("elsewhere").rename(sqlite.path)
+    async with sqlite.opened() as engine:
+        assert await read_values(first(engine)) == ["a"]
+
+
+async def test_a_folder_that_cannot_be_read(sqlite: InterceptedStore) -> None:
+    segments_of(sqlite.path).write_text("a file, not a folder")
+    with pytest.raises(BackendError, match=r"cannot read .*kop.db-batches"):
+        await sqlite.open()
+
+
 async def test_a_database_without_its_files_is_refused(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         await fill(await make(engine), "a")
@@ -426,15 +545,16 @@ async def test_damaged_files_are_told(sqlite: InterceptedStore) -> None:
         log = await make(engine)
         for i in range(9):
             await fill(log, str(i))
-        first_file, second = (segments_of(engine.path) / f"{number:010d}" for number in (1, 2))
-        first_file.unlink()
+        second, third = (segments_of(engine.path) / f"{number:010d}" for number in (2, 3))
         with second.open("r+b") as file:
+            file.seek(ALIGNMENT)
             file.write(b"\xff" * 8)
-        for offset, told in ((0, "0000000001 is not there any more"), (4, "the batch at offset 4 is not at byte 0")):
+        third.unlink()
+        for offset, told in ((5, "the batch at offset 5 is not at byte 4096"), (8, "0000000003 is not there any more")):
             with pytest.raises(BackendError, match=told):
                 await log.read(offset, 1, min_one=True)
-        result = await log.read(5, LIMIT, min_one=True)
-        assert len(result.buffers) == 4
+        assert len((await log.read(0, LIMIT, min_one=True)).buffers) == 5, "those before the damage"
+        assert len((await log.read(6, LIMIT, min_one=True)).buffers) == 2
 
 
 async def test_numbers_go_on_behind_what_is_there(sqlite: InterceptedStore) -> None:

@@ -53,7 +53,7 @@ busy: a twentieth of the throughput."""
 
 
 class SqliteEngine:
-    """An `Engine` on one SQLite file. Made by `open_engine`."""
+    """An `Engine` on an SQLite database. Made by `open_engine`."""
 
     promises = Promises(
         checks_records=False,
@@ -401,9 +401,17 @@ async def open_engine(
 
 
 def _segments(conn: sqlite3.Connection, path: Path, roll_bytes: int) -> Segments:
-    """The files of large batches. BackendError where one is not there in which the database has batches."""
+    """The files of large batches. BackendError where they are not those of this database."""
     folder = schema.segments_of(path)
-    there = files_in(folder)
+    try:
+        there = files_in(folder)
+    except OSError as error:
+        raise BackendError(f"cannot read {folder}: {error}") from error
+    if there and conn.execute("SELECT 1 FROM meta").fetchone() is None:
+        raise BackendError(
+            f"{path} is new, but {folder} holds batches of another database: "
+            "put that database back in its place, or remove the folder"
+        )
     needed = reader.referenced(conn)
     missing = [number for number in needed if number not in there]
     if missing:
@@ -422,6 +430,7 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
         settings,
         min_free_bytes=min(settings.min_free_bytes, total // 8),
         wal_bytes=min(settings.wal_bytes, max(total // 16, 1 << 20)),
+        segment_bytes=min(settings.segment_bytes, max(total // 16, 1 << 20)),
     )
 
 

@@ -57,6 +57,8 @@ _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
 MOVE_BYTES = 4 << 20
 """Bytes of batches that one step moves out of a file into the database."""
+MOST_MOVED = 32 << 20
+"""Bytes of batches that are moved out of files before other work has its turn again."""
 _SEGMENTS_REST = 50
 """How many times as long as a look at the files takes, the next one is put off at least: it reads a row for each batch
 in them.
@@ -210,7 +212,7 @@ class Maintenance:
                 if self._dead_logs:
                     self._wake.set()  # more than one round's steps
                 if self._rows_went and now >= self._segments_at:
-                    await self._guarded("the look at files of batches", self._clear_segments())
+                    await self._guarded("the look at files of batches", self._clear_segments(MOST_MOVED))
                 if self._writer.failure is not None:
                     await self._guarded("the look whether the disk works again", self._heal())
                 if now >= retention:
@@ -233,12 +235,15 @@ class Maintenance:
             self._wal_seen = self._wal
 
     async def _heal(self) -> None:
-        """After a failed commit, give free pages back to a disk that may be full, then try to write.
+        """After a failed commit, give free pages and files back to a disk that may be full, then try to write.
 
         The write-ahead log's file goes back, too: the writer keeps as much room again beside it, so that a large one
         alone would have the disk count as full for ever.
         """
         try:
+            if self._segments.takes_batches:
+                await self._writer.end_segment()
+                self._rows_went = True
             await self._vacuum(at_least=1)
             await self._checkpoint("TRUNCATE")
             await self._writer.probe()
@@ -371,10 +376,11 @@ class Maintenance:
                         self._rows_went = True
                         self._to_clean.append((log, target))
                         return
-                except KopError:
-                    self._to_clean.clear()  # the storage fails: it would fail for the next log, too
-                    raise
-                except Exception as error:  # the other logs are cleaned all the same
+                except Exception as error:
+                    if isinstance(error, KopError) and self._writer.failure is not None:
+                        self._to_clean.clear()  # the storage fails: it would fail for the next log, too
+                        raise
+                    # The other logs are cleaned all the same.
                     background.tell(f"compaction of {log.topic.name}-{log.index}", error, kind="compaction")
 
     # The file.
@@ -419,22 +425,39 @@ class Maintenance:
             wrong = (pages - estimate / PAGE_SIZE) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
-    async def _clear_segments(self) -> None:
-        """Remove the files in which no batch is left, and first empty those in which less than half is left."""
+    async def _clear_segments(self, most_bytes: int | None = None) -> None:
+        """Remove the files in which no batch is left, and empty those in which no more than half is left.
+
+        It ends once it has moved `most_bytes`, so that other work has its turn; the next round goes on.
+        """
         began = time.monotonic()
         self._rows_went = False
-        sparse = await self._threads.run(_sparse, self._segments)
+        try:
+            sparse = await self._threads.run(_sparse, self._segments)
+        except BaseException:
+            self._rows_went = True
+            raise
         now = time.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
-        for segment in sparse:
-            if not self.closing:
-                await self._guarded("clearing a file of batches", self._clear(segment))
+        moved = 0
+        for segment, left in sparse:
+            if most_bytes is not None and moved >= most_bytes:
+                self._rows_went = True
+            if self.closing or self._rows_went:
+                return
+            moved += left
+            await self._guarded("clearing a file of batches", self._clear(segment))
 
     async def _clear(self, segment: int) -> None:
         """Move all that is left in a file into the database, and remove the file."""
+        began = time.monotonic()
         while moved := await self._threads.run(reader.rest_of, self._segments, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
             self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
+            if self.closing:
+                return
+            await asyncio.sleep(time.monotonic() - began)  # appends have as much time as this took
+            began = time.monotonic()
         await self._threads.run(_remove, self._segments, segment)
 
     async def _vacuum(self, at_least: int | None = None) -> None:
@@ -512,11 +535,15 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
     )
 
 
-def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[int]:
-    """The files that take no more batches and hold less than half of their bytes in batches that are wanted."""
+def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[tuple[int, int]]:
+    """The files that take no more batches, and of which no more than half are batches that are wanted.
+
+    Each with the bytes that are left, the emptiest first.
+    """
     sizes = segments.complete()
     left = reader.bytes_left(conn) if sizes else {}
-    return [segment for segment, size in sizes.items() if left.get(segment, 0) < size / 2]
+    sparse = [(segment, left.get(segment, 0)) for segment, size in sizes.items() if left.get(segment, 0) * 2 <= size]
+    return sorted(sparse, key=lambda of_file: of_file[1])
 
 
 def _remove(_conn: sqlite3.Connection, segments: Segments, segment: int) -> None:

@@ -72,7 +72,7 @@ class Readers:
         try:
             return await job
         except (sqlite3.Error, OSError) as error:
-            raise BackendError(f"the database failed: {error}") from error
+            raise BackendError(f"reading the database failed: {error}") from error
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
         conn: sqlite3.Connection | None = getattr(self._local, "conn", None)
@@ -204,38 +204,53 @@ def _again(query: Callable[[], T]) -> T:
 
 
 def _batches(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
-    """The batches of rows (base offset, size, segment, position, data). What follows in a file is read at once."""
+    """The batches of rows (base offset, size, segment, position, data). What follows in a file is read at once.
+
+    Where a batch cannot be read they end before it; an error is raised where it is the first.
+    """
     batches: list[Buffer] = []
     run: list[tuple[int, int]] = []  # base offset and size of batches of one file, which lie behind one another
     file = begin = end = 0
 
-    def read_run() -> None:
+    def read_run() -> bool:
+        """Read what is in `run`; False where a batch of it is damaged."""
+        wanted = len(batches) + len(run)
         if run:
             batches.extend(_cut(segments, file, begin, run))
             run.clear()
+        return len(batches) == wanted
 
-    for base, size, segment, position, data in rows:
-        if segment is None:
-            read_run()
-            batches.append(data)
-            continue
-        if segment != file or position != end:
-            read_run()
-            file, begin = segment, position
-        run.append((base, size))
-        end = position + size
-    read_run()
+    try:
+        for base, size, segment, position, data in rows:
+            if segment is None:
+                if not read_run():
+                    return batches
+                batches.append(data)
+                continue
+            if segment != file or position != end:
+                if not read_run():
+                    return batches
+                file, begin = segment, position
+            run.append((base, size))
+            end = position + size
+        read_run()
+    except (BackendError, OSError):
+        if not batches:
+            raise
     return batches
 
 
 def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, int]]) -> list[Buffer]:
+    """Batches that lie behind one another; those before one that is damaged, where there are any."""
     data = segments.read(segment, begin, sum(size for _, size in run))
     whole = memoryview(data)
     batches: list[Buffer] = []
     position = 0
     for base, size in run:
         batch = whole[position : position + size]
-        if batch[:12] != _BEGINNING.pack(base, size - 12):
+        if len(batch) < size or batch[:12] != _BEGINNING.pack(base, size - 12):
+            if batches:
+                break
             raise BackendError(
                 f"{segments.path(segment)} is damaged: the batch at offset {base} is not at byte {begin + position}"
             )

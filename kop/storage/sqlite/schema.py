@@ -198,6 +198,8 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         )
     _wal(conn, path)
     if version != SCHEMA_VERSION:
+        size = path.stat().st_size >> 20
+        _log.info("bringing %s to schema version %d reads all of its %d MiB once", path, SCHEMA_VERSION, size)
         _upgrade(conn, version)
         _log.info("%s has schema version %d now, it had %d: older kops refuse it", path, SCHEMA_VERSION, version)
 

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kop.errors import BackendError
 from kop.storage.base import Buffer
 
 _log = logging.getLogger(__name__)
@@ -31,6 +30,8 @@ ALIGNMENT: Final = 4096
 """What O_DIRECT wants of positions, lengths and addresses: the block of any usual disk, and a page."""
 BUFFER_BYTES: Final = 1 << 20
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_NO_DIRECT: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What file systems say that have no O_DIRECT, or want another alignment."""
 
 
 class Place(NamedTuple):
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Segments:
-    """The files of one folder. `append` and `release` are for the writer's thread, the rest is for any thread."""
+    """The files of one folder. `append`, `release` and `close` are for the writer's thread, the rest is for any."""
 
     def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0) -> None:
         """`last` is the largest number of a file that there is; a file takes no more batches from `roll_bytes` on."""
@@ -50,9 +51,15 @@ class Segments:
         self._file: int | None = None
         self._end = 0
         self._direct = _DIRECT
+        self._is_folder_safe = False
         self._buffer: memoryview | None = None
         self.current = last + 1
         """The number of the file that takes batches, or of the next one. Files with smaller numbers take no more."""
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether there is a file that takes more batches."""
+        return self._file is not None
 
     def append(self, batches: Sequence[Buffer]) -> list[Place]:
         """Write batches, and sync them. Returns the place of each. Raises OSError; nothing is written then.
@@ -76,15 +83,14 @@ class Segments:
         return places
 
     def read(self, segment: int, position: int, size: int) -> bytes:
-        """Bytes of a file. FileNotFoundError where the file is gone, BackendError where it ends before them."""
-        path = self.path(segment)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Bytes of a file, fewer where it ends before. FileNotFoundError where the file is gone."""
+        file = os.open(self.path(segment), os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(file, size, position)
             while len(data) < size:
                 more = os.pread(file, size - len(data), position + len(data))
                 if not more:
-                    raise BackendError(f"{path} is damaged: it ends before byte {position + size}, which holds a batch")
+                    break
                 data += more
         finally:
             os.close(file)
@@ -109,11 +115,14 @@ class Segments:
 
     def close(self) -> None:
         """Let the file that takes batches take no more; the next batch begins another."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
         self._end = 0
         self.current += 1
+        if file is not None:
+            try:
+                os.close(file)
+            except OSError:
+                pass  # all that was promised is synced, and the descriptor is free all the same
 
     def _give_up(self, end: int) -> None:
         """Give back the room behind the last batch, and close the file. On a full disk each attempt takes some."""
@@ -127,15 +136,16 @@ class Segments:
         self.close()
 
     def _begin(self) -> int:
-        if not self._folder.is_dir():
-            self._folder.mkdir()
+        if not self._is_folder_safe:
+            self._folder.mkdir(exist_ok=True)
             _sync_folder(self._folder.parent)
+            self._is_folder_safe = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         path = self.path(self.current)
         try:
             file = os.open(path, flags | self._direct, 0o644)
         except OSError as error:
-            if not self._direct or error.errno != errno.EINVAL:
+            if not self._direct or error.errno not in _NO_DIRECT:
                 raise
             # Some systems have made the file by then.
             path.unlink(missing_ok=True)
@@ -170,7 +180,7 @@ class Segments:
             try:
                 written = os.pwrite(file, rest, self._end)
             except OSError as error:
-                if not self._direct or error.errno != errno.EINVAL:
+                if not self._direct or error.errno not in _NO_DIRECT:
                     raise
                 fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~_DIRECT)
                 self._write_through_cache()
@@ -184,16 +194,27 @@ class Segments:
 
 
 def files_in(folder: Path) -> dict[int, int]:
-    """The size in bytes of each file in a folder of segments, by its number."""
+    """The size in bytes of each file in a folder of segments, by its number. OSError where it cannot be read."""
+    files: dict[int, int] = {}
     try:
         with os.scandir(folder) as entries:
-            return {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdecimal()}
+            for entry in entries:
+                if entry.name.isdecimal():
+                    try:
+                        files[int(entry.name)] = entry.stat().st_size
+                    except FileNotFoundError:
+                        pass  # removed since
     except FileNotFoundError:
-        return {}
+        pass
+    return files
 
 
 def _sync(file: int) -> None:
-    getattr(os, "fdatasync", os.fsync)(file)  # macOS has no fdatasync
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: another sync lets later writes of other files reach the disk before these
+        fcntl.fcntl(file, full_sync)
+    else:
+        os.fdatasync(file)
 
 
 def _sync_folder(folder: Path) -> None:

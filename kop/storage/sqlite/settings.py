@@ -31,7 +31,7 @@ class SqliteSettings:
     beside_commit_bytes: int = 256 << 10
     """Size of all such batches of a commit from which on they do: it costs a second sync and spares SQLite bytes."""
     segment_bytes: int = 64 << 20
-    """Size from which on a file of batches takes no more."""
+    """Size from which on a file of batches takes no more; a sixteenth of a small disk."""
     reader_threads: int = 3
     retention_check_interval_ms: int = 300_000
     cleaner_interval_ms: Callable[[], int] = _fifteen_seconds

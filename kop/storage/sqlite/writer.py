@@ -20,6 +20,7 @@ groups and other internal topics, the ends of transactions, deletes, checkpoints
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
@@ -35,6 +36,7 @@ from kop.storage.idempotence import BatchMetadata
 from kop.storage.sqlite.segments import Place, Segments
 from kop.storage.sqlite.settings import SqliteSettings
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_COMMIT_BYTES = 8 << 20
@@ -45,6 +47,8 @@ _ROW = "(?,?,?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 SPACE_CHECK_SECONDS = 0.5
+BESIDE_AGAIN_SECONDS = 60.0
+"""How long no files are written beside the database after one could not be."""
 IDLE_SECONDS = 1.0
 """How long the writer waits without work before it lets go of the bytes that prepared INSERTs hold."""
 
@@ -200,6 +204,7 @@ class Writer:
         self._next_space_check = 0.0
         self._since_space_check = 0
         self._short = False
+        self._beside_from = 0.0
         # A prepared statement keeps a copy of the bytes that it was bound to last. So there are few of them: for 1, 2,
         # 4, ... rows and not for each number, of which a busy day would prepare all. When idle they are emptied.
         most = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _COLUMNS)
@@ -243,6 +248,10 @@ class Writer:
     def execute(self, sql: str, values: Sequence[Any] = ()) -> asyncio.Future[None]:
         """Run one statement."""
         return self.run(_execute, sql, values)
+
+    def end_segment(self) -> asyncio.Future[None]:
+        """Let the file that takes batches take no more, so that it may go once no row names it."""
+        return self.run(lambda _: self._segments.close(), transaction=False)
 
     def probe(self) -> asyncio.Future[None]:
         """Try whether a failing disk takes writes again; clears `failure` where it does."""
@@ -348,13 +357,24 @@ class Writer:
     def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
         """Write the large batches of a group into a file, where they are many bytes together.
 
-        Not after a failed commit: rows that SQLite refuses leave their batches in a file for nothing.
+        Where that fails they go into their rows, as all do after a failed commit: rows that SQLite refuses leave their
+        batches in a file for nothing.
         """
-        if self.failure is not None:
+        if self.failure is not None or time.monotonic() < self._beside_from:
             return
         large = [entry for entry in group if entry.size >= self._beside_batch_bytes]
         if large and sum(entry.size for entry in large) >= self._beside_commit_bytes:
-            places = self._segments.append([entry.data for entry in large])
+            try:
+                places = self._segments.append([entry.data for entry in large])
+            except OSError as error:
+                self._beside_from = time.monotonic() + BESIDE_AGAIN_SECONDS
+                _log.warning(
+                    "large batches go into the database, which costs more, because their file cannot be written: %s; "
+                    "trying again in %.0f s",
+                    error,
+                    BESIDE_AGAIN_SECONDS,
+                )
+                return
             for entry, place in zip(large, places, strict=True):
                 entry.stored_at = place
 
