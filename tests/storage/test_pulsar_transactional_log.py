@@ -817,6 +817,9 @@ async def test_attaching_finds_the_end_though_pulsar_does_not_name_the_last_entr
         log = await make(engine)
         expected = []
         for number, how in enumerate(ended):
+            if number and number == len(ended) // 2:
+                await engine.admin.unload(log.partition_name)  # the entries are in two ledgers
+                await takes_fences(log)
             value = f"{how} {number}"
             if how == "p":
                 await append(log, batch([value]))
@@ -828,8 +831,6 @@ async def test_attaching_finds_the_end_though_pulsar_does_not_name_the_last_entr
                     await writer.end(commit=how == "c")
             if how in "cp":
                 expected.append(value)
-                if number == len(ended) // 2:
-                    await engine.admin.unload(log.partition_name)  # the entries are in two ledgers
         await shows(log, *expected)
         monkeypatch.setattr("kop.storage.pulsar.reading.last_entry.LAST_SECONDS", 0.01)
         with monkeypatch.context() as patched:
