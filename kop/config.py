@@ -117,8 +117,8 @@ class Config(BaseModel):
     store: Store = _own(
         "store",
         default_store(os.environ),
-        "Where data is kept: sqlite:PATH, a file and a folder beside it; memory:, gone with the process; or "
-        "pulsar://HOST:PORT, Apache Pulsar (pulsar+ssl: with TLS).",
+        "Where data is kept: sqlite:PATH; memory:, gone with the process; or pulsar://HOST:PORT, Apache Pulsar "
+        "(pulsar+ssl: with TLS).",
     )
     kop_pulsar_admin_url: AdminUrl = _own(
         "kop.pulsar.admin.url",
