@@ -39,6 +39,7 @@ from kop.wire.state import (
 Key: TypeAlias = tuple[str, int]
 """The name of a topic, and a partition."""
 CountedT = TypeVar("CountedT")
+ItemT = TypeVar("ItemT")
 _NO_RETENTION: Final = -1
 _LAST_MS: Final = 2**63 - 1
 """The latest time that a record can hold."""
@@ -369,16 +370,8 @@ class OffsetStore:
         """
         wanted = [(group_id, offsets, of_key) for group_id, offsets, of_group in ended for of_key in of_group]
         wanted.sort(key=lambda each: each[2].committed is not None)
-        records: list[KeyValue] = []
-        size = taken = 0
-        for group_id, offsets, of_key in wanted:
-            of_records = offsets.end_records(group_id, producer_id, of_key)
-            size += sum(len(key) + len(value or b"") for key, value in of_records)
-            if records and (len(records) + len(of_records) > WRITE_RECORDS or size > WRITE_BYTES):
-                break
-            records += of_records
-            taken += 1
-        now_ended = wanted[:taken]
+        of_each = ((each, each[1].end_records(each[0], producer_id, each[2])) for each in wanted)
+        now_ended, records = next(_writes(of_each))
         for _, offsets, of_key in now_ended:
             offsets.begin(of_key.key)
 
@@ -390,7 +383,7 @@ class OffsetStore:
             written(code)
 
         self._log.write(log_partition, records, is_ended)
-        return taken == len(wanted)
+        return len(now_ended) == len(wanted)
 
     def delete(
         self,
@@ -406,7 +399,7 @@ class OffsetStore:
         `more` are records that are written behind them. Many keys are several writes: some may be deleted where others
         are not, and `written` is told that it failed then.
         """
-        parts = list(_parts(offsets, group_id, keys))
+        parts = list(_writes(offsets.tombstones(group_id, keys)))
         left, failure = len(parts), ErrorCode.NONE
         for key in keys:
             offsets.begin(key)
@@ -458,22 +451,25 @@ class OffsetStore:
         return value.topic_id is not None and topic.topic_id != value.topic_id
 
 
-def _parts(
-    offsets: GroupOffsets, group_id: str, keys: Iterable[Key]
-) -> Iterator[tuple[Sequence[Key], Sequence[KeyValue]]]:
-    """The tombstones of keys in parts that storage takes in one write: at least one part, also of no keys."""
-    of_part: list[Key] = []
+def _writes(
+    of_each: Iterable[tuple[ItemT, Sequence[KeyValue]]],
+) -> Iterator[tuple[list[ItemT], list[KeyValue]]]:
+    """Items that have some records each, in parts whose records storage takes in one write.
+
+    The records of one item stay together. There is at least one part, also of no items.
+    """
+    items: list[ItemT] = []
     records: list[KeyValue] = []
     size = 0
-    for key, of_key in offsets.tombstones(group_id, keys):
-        size_of_key = sum(len(record[0]) for record in of_key)
-        if of_part and (len(records) + len(of_key) > WRITE_RECORDS or size + size_of_key > WRITE_BYTES):
-            yield of_part, records
-            of_part, records, size = [], [], 0
-        of_part.append(key)
-        records += of_key
-        size += size_of_key
-    yield of_part, records
+    for item, of_item in of_each:
+        size_of_item = sum(len(key) + len(value or b"") for key, value in of_item)
+        if items and (len(records) + len(of_item) > WRITE_RECORDS or size + size_of_item > WRITE_BYTES):
+            yield items, records
+            items, records, size = [], [], 0
+        items.append(item)
+        records += of_item
+        size += size_of_item
+    yield items, records
 
 
 def _less(counts: Counter[CountedT], item: CountedT) -> None:

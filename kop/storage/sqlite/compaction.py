@@ -66,7 +66,6 @@ class Cleaner:
     writer: Writer
     threads: Readers
     """Where batches are read and rewritten."""
-    segments: Segments
     cache: TailCache
     most_keys: int
     """Keys that one pass holds in memory."""
@@ -89,7 +88,7 @@ class Cleaner:
         offset = part.first_dirty
         while offset < part.end and not self.closing():
             began = time.monotonic()
-            reached, full = await self.threads.run(collect, self.segments, log.log_id, offset, part.end, newest)
+            reached, full = await self.threads.read(collect, log.log_id, offset, part.end, newest)
             await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
             if full or reached == offset:
                 offset = reached
@@ -115,9 +114,7 @@ class Cleaner:
             if log.deleted or self.closing():
                 return False
             began = time.monotonic()
-            changes, reached = await self.threads.run(
-                plan, self.segments, log.log_id, offset, end, newest, now_ms, horizon
-            )
+            changes, reached = await self.threads.read(plan, log.log_id, offset, end, newest, now_ms, horizon)
             if changes:
                 freed = await self.writer.run(apply, log.log_id, changes, reached)
                 log.size_bytes -= freed
@@ -172,7 +169,7 @@ def find(
     return Part(first_dirty, end, last_base) if due else None
 
 
-def _batches(
+def _batches_with_headers(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
 ) -> list[tuple[BatchRow, Buffer, BatchHeader]]:
     rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
@@ -187,7 +184,7 @@ def collect(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, newest: NewestOffsets
 ) -> tuple[int, bool]:
     """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
-    for row, data, header in _batches(conn, segments, log_id, offset, end):
+    for row, data, header in _batches_with_headers(conn, segments, log_id, offset, end):
         if not newest.has_room_for(header):
             return row.base, True
         try:
@@ -210,7 +207,7 @@ def plan(
 ) -> tuple[list[Change], int]:
     """What becomes of some batches, and the offset reached."""
     changes: list[Change] = []
-    for row, data, header in _batches(conn, segments, log_id, offset, end):
+    for row, data, header in _batches_with_headers(conn, segments, log_id, offset, end):
         offset = row.last + 1
         try:
             new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon)

@@ -83,7 +83,7 @@ class SqliteEngine:
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
-        self.readers = Readers(self.loop, path, settings.reader_threads, "reader")
+        self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
         self.writer = Writer(
             self.loop,
             conn,
@@ -93,15 +93,7 @@ class SqliteEngine:
             on_committed=self._on_committed,
             on_failed=self._on_failed,
         )
-        context = LogContext(
-            self.loop,
-            self.writer,
-            self.readers,
-            segments,
-            self.cache,
-            self._refusal,
-            self._move_start,
-        )
+        context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
         self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
         self._lock = lock

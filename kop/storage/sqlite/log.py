@@ -29,7 +29,6 @@ from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.reader import Readers
-from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
 from kop.storage.tail_cache import Tail, TailCache
 from kop.storage.transaction_index import AbortedTransaction
@@ -47,7 +46,6 @@ class LogContext:
     loop: asyncio.AbstractEventLoop
     writer: Writer
     readers: Readers
-    segments: Segments
     cache: TailCache
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
@@ -277,9 +275,8 @@ class SqliteLog(Partition):
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
-        context = self._context
-        rows = await context.readers.run(
-            reader.read, context.segments, self.log_id, offset, self.high_watermark, max_bytes, min_one
+        rows = await self._context.readers.read(
+            reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
         )
         self.check_offset(offset)  # retention or DeleteRecords may have moved the log start meanwhile
         return ReadResult(rows, sum(map(len, rows)))
@@ -322,10 +319,7 @@ class SqliteLog(Partition):
 
     async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
         self.check_there()
-        context = self._context
-        rows = await context.readers.run(
-            query, context.segments, self.log_id, self.log_start_offset, self.high_watermark, *args
-        )
+        rows = await self._context.readers.read(query, self.log_id, self.log_start_offset, self.high_watermark, *args)
         self.check_there()
         return None if rows is None else TimestampOffset(*rows)
 

@@ -2,8 +2,8 @@
 
 Owns: which batch can hold the record that is asked for. Must not know: how a record is laid out, the loop.
 
-All of it runs on a reading thread, batches are decompressed there. Arguments: the files of large
-batches, the log's id, its log start and high watermark.
+All of it runs on a reading thread, batches are decompressed there. Arguments: the files of large batches, the log's id,
+its log start and high watermark.
 """
 
 from __future__ import annotations

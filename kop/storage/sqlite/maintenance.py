@@ -105,12 +105,11 @@ class Maintenance:
         self._writer = writer
         self._segments = segments
         self._logs = logs
-        self._threads = Readers(loop, path, 1, "maintenance")
-        self._checkpointer = Readers(loop, path, 1, "checkpoint")
+        self._threads = Readers(loop, path, segments, 1, "maintenance")
+        self._checkpointer = Readers(loop, path, segments, 1, "checkpoint")
         self._cleaner = Cleaner(
             writer,
             self._threads,
-            segments,
             cache,
             settings.cleaner_keys,
             self._snapshot,
@@ -124,7 +123,7 @@ class Maintenance:
         self._to_clean: deque[tuple[SqliteLog, int]] = deque()
         """Logs that compaction has still to look at, each up to an offset: not what comes in meanwhile."""
         self._dead_logs = True  # there may be some
-        self._rows_went = True  # since the last look at the files of batches; a crash may have left some
+        self._look_at_segments = True  # rows went since the last look; a crash may have left files without any
         self._segments_at = 0.0
         self._batches = 0  # committed since the last snapshots
         self._wal = 0  # bytes in the write-ahead log, about
@@ -211,13 +210,13 @@ class Maintenance:
                 await self._guarded("removing batches", self._remove_due())
                 if self._dead_logs:
                     self._wake.set()  # more than one round's steps
-                if self._rows_went and now >= self._segments_at:
+                if self._look_at_segments and now >= self._segments_at:
                     await self._guarded("the look at files of batches", self._clear_segments(MOST_MOVED))
                 if self._writer.failure is not None:
                     await self._guarded("the look whether the disk works again", self._heal())
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
-                    self._rows_went = True  # of a file, perhaps, that took batches still at the last look
+                    self._look_at_segments = True  # one may have taken batches still at the last look
                     await self._guarded("the expiry of producers", self._expire_producers(now_ms))
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
@@ -243,7 +242,7 @@ class Maintenance:
         try:
             if self._segments.takes_batches:
                 await self._writer.end_segment()
-                self._rows_went = True
+                self._look_at_segments = True
             await self._vacuum(at_least=1)
             await self._checkpoint("TRUNCATE")
             await self._writer.probe()
@@ -316,7 +315,7 @@ class Maintenance:
             step, todo = await self._threads.run(_next_removals, todo)
             if step is not None:
                 await self._writer.run(_delete, step)
-                self._rows_went = True
+                self._look_at_segments = True
                 for log_id, size in step.sizes.items():
                     by_id[log_id].size_bytes -= size
                 self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
@@ -329,7 +328,7 @@ class Maintenance:
             if step is None or self.closing:
                 break
             await self._writer.run(_delete, step)
-            self._rows_went = True
+            self._look_at_segments = True
             self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
         await self._writer.execute(_DELETE_EMPTY_DEAD)
         return not await self._threads.run(_dead)
@@ -373,7 +372,7 @@ class Maintenance:
             if log.policy.compact and not log.deleted and target > log.clean_offset:
                 try:
                     if await self._cleaner.clean(log, target, now_ms):
-                        self._rows_went = True
+                        self._look_at_segments = True
                         self._to_clean.append((log, target))
                         return
                 except Exception as error:
@@ -431,19 +430,20 @@ class Maintenance:
         It ends once it has moved `most_bytes`, so that other work has its turn; the next round goes on.
         """
         began = time.monotonic()
-        self._rows_went = False
+        self._look_at_segments = False
         try:
-            sparse = await self._threads.run(_sparse, self._segments)
+            sparse = await self._threads.read(_sparse)
         except BaseException:
-            self._rows_went = True
+            self._look_at_segments = True
             raise
         now = time.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
         moved = 0
         for segment, left in sparse:
+            if self.closing:
+                return
             if most_bytes is not None and moved >= most_bytes:
-                self._rows_went = True
-            if self.closing or self._rows_went:
+                self._look_at_segments = True
                 return
             moved += left
             await self._guarded("clearing a file of batches", self._clear(segment))
@@ -451,14 +451,14 @@ class Maintenance:
     async def _clear(self, segment: int) -> None:
         """Move all that is left in a file into the database, and remove the file."""
         began = time.monotonic()
-        while moved := await self._threads.run(reader.rest_of, self._segments, segment, MOVE_BYTES):
+        while moved := await self._threads.read(reader.rest_of, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
             self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
             if self.closing:
                 return
             await asyncio.sleep(time.monotonic() - began)  # appends have as much time as this took
             began = time.monotonic()
-        await self._threads.run(_remove, self._segments, segment)
+        await self._threads.run(lambda _: self._segments.remove(segment))
 
     async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
@@ -544,10 +544,6 @@ def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[tuple[int, int
     left = reader.bytes_left(conn) if sizes else {}
     sparse = [(segment, left.get(segment, 0)) for segment, size in sizes.items() if left.get(segment, 0) * 2 <= size]
     return sorted(sparse, key=lambda of_file: of_file[1])
-
-
-def _remove(_conn: sqlite3.Connection, segments: Segments, segment: int) -> None:
-    segments.remove(segment)
 
 
 def _move(conn: sqlite3.Connection, segment: int, moved: Sequence[BatchInFile]) -> None:

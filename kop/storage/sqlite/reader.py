@@ -54,11 +54,14 @@ class BatchInFile(NamedTuple):
 
 
 class Readers:
-    """A pool of reading threads."""
+    """A pool of reading threads. `segments` are the files of the database at `path`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, threads: int, name: str) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, path: Path, segments: Segments, threads: int, name: str
+    ) -> None:
         self._loop = loop
         self._path = path
+        self._segments = segments
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kop-sqlite-{name}")
@@ -73,6 +76,10 @@ class Readers:
             return await job
         except (sqlite3.Error, OSError) as error:
             raise BackendError(f"reading the database failed: {error}") from error
+
+    async def read(self, query: Callable[..., T], *args: object) -> T:
+        """As `run`, for a query that brings up batches: `query(connection, segments, *args)`."""
+        return await self.run(query, self._segments, *args)
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
         conn: sqlite3.Connection | None = getattr(self._local, "conn", None)
@@ -135,7 +142,7 @@ def read(
         return []
 
     def query() -> list[Buffer]:
-        return _batches(
+        return _bring_up(
             segments,
             conn.execute(
                 "SELECT base, size, segment, position, data FROM batch INDEXED BY batch_of_log"
@@ -167,7 +174,7 @@ def read_rows(
             room -= row.size
             if room < 0 and rows:
                 break
-            rows.append((row, _batches(segments, [(row.base, row.size, segment, position, data)])[0]))
+            rows.append((row, _bring_up(segments, [(row.base, row.size, segment, position, data)])[0]))
         return rows
 
     return _again(query)
@@ -177,7 +184,7 @@ def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: in
     """The batch that ends at offset `last`, or None where it is gone."""
 
     def query() -> list[Buffer]:
-        return _batches(
+        return _bring_up(
             segments,
             conn.execute(
                 "SELECT base, size, segment, position, data FROM batch INDEXED BY batch_of_log"
@@ -203,7 +210,7 @@ def _again(query: Callable[[], T]) -> T:
         raise BackendError(f"{error.filename} is not there any more: it holds batches of this database") from None
 
 
-def _batches(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
+def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
     """The batches of rows (base offset, size, segment, position, data). What follows in a file is read at once.
 
     Where a batch cannot be read they end before it; an error is raised where it is the first.
