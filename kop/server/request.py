@@ -64,6 +64,8 @@ _LARGE = 16 * 1024
 """Bytes of a body from which on the codec reads it, and writes the answer, beside the loop."""
 _PART_ROWS = 200
 """See `Api.rows`."""
+_SHOWN = 100
+"""Characters of a client id in a log line."""
 
 
 class RequestPipeline:
@@ -122,10 +124,10 @@ class RequestPipeline:
         api_key, version, correlation_id, client_id, begin = request_header(frame)
         served = self._served.get(api_key)
         if served is None:
-            raise FrameError(f"API {api_key} version {version} is not served")
+            raise FrameError(f"API {api_key} version {version} is not served: client id {_shown(client_id)}")
         api = served.api
         if not served.oldest <= version <= api.max_version:
-            return self._other_version(served, version, correlation_id)
+            return self._other_version(served, version, correlation_id, client_id)
         if len(frame) > LARGEST_REQUEST:
             self.check_size(frame, len(frame))
         count = served.counts.get(version)
@@ -259,11 +261,12 @@ class RequestPipeline:
         name = _NAMES.get(code) or str(code)
         self._gw.metrics.errors.labels(served.name, name).inc()
 
-    def _other_version(self, served: _ServedApi, version: int, correlation_id: int) -> Answer:
+    def _other_version(self, served: _ServedApi, version: int, correlation_id: int, client_id: str | None) -> Answer:
         api = served.api
         if api.other_version is None:
             raise FrameError(
-                f"{served.name} version {version} is not served (versions {api.min_version} to {api.max_version} are)"
+                f"{served.name} version {version} is not served (versions {api.min_version} to {api.max_version} are): "
+                f"client id {_shown(client_id)}"
             )
         self._count(served, ErrorCode.UNSUPPORTED_VERSION)
         return self._answer(served, (codec.encode_response(correlation_id, api.other_version()),))
@@ -279,6 +282,10 @@ class RequestPipeline:
         if refusal is None:
             raise FrameError(f"{served.name} failed with {code.name} and has no place to say so")
         return (codec.encode_response(ctx.correlation_id, refusal),)
+
+
+def _shown(client_id: str | None) -> str:
+    return "none" if client_id is None else repr(client_id[:_SHOWN])
 
 
 def _parts(request: Any, rows: str) -> list[Any]:

@@ -349,7 +349,7 @@ def test_an_unknown_api_closes_with_one_log_line_that_names_it(
             other.writer.write(versions_frame(3))
             assert await correlations(other, 1) == [3]
             lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-            assert lines == [f"closing the connection of 127.0.0.1: API {key} version 3 is not served"]
+            assert lines == [f"closing the connection of 127.0.0.1: API {key} version 3 is not served: client id none"]
 
     run(main())
 
@@ -367,6 +367,24 @@ def test_versions_below_and_above_the_served_range_close(tmp_path: Path, caplog:
                     assert await client.closed(), (key, version)
 
     run(main())
+
+
+def test_a_version_that_is_not_served_is_named_with_its_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            head = struct.pack(">hhih", 1, 3, 1, 9) + b"billing-1" + bytes(20)
+            client.writer.write(struct.pack(">i", len(head)) + head)
+            assert await client.closed()
+
+    run(main())
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == [
+        "closing the connection of 127.0.0.1: Fetch version 3 is not served (versions 4 to 18 are): "
+        "client id 'billing-1'"
+    ]
 
 
 def test_a_tls_hello_and_an_http_request_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
