@@ -845,6 +845,29 @@ async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> No
     await play.log.close()
 
 
+@PRODUCERS
+async def test_a_producer_that_is_lost_while_nothing_waits_refuses_nothing(
+    producer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(lost: FakeProducer) -> None:
+        play.broker.open_names.discard(lost.name)
+        lost.on_lost(PulsarError("GuardFailed", "the topic was deleted"))
+
+    play = Play(producer)
+    await play.run("aSR")
+    lose(play.broker.producers[0])
+    await settle()
+    assert (play.counts, caplog.messages) == ({}, [])
+    await play.run("aSRa")  # by a second one, which has a batch under way when it is lost
+    assert play.outcomes == [3, 5, None]
+    lose(play.broker.producers[1])
+    await settle()
+    assert play.outcomes[2] is AGAIN
+    assert play.counts == {refusal_name(Refused.WRITES, "GuardFailed"): 1}
+    assert len(caplog.messages) == 1
+    await play.log.close()
+
+
 async def test_a_batch_refused_before_it_is_sent_is_not_passed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", ())
     play = Play(41)

@@ -30,7 +30,7 @@ from kop.records import transcode
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendWaiter
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import Fault, Refused
+from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
 from kop.storage.pulsar.partition.direct_batches import (
@@ -817,5 +817,9 @@ class PartitionProducer:
             self._context.spawn(self._give_back(self._producer))
 
     def _lost(self, error: PulsarError) -> None:
-        if not self.ended:
+        if self.ended:
+            return
+        if self.idle:  # nobody is refused by that: the next batch has a producer opened, and hears why it cannot be
+            self.fail(kafka_error(error, f"cannot write to {self._log.title}"))
+        else:
             self.fail(self._refusal(error))
