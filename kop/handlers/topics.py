@@ -177,6 +177,8 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
 
 # --- DeleteTopics
 
+_ID_SUPPLIED = "The provided topic name maps to an ID that was already supplied."
+
 
 @dataclass(slots=True)
 class _Deletion:
@@ -253,6 +255,8 @@ async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
             row.topic = topic
             row.topic_id = gw.topics.id_of(topic) if topic is not None else None
             _refuse_reserved(row)
+            if topic is not None and ids[row.topic_id] > 1:
+                row.refuse(ErrorCode.INVALID_REQUEST, _ID_SUPPLIED)
     return _without_both(list(answer.values()))
 
 
@@ -269,11 +273,10 @@ def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
         if row.code == ErrorCode.NONE and row.topic is not None:
             first = seen.setdefault(row.topic.topic_id, row)
             if first is not row:
-                message = "The provided topic name maps to an ID that was already supplied."
-                first.refuse(ErrorCode.INVALID_REQUEST, message)
+                first.refuse(ErrorCode.INVALID_REQUEST, _ID_SUPPLIED)
                 if first.name == row.name:
                     continue
-                row.refuse(ErrorCode.INVALID_REQUEST, message)
+                row.refuse(ErrorCode.INVALID_REQUEST, _ID_SUPPLIED)
         kept.append(row)
     return kept
 

@@ -242,6 +242,10 @@ def test_delete_refuses_what_is_named_badly(admin: Admin) -> None:
         "name twice": (("t", "t"), [("t", None, E.INVALID_REQUEST)]),
         "id twice": ((topic_id, topic_id), [(None, topic_id, E.INVALID_REQUEST)]),
         "name and its id": ((topic_id, "t"), [("t", topic_id, E.INVALID_REQUEST)]),
+        "id twice and its name": (
+            (topic_id, topic_id, "t"),
+            [(None, topic_id, E.INVALID_REQUEST), ("t", topic_id, E.INVALID_REQUEST)],
+        ),
         "nothing": ((), []),
     }
     for case, (asked, expected) in cases.items():
