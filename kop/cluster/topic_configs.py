@@ -153,7 +153,7 @@ class ConfigSpec:
     refused: Check | None = None
     """Why a legal value cannot be had here, or None."""
     distinct: bool = False
-    """Whether a client may name no item of a LIST twice. What was stored before that was so is read all the same."""
+    """Whether an item of a LIST that is named again counts once (KIP-1161). The text is kept as it was written."""
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
@@ -165,8 +165,6 @@ class ConfigSpec:
     def parse_wanted(self, text: str) -> Any:
         """Parse a value that a client asks for. It is INVALID_CONFIG also where kop cannot do what it asks for."""
         value = self.parse(text)
-        if self.distinct and len(set(value)) < len(value):
-            raise PeerError(f"Configuration '{self.name}' values must not be duplicated.", ErrorCode.INVALID_CONFIG)
         if self.refused is not None and (reason := self.refused(value)) is not None:
             raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
         return value
@@ -190,7 +188,7 @@ class ConfigSpec:
                 items = split_list(text)
                 if "" in items:
                     raise PeerError(f"Configuration '{self.name}' values must not be empty.", ErrorCode.INVALID_CONFIG)
-                return items
+                return list(dict.fromkeys(items)) if self.distinct else items
             case _:
                 return text
 

@@ -61,6 +61,7 @@ TAKEN: list[tuple[str, str, Any]] = [
     ("cleanup.policy", "", []),
     ("cleanup.policy", "compact,delete", ["compact", "delete"]),
     ("cleanup.policy", " compact , delete", ["compact", "delete"]),
+    ("cleanup.policy", "delete,compact, delete", ["delete", "compact"]),
     ("min.cleanable.dirty.ratio", ".5", 0.5),
     ("min.cleanable.dirty.ratio", "1e-1", 0.1),
     ("preallocate", "TRUE", True),
