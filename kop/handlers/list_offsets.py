@@ -8,6 +8,7 @@ ListOffsets, by what is asked as a timestamp:
 - -4 earliest local (KIP-405): the log start, all of the log is local. -5 latest tiered and -6 (KIP-1005, KIP-1023)
   answer offset -1: nothing is tiered.
 - what cannot be found in time is OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5): ask again.
+- a negative timestamp that the version does not know is UNSUPPORTED_VERSION, whatever the partition.
 - leader_epoch is 0; one asked for above that is UNKNOWN_LEADER_EPOCH.
 
 OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown (-1, -1). An end that is not known in
@@ -36,7 +37,16 @@ _MAX_TIMESTAMP = -3
 _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
-_OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_OLDEST_VERSION_OF = {
+    _LATEST: 1,
+    _EARLIEST: 1,
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
+_NO_VERSION = 1 << 15
+"""Above every version: what a negative timestamp without a meaning needs."""
 
 _AT_ONCE = 64
 SEARCHES_OF_ONE = 8
@@ -75,6 +85,8 @@ def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _log_of(gw: Gateway, ctx: Context, name: str, part: Any) -> PartitionLog | ErrorCode:
+    if part.timestamp < 0 and ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, _NO_VERSION):
+        return ErrorCode.UNSUPPORTED_VERSION
     topic = gw.topics.get(name)
     if topic is None:
         return gw.topics.missing(name)
@@ -83,8 +95,6 @@ def _log_of(gw: Gateway, ctx: Context, name: str, part: Any) -> PartitionLog | E
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if ctx.version >= 4 and part.current_leader_epoch > 0:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
-        return ErrorCode.UNSUPPORTED_VERSION
     return partition_log
 
 
@@ -147,8 +157,7 @@ async def _look_up(
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             await partition_log.refresh_start()
         bound = _bound(partition_log, timestamp, committed)
-        if bound is None:
-            raise KopError(f"timestamp {timestamp} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+        assert bound is not None, "a timestamp without a meaning was refused before"
         return ErrorCode.NONE, *bound
     except KopError as error:
         log.warning("cannot look up offsets of %s-%d: %s", *key, error)

@@ -83,6 +83,20 @@ def test_a_question_newer_than_the_version_is_unsupported(tmp_path: Path, questi
     run(main())
 
 
+@pytest.mark.parametrize(("question", "version"), [(-3, 6), (-6, 10), (-7, 11)])
+def test_an_unsupported_question_is_refused_before_its_partition_and_epoch(
+    tmp_path: Path, question: int, version: int
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            for wrong in ({}, {"name": "no"}, {"partition": 3}, {"epoch": 1}):
+                answer = await ask(client, question, version=version, **wrong)
+                assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION, wrong
+
+    run(main())
+
+
 def test_unknown_partitions_and_epochs(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
