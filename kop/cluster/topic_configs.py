@@ -169,6 +169,20 @@ class ConfigSpec:
             raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
         return value
 
+    def printed(self, text: str) -> str:
+        """The value of `text` as Kafka prints what it has parsed; text that has no value as it is."""
+        try:
+            value = self._read(text.strip())
+        except PeerError:
+            return text
+        match value:
+            case bool():
+                return str(value).lower()
+            case list():
+                return ",".join(value)
+            case _:
+                return str(value)
+
     def _read(self, text: str) -> Any:
         match self.type:
             case ConfigType.INT | ConfigType.LONG:

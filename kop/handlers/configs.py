@@ -2,7 +2,8 @@
 0 and 1.
 
 Resources
-- TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
+- TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms. Values are printed as Kafka does:
+  " compact , delete" is described as "compact,delete", "TRUE" as "true".
 - BROKER: "1" (this broker's id) shows every setting (a secret is sensitive and null, as Kafka's passwords are), ""
   what was altered for the whole cluster. What Kafka takes at run time can be altered (`kop.cluster.broker_configs`);
   the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's static settings are.
@@ -145,7 +146,9 @@ def _as_held(row: ConfigRow, value: str) -> ConfigRow:
 def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
     match kind:
         case Resource.TOPIC:
-            return gw.topic_configs.rows(_topic(gw, name).configs)
+            configs = _topic(gw, name).configs
+            printed = {key: TOPIC_CONFIGS[key].printed(text) for key, text in configs.items() if key in TOPIC_CONFIGS}
+            return gw.topic_configs.rows(printed)
         case Resource.BROKER:
             _check_described_broker(gw, name)
             return sorted(gw.broker_configs.rows()) if name else gw.broker_configs.cluster_rows()

@@ -144,6 +144,25 @@ def test_describe_with_documentation_and_without_synonyms(admin: Admin) -> None:
     assert all(config.synonyms == [] and config.documentation for config in result.configs)
 
 
+PRINTED = [
+    ("retention.ms", " +5000 ", "5000"),
+    ("cleanup.policy", " compact , delete,compact", "compact,delete"),
+    ("leader.replication.throttled.replicas", "0:1, 0:1", "0:1,0:1"),
+    ("preallocate", "TRUE", "true"),
+    ("min.cleanable.dirty.ratio", "5e-1", "0.5"),
+    ("min.cleanable.dirty.ratio", "1", "1.0"),
+    ("compression.type", " lz4 ", "lz4"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "printed"), PRINTED)
+def test_describe_prints_values_as_kafka_does(admin: Admin, name: str, text: str, printed: str) -> None:
+    assert alter(admin, (TOPIC, "t", [(name, text)])) == OK
+    shown, source, synonyms = read(admin, TOPIC, "t", name)
+    assert (shown, source, synonyms[0]) == (printed, 1, (name, printed, 1))
+    assert topic(admin).configs[name] == text, "kept as it was written"
+
+
 def test_describe_only_what_is_asked_for(admin: Admin) -> None:
     names = [config.name for config in describe(admin, TOPIC, "t", ["retention.ms", "nope"]).configs]
     assert names == ["retention.ms"]
