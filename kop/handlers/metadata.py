@@ -3,7 +3,8 @@
 Metadata
 - Version 0 takes an empty list for all topics; from 1 on null is all and an empty list none.
 - Topic ids are answered from version 10 and accepted from 12: an unknown id is UNKNOWN_TOPIC_ID, and a name beside an
-  id is not looked at (Java sends an empty one), nor is any name of a request that has an id.
+  id is not looked at (Java sends an empty one), nor is any name of a request that has an id. A request of version 10 or
+  11 that has an id is INVALID_REQUEST for all of its topics.
 - A topic that is asked for twice is answered once.
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
   answered in the same response; where that takes longer than 5 s it is LEADER_NOT_AVAILABLE, and is made meanwhile.
@@ -59,6 +60,8 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if len(body) > _LARGE:
         return _answer_with_pauses(gw, ctx, bytes(body))
     request = _decoded(ctx.version, body)
+    if _asks_for_ids_too_early(ctx.version, request):
+        return _framed(ctx.correlation_id, codec.encode_response(0, _refusal(ctx.version, request))[8:])
     to_find = gw.topics.names_to_find(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
     if to_find or missing:
@@ -76,10 +79,25 @@ def _framed(correlation_id: int, rest: bytes) -> Frame:
 def _decoded(version: int, body: memoryview) -> Any:
     """A request with each topic once, and without names where there are ids: so Kafka answers it."""
     request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
-    if request.topics and len(request.topics) > 1:
+    if request.topics and len(request.topics) > 1 and not _asks_for_ids_too_early(version, request):
         of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
         request.topics = list((of_ids or {topic.name: topic for topic in request.topics}).values())
     return request
+
+
+def _asks_for_ids_too_early(version: int, request: Any) -> bool:
+    return 10 <= version <= 11 and any(topic.topic_id is not None for topic in request.topics or ())
+
+
+def _refusal(version: int, request: Any) -> Any:
+    """INVALID_REQUEST for every topic of a request, and nothing of the cluster: as Kafka answers."""
+    response = MetadataResponse(version=version, brokers=[], cluster_id=None, controller_id=-1)
+    response.topics = [
+        _row(version, (ErrorCode.INVALID_REQUEST, topic.name, topic.topic_id, False, [], None))
+        for topic in request.topics
+    ]
+    response.authorized_operations = None
+    return response
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
@@ -117,6 +135,8 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a request that names thousands of topics, a part of them at a time."""
     request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
+    if _asks_for_ids_too_early(ctx.version, request):
+        return _framed(ctx.correlation_id, codec.encode_response(0, _refusal(ctx.version, request))[8:])
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
     making, end = gw.topic_limits.making(), _end_of_wait()

@@ -87,6 +87,25 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
     run(main())
 
 
+@pytest.mark.parametrize("version", [10, 11])
+@pytest.mark.parametrize("others", [0, 1000])
+def test_ids_in_versions_that_only_answer_them_make_the_whole_request_invalid(
+    tmp_path: Path, version: int, others: int
+) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            topics = asked("one", *[f"missing-{number:010}" for number in range(others)], version=version)
+            topics += asked("", version=version, topic_id=topic_of(serving, "two").topic_id)
+            answer = await client.call(3, version, topics=topics, allow_auto_topic_creation=True)
+            assert {topic.name for topic in serving.gateway.topics.all()} == {"__consumer_offsets", "one", "two"}
+            return answer
+
+    answer = run(main())
+    assert [topic.error_code for topic in answer.topics] == [ErrorCode.INVALID_REQUEST] * (others + 2)
+    assert (answer.brokers, answer.cluster_id, answer.controller_id) == ([], None, -1)
+
+
 @pytest.mark.parametrize("version", [0, 9, 13])
 def test_a_topic_that_is_named_twice_is_answered_once(tmp_path: Path, version: int) -> None:
     async def main() -> Any:
