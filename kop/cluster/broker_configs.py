@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kop.cluster.topic_configs import LONG_MAX, TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
 from kop.config import Config
 from kop.errors import BackendError, ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
@@ -48,10 +48,6 @@ def _other_settings() -> Iterable[ConfigSpec]:
         ("log.cleaner.io.buffer.size", integer, "524288", 0, False),
         ("log.cleaner.io.buffer.load.factor", double, "0.9", None, False),
         ("log.cleaner.io.max.bytes.per.second", double, str(float(2**63)), None, False),
-        ("log.segment.bytes", integer, "1073741824", 1 << 20, False),
-        ("log.segment.delete.delay.ms", long, "60000", 0, False),
-        ("log.index.interval.bytes", integer, "4096", 0, False),
-        ("log.flush.interval.messages", long, str(LONG_MAX), 1, False),
         ("num.io.threads", integer, "8", 1, False),
         ("num.network.threads", integer, "3", 1, False),
         ("num.replica.fetchers", integer, "1", None, False),

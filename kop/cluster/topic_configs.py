@@ -313,27 +313,29 @@ def _table() -> Iterable[ConfigSpec]:
     )  # fmt: skip
     # -- nothing here to act on
     level = "Level of the codec where compression.type asks for one. Without effect: the codec's usual level is used."
-    yield ConfigSpec("compression.gzip.level", integer, "-1", level, check=_gzip_level)
-    yield ConfigSpec("compression.lz4.level", integer, "9", level, check=_within(1, 17))
-    yield ConfigSpec("compression.zstd.level", integer, "3", level, check=_within(-131072, 22))
+    yield ConfigSpec("compression.gzip.level", integer, "-1", level, "compression.gzip.level", check=_gzip_level)
+    yield ConfigSpec("compression.lz4.level", integer, "9", level, "compression.lz4.level", check=_within(1, 17))
+    yield ConfigSpec(
+        "compression.zstd.level", integer, "3", level, "compression.zstd.level", check=_within(-131072, 22)
+    )
     segment = "Without effect: a log is not made of segment files."
-    yield ConfigSpec("segment.bytes", integer, "1073741824", segment, check=_within(1048576))
-    yield ConfigSpec("segment.ms", long, "604800000", segment, check=_within(1))
-    yield ConfigSpec("segment.jitter.ms", long, "0", segment, check=_within(0))
-    yield ConfigSpec("segment.index.bytes", integer, "10485760", segment, check=_within(4))
-    yield ConfigSpec("index.interval.bytes", integer, "4096", segment, check=_within(0))
-    yield ConfigSpec("file.delete.delay.ms", long, "60000", segment, check=_within(0))
-    yield ConfigSpec("preallocate", boolean, "false", segment)
+    yield ConfigSpec("segment.bytes", integer, "1073741824", segment, "log.segment.bytes", check=_within(1048576))
+    yield ConfigSpec("segment.ms", long, "604800000", segment, "log.roll.ms", check=_within(1))
+    yield ConfigSpec("segment.jitter.ms", long, "0", segment, "log.roll.jitter.ms", check=_within(0))
+    yield ConfigSpec("segment.index.bytes", integer, "10485760", segment, "log.index.size.max.bytes", check=_within(4))
+    yield ConfigSpec("index.interval.bytes", integer, "4096", segment, "log.index.interval.bytes", check=_within(0))
+    yield ConfigSpec("file.delete.delay.ms", long, "60000", segment, "log.segment.delete.delay.ms", check=_within(0))
+    yield ConfigSpec("preallocate", boolean, "false", segment, "log.preallocate")
     flush = "Without effect: every batch is synced before it is acknowledged."
-    yield ConfigSpec("flush.messages", long, str(LONG_MAX), flush, check=_within(1))
-    yield ConfigSpec("flush.ms", long, str(LONG_MAX), flush, check=_within(0))
+    yield ConfigSpec("flush.messages", long, str(LONG_MAX), flush, "log.flush.interval.messages", check=_within(1))
+    yield ConfigSpec("flush.ms", long, str(LONG_MAX), flush, "log.flush.interval.ms", check=_within(0))
     replica = "Without effect: every partition has one replica."
-    yield ConfigSpec("unclean.leader.election.enable", boolean, "false", replica)
+    yield ConfigSpec("unclean.leader.election.enable", boolean, "false", replica, "unclean.leader.election.enable")
     yield ConfigSpec("leader.replication.throttled.replicas", list_, "", replica, check=_throttled)
     yield ConfigSpec("follower.replication.throttled.replicas", list_, "", replica, check=_throttled)
     remote = "Without effect: there is no remote tier."
-    yield ConfigSpec("local.retention.ms", long, "-2", remote, check=_within(-2))
-    yield ConfigSpec("local.retention.bytes", long, "-2", remote, check=_within(-2))
+    yield ConfigSpec("local.retention.ms", long, "-2", remote, "log.local.retention.ms", check=_within(-2))
+    yield ConfigSpec("local.retention.bytes", long, "-2", remote, "log.local.retention.bytes", check=_within(-2))
     yield ConfigSpec("remote.log.copy.disable", boolean, "false", remote)
     yield ConfigSpec("remote.log.delete.on.disable", boolean, "false", remote)
 

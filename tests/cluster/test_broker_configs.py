@@ -67,6 +67,13 @@ def test_what_may_be_altered_is_what_kafka_takes_at_run_time() -> None:
     }  # fmt: skip
     kept = {name for name, spec in DYNAMIC.items() if not spec.acts}
     assert {"log.cleaner.threads", "log.segment.bytes", "num.io.threads"} <= kept
+    defaults_of_topics = {
+        "compression.gzip.level", "compression.lz4.level", "compression.zstd.level", "log.flush.interval.messages",
+        "log.flush.interval.ms", "log.index.interval.bytes", "log.index.size.max.bytes", "log.local.retention.bytes",
+        "log.local.retention.ms", "log.preallocate", "log.roll.jitter.ms", "log.roll.ms", "log.segment.bytes",
+        "log.segment.delete.delay.ms", "unclean.leader.election.enable",
+    }  # fmt: skip
+    assert defaults_of_topics <= kept
     assert "min.insync.replicas" not in DYNAMIC
 
 

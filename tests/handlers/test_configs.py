@@ -493,6 +493,21 @@ def test_broker_settings_act_on_topics_at_once_and_outlive_a_restart(admin: Admi
     assert describe(admin, BROKER, "").configs == []
 
 
+def test_a_broker_default_that_changes_nothing_is_shown_on_topics(admin: Admin) -> None:
+    assert read(admin, TOPIC, "t", "segment.ms") == ("604800000", 5, [("log.roll.ms", "604800000", 5)])
+    assert change(admin, (BROKER, "", [("log.roll.ms", SET, "5000")])) == OK
+    assert read(admin, TOPIC, "t", "segment.ms") == (
+        "5000",
+        3,
+        [("log.roll.ms", "5000", 3), ("log.roll.ms", "604800000", 5)],
+    )
+    [(code, message)] = change(admin, (BROKER, "", [("log.roll.ms", SET, "0")]))
+    assert (code, message) == (
+        E.INVALID_REQUEST,
+        "Invalid value 0 for configuration log.roll.ms: Value must be at least 1",
+    )
+
+
 def test_bad_broker_values_are_invalid_requests(admin: Admin) -> None:
     [(code, message)] = change(admin, (BROKER, "1", [("log.retention.ms", SET, "x")]))
     assert (code, message) == (42, "Invalid value x for configuration log.retention.ms: Not a number of type LONG")
