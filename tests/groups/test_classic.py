@@ -112,6 +112,19 @@ def test_initial_delay_of_zero_completes_on_the_next_tick() -> None:
     assert m.joined(token).generation == 1
 
 
+def test_initial_delay_is_not_cut_short_by_a_pending_member_that_expires() -> None:
+    m = Machine()
+    m.joined(m.join(session=6000), E.MEMBER_ID_REQUIRED)
+    m.advance(5000)
+    _, token = m.member(version=3)
+    m.advance(1000)
+    assert not m.group.roster.pending
+    m.advance(DELAY - 1001)
+    assert token in m.waiting
+    m.advance(1)
+    assert m.joined(token).generation == 1
+
+
 def test_leader_alone_sees_the_members() -> None:
     m = Machine()
     a, first = m.member(protocols=(("range", b"a"),))

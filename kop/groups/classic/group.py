@@ -552,8 +552,7 @@ class ClassicGroup:
         joined = member_id in self.roster
         self._drop(member_id)
         if self.state is State.PREPARING_REBALANCE:
-            if self.roster.all_joined:
-                self._complete_join(now)
+            self._maybe_complete_join(now)
         elif joined:
             self._prepare_rebalance(now)
 
