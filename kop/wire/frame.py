@@ -38,6 +38,7 @@ class RequestHeader(NamedTuple):
 def parse_header(frame: memoryview) -> RequestHeader:
     """Parse the header of a frame (without its size).
 
+    A client id that is no UTF-8 is taken as Kafka takes it, with U+FFFD for what is none: it is but a name to be shown.
     An API that we do not know has its header read as v1, which is enough to name it. ApiVersions above our
     newest keeps header v2, as KIP-511 promises.
     """
@@ -52,13 +53,13 @@ def parse_header(frame: memoryview) -> RequestHeader:
             pos += length
             if pos > len(frame):
                 raise DecodeError("the client id reaches beyond the frame")
-            client_id = str(frame[10:pos], "utf-8")
+            client_id = str(frame[10:pos], "utf-8", "replace")
         if version >= FLEXIBLE_FROM.get(api_key, 0x7FFF):
             if frame[pos] == 0:
                 pos += 1
             else:
                 pos = skip_tags(frame, pos, len(frame))
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError) as error:
         raise DecodeError(f"the request header is not readable: {error}") from None
     return RequestHeader(api_key, version, correlation_id, client_id, pos)
 

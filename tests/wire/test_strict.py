@@ -20,7 +20,7 @@ from support.random_messages import every_class, fields_of, is_message, random_m
 
 from kop.wire import primitives
 from kop.wire.codec import decode, encode_response
-from kop.wire.frame import FLEXIBLE_FROM, foreign_protocol, parse_header
+from kop.wire.frame import FLEXIBLE_FROM, foreign_protocol, parse_header, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, MetadataRequest, OffsetCommitRequest
 from kop.wire.primitives import MOST_ELEMENTS, DecodeError
 
@@ -292,7 +292,6 @@ def test_headers_of_every_api_and_version(key: int) -> None:
         b"\0\x12\0",
         struct.pack(">hhih", 18, 0, 1, -2),
         struct.pack(">hhih", 18, 0, 1, 5) + b"abc",
-        struct.pack(">hhih", 18, 0, 1, 2) + b"\xff\xff",
         struct.pack(">hhih", 18, 3, 1, -1),
         struct.pack(">hhih", 18, 3, 1, -1) + b"\x01",
         struct.pack(">hhih", 18, 3, 1, -1) + b"\xff\xff\xff\xff\x0f",
@@ -302,6 +301,14 @@ def test_headers_of_every_api_and_version(key: int) -> None:
 def test_a_header_that_is_not_one_is_refused(raw: bytes) -> None:
     with pytest.raises(DecodeError):
         parse_header(memoryview(raw))
+
+
+@pytest.mark.parametrize(
+    ("client", "read"), [(b"\xff\xff", "\ufffd\ufffd"), (b"h\xf6st-1", "h\ufffdst-1"), (b"a\xc3", "a\ufffd")]
+)
+def test_a_client_id_that_is_no_utf_8_is_read_as_kafka_reads_it(client: bytes, read: str) -> None:
+    for parse in (parse_header, request_header):
+        assert tuple(parse(header(12, 4, client, b"\0body"))) == (12, 4, 7, read, 11 + len(client))
 
 
 def test_foreign_protocols_are_known_by_their_first_bytes_and_kafka_is_none_of_them() -> None:
