@@ -10,8 +10,7 @@
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once another one of its name is made.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
-- Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics
-  zstd batches go out as they are stored, as in Kafka.
+- Batches go out as they are stored, those of zstd also below version 10, as in Kafka since 4.0.
 - Isolation level 1 (read_committed) reads up to the last stable offset and is told which of the transactions in the
   batches were aborted; behind that offset and up to the high watermark there is nothing for it, and no error. Level 0
   is told null for the list, as by Kafka.
@@ -41,13 +40,11 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.isolation import aborted_in, reads_committed, stable_part
 from kop.records import entry_places
 from kop.records.batch import HEADER_SIZE, next_offset_of
-from kop.records.compression import Codec
 from kop.storage.base import PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
 from kop.wire.primitives import encode_tags
 
 KEY = 1
-_ZSTD_FROM = 10
 _READ_SECONDS = 0.5
 """The time that storage has for what a Fetch with a shorter max_wait_ms wants of it."""
 _LOOK_SECONDS = 20e-6
@@ -230,8 +227,6 @@ class _Fetch:
             self._note(response, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif wanted.current_leader_epoch > 0:
             self._note(response, wanted, ErrorCode.UNKNOWN_LEADER_EPOCH)
-        elif self.ctx.version < _ZSTD_FROM and self.gw.topic_configs.produce_rules(topic).codec is Codec.ZSTD:
-            self._note(response, wanted, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         else:
             return partition_log
         return None
