@@ -437,6 +437,23 @@ def test_what_is_wrong_with_a_request_is_said(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_only_minus_1_stands_for_no_producer(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            fenced = E.PRODUCER_FENCED if version >= 4 else E.INVALID_PRODUCER_EPOCH
+            for producer_id, epoch in ((-2, 0), (0, -2), (-2, -2)):
+                producer = {"producer_id": producer_id, "producer_epoch": epoch}
+                answer = await s.client.call(22, version, transactional_id=None, transaction_timeout_ms=0, **producer)
+                assert (answer.error_code, answer.producer_epoch) == (E.NONE, 0)
+                assert await s.init(version) == E.NONE
+                assert await s.init(version, **producer) == fenced
+            assert await s.init(version, producer_id=-2, producer_epoch=-1) == E.INVALID_REQUEST
+            assert await s.init(version, producer_id=-1, producer_epoch=-2) == E.INVALID_REQUEST
+
+    run(main())
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_brokers_ask_whether_a_partition_is_in_a_transaction(tmp_path: Path, version: int) -> None:
     async def main() -> None:
