@@ -7,7 +7,7 @@ The rules are in `kop.transactions`; this is what depends on versions.
   its name in storage, too, and the ids of the topics, in tagged fields of the header.
 - AddOffsetsToTxn takes an empty group id, as in Kafka; TxnOffsetCommit refuses it.
 - A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others OPERATION_NOT_ATTEMPTED then: nothing is
-  added. Internal topics but that of groups' offsets are TOPIC_AUTHORIZATION_FAILED, as in Kafka.
+  added. Internal topics are TOPIC_AUTHORIZATION_FAILED, as in Kafka; brokers may name that of groups' offsets.
 - PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
 - TRANSACTION_ABORTABLE, for a partition that is not in the transaction or a transaction that storage has ended, is
   INVALID_TXN_STATE below AddPartitionsToTxn 5.
@@ -107,7 +107,7 @@ async def _add(
             names[key] = gw.topics.canonical_name(topic_row.name), index
             if topic is None or not 0 <= index < topic.partitions:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif topic.internal and topic.name != KAFKA_OFFSETS_TOPIC:
+            elif topic.internal and (client_version < EPOCH_BUMPED_AT_END or topic.name != KAFKA_OFFSETS_TOPIC):
                 errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if errors:
         return {key: errors.get(key, ErrorCode.OPERATION_NOT_ATTEMPTED) for key in names}

@@ -431,6 +431,8 @@ def test_what_is_wrong_with_a_request_is_said(tmp_path: Path) -> None:
             assert await s.add(0, 7) == [E.OPERATION_NOT_ATTEMPTED, E.UNKNOWN_TOPIC_OR_PARTITION]
             assert await s.add(0, topic="missing") == [E.UNKNOWN_TOPIC_OR_PARTITION]
             assert await s.add(0, topic="__transaction_state") != [E.NONE]
+            for version in range(4):
+                assert await s.add(0, topic="__consumer_offsets", version=version) == [E.TOPIC_AUTHORIZATION_FAILED]
             assert s.transaction().status is TransactionStatus.EMPTY
             assert (await s.produce(name="another", version=12)).error_code == E.INVALID_PRODUCER_ID_MAPPING
 
