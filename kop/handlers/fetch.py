@@ -6,7 +6,8 @@
   storage that brought less than there is counts as enough, as what lies in an older segment does in Kafka.
 - Whole batches: one that was asked for from its middle is answered from its base offset.
 - Long poll: nothing to give waits up to max_wait_ms and is woken by the logs themselves; an error in any partition
-  answers at once. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
+  answers at once. Partitions that were not there when the request came wait for the others, if there are any, as in
+  Kafka. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once another one of its name is made.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
@@ -86,6 +87,9 @@ class _Response:
     left: int = 0
     """How many bytes more the limits of partitions allow of what is there, whether or not whole batches fit."""
     failed: bool = False
+    """Whether an error ends the wait."""
+    missing: int = 0
+    """How many partitions were not there when the request came: their errors end no wait for others."""
     unread: int = 0
     """How many partitions are still being read from storage."""
     taken: list[PartitionLog] = field(default_factory=list)
@@ -120,6 +124,9 @@ class _Fetch:
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads()
         self.reads = ctx.conn.cold_reads
+        self.missing: set[tuple[str | UUID, int]] = set()
+        """The partitions that the first look did not find."""
+        self.looked = False
         self.waits = False
         """Whether a `WaitingFetch` listens to the reads for this Fetch."""
 
@@ -131,7 +138,7 @@ class _Fetch:
 
     def enough(self, response: _Response) -> bool:
         """True when the answer need not wait."""
-        if response.failed or not response.answers:
+        if response.failed or response.missing == len(response.answers):
             return True
         size = response.size - response.empty
         if size > 0 and size + response.left >= self.min_bytes:
@@ -161,6 +168,7 @@ class _Fetch:
             if result is None:
                 response.unread += 1
             self._add(response, wanted, partition_log, stable, result)
+        self.looked = True
         if read and response.unread:
             self.reads.make_room(looked_at, int(self.waits))
         return response
@@ -220,11 +228,11 @@ class _Fetch:
         name_or_id = wanted.topic
         topic = self.gw.topics.by_id(name_or_id) if isinstance(name_or_id, UUID) else self.gw.topics.get(name_or_id)
         if topic is None:
-            self._note(response, wanted, self._unknown(wanted))
+            self._note_missing(response, wanted, self._unknown(wanted))
             return None
         partition_log = self.gw.topics.log(topic.topic_id, wanted.partition)
         if partition_log is None:
-            self._note(response, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._note_missing(response, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif wanted.current_leader_epoch > 0:
             self._note(response, wanted, ErrorCode.UNKNOWN_LEADER_EPOCH)
         else:
@@ -240,6 +248,16 @@ class _Fetch:
             return ErrorCode.UNKNOWN_TOPIC_ID
         recreated = self.gw.topics.get(known.topic_name) is not None
         return ErrorCode.INCONSISTENT_TOPIC_ID if recreated else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def _note_missing(self, response: _Response, wanted: FetchPartition, code: int) -> None:
+        failed = response.failed
+        self._note(response, wanted, code)
+        key = (wanted.topic, wanted.partition)
+        if not self.looked and code != ErrorCode.INCONSISTENT_TOPIC_ID:
+            self.missing.add(key)
+        if key in self.missing:
+            response.missing += 1
+            response.failed = failed
 
     def _note(self, response: _Response, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
         response.answers.append(
@@ -330,7 +348,7 @@ class _Fetch:
             answers = news
         metrics = self.gw.metrics
         metrics.fetched_bytes.value += response.size
-        if response.failed:
+        if response.failed or response.missing:
             for code in {answer.error_code for _, answer in response.answers if answer.error_code}:
                 metrics.errors.labels("Fetch", ErrorCode(code).name).inc()
         topics: list[tuple[str | UUID, list[FetchPartitionAnswer]]] = []

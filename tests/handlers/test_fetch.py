@@ -216,23 +216,56 @@ def test_without_records_a_fetch_waits_whatever_the_limits(tmp_path: Path) -> No
 def test_an_error_in_any_partition_answers_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
-            client = await filled(serving, 1)
+            client = await filled(serving, 1, partitions=2)
             fields = fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000)
+            fields["topics"] += fetch_fields("t", 7, version=NEWEST, partition=1)["topics"]
             fields["topics"] += fetch_fields("no", 0, version=NEWEST)["topics"]
             began = time.monotonic()
             answer = await client.call(1, NEWEST, **fields)
             assert time.monotonic() - began < 60
-            codes = [topic.partitions[0].error_code for topic in answer.responses]
-            assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            codes = [part.error_code for topic in answer.responses for part in topic.partitions]
+            assert codes == [0, ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
     run(main())
 
 
-def test_deleting_the_topic_ends_a_long_poll(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [4, 12, 13])
+def test_a_partition_that_is_not_there_waits_for_the_others(tmp_path: Path, version: int) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
-            client.send(1, NEWEST, **fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000))
+            writer = await RawClient.connect(serving)
+            name, other = (topic_of(serving).topic_id, uuid4()) if version >= 13 else ("t", "no")
+            fields = fetch_fields(other, 0, version=version, max_wait_ms=150_000)
+            fields["topics"] += fetch_fields(name, 2, version=version)["topics"]
+            fields["topics"] += fetch_fields(name, 0, version=version, partition=7)["topics"]
+            client.send(1, version, **fields)
+            log: Any = log_of(serving)
+            await until(lambda: log.observed)
+            await append(writer)
+            _, answer = await client.receive(1, version)
+            parts = [part for topic in answer.responses for part in topic.partitions]
+            missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert [part.error_code for part in parts] == [missing, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            assert bases(parts[1]) == [2]
+            began = time.monotonic()  # where nothing else is asked for there is nothing to wait for
+            assert (await fetch(client, 0, name=other, version=version, max_wait_ms=150_000)).error_code == missing
+            assert time.monotonic() - began < 60
+
+    run(main())
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_deleting_the_topic_ends_a_long_poll(tmp_path: Path, others: bool) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            await serving.gateway.engine.topics.create("other", 1, {})
+            fields = fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000)
+            if others:
+                fields["topics"] += fetch_fields("other", 0, version=NEWEST)["topics"]
+                fields["topics"] += fetch_fields("no", 0, version=NEWEST)["topics"]
+            client.send(1, NEWEST, **fields)
             topics = serving.gateway.engine.topics
             made = topics.get("t")
             assert made is not None
