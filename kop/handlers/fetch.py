@@ -246,8 +246,10 @@ class _Fetch:
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
         if not known or known.topic_name is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        recreated = self.gw.topics.get(known.topic_name) is not None
-        return ErrorCode.INCONSISTENT_TOPIC_ID if recreated else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic = self.gw.topics.get(known.topic_name)
+        if topic is None or topic.topic_id == wanted.topic:  # a log may be gone before its topic is
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.INCONSISTENT_TOPIC_ID
 
     def _note_missing(self, response: _Response, wanted: FetchPartition, code: int) -> None:
         failed = response.failed

@@ -12,7 +12,7 @@ import pytest
 from support.gateway import RawClient, batch, fetch_fields, gateway, log_of, produce_fields, run, topic_of
 from support.waiting import until
 
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, PeerError
 from kop.handlers import fetch_sessions
 from kop.records.batch import iter_batches, read_header
 from kop.records.compression import Codec
@@ -389,6 +389,23 @@ def test_a_session_by_id_tells_a_deleted_topic_from_a_recreated_one(tmp_path: Pa
             assert await code(sid, 3, ask=False) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
             assert await code(sid, 4, ask=True) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
             assert (await code(0, 0, ask=True))[1] == ErrorCode.UNKNOWN_TOPIC_ID, "a new session knows the id alone"
+
+    run(main())
+
+
+def test_a_session_does_not_take_a_topic_for_recreated_whose_log_is_gone_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+
+            def read_cached(*_: object, **__: object) -> None:
+                raise PeerError("the log is deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+            monkeypatch.setattr(type(log_of(serving)), "read_cached", read_cached)
+            part = await fetch(client, 0, name=topic_of(serving).topic_id, version=18, session_epoch=0)
+            assert part.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     run(main())
 
