@@ -93,7 +93,7 @@ def _refusal(version: int, request: Any) -> Any:
     """INVALID_REQUEST for every topic of a request, and nothing of the cluster: as Kafka answers."""
     response = MetadataResponse(version=version, brokers=[], cluster_id=None, controller_id=-1)
     response.topics = [
-        _row(version, (ErrorCode.INVALID_REQUEST, topic.name, topic.topic_id, False, [], None))
+        _row(version, (ErrorCode.INVALID_REQUEST, topic.name or "", topic.topic_id, False, [], None))
         for topic in request.topics
     ]
     response.authorized_operations = None

@@ -96,13 +96,14 @@ def test_ids_in_versions_that_only_answer_them_make_the_whole_request_invalid(
         async with gateway(tmp_path) as serving:
             client = await with_topics(serving)
             topics = asked("one", *[f"missing-{number:010}" for number in range(others)], version=version)
-            topics += asked("", version=version, topic_id=topic_of(serving, "two").topic_id)
+            topics += asked(None, version=version, topic_id=topic_of(serving, "two").topic_id)
             answer = await client.call(3, version, topics=topics, allow_auto_topic_creation=True)
             assert {topic.name for topic in serving.gateway.topics.all()} == {"__consumer_offsets", "one", "two"}
             return answer
 
     answer = run(main())
     assert [topic.error_code for topic in answer.topics] == [ErrorCode.INVALID_REQUEST] * (others + 2)
+    assert (answer.topics[0].name, answer.topics[-1].name) == ("one", "")
     assert (answer.brokers, answer.cluster_id, answer.controller_id) == ([], None, -1)
 
 

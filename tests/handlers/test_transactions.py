@@ -449,7 +449,7 @@ def test_only_minus_1_stands_for_no_producer(tmp_path: Path, version: int) -> No
                 answer = await s.client.call(22, version, transactional_id=None, transaction_timeout_ms=0, **producer)
                 assert (answer.error_code, answer.producer_epoch) == (E.NONE, 0)
                 assert await s.init(version) == E.NONE
-                assert await s.init(version, **producer) == fenced
+                assert await s.init(version, producer_id=producer_id, producer_epoch=epoch) == fenced
             assert await s.init(version, producer_id=-2, producer_epoch=-1) == E.INVALID_REQUEST
             assert await s.init(version, producer_id=-1, producer_epoch=-2) == E.INVALID_REQUEST
 
