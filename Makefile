@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast copier
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast copier
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ conformance-control: $(VENV)/.test ## every real client; what fails is tried on 
 
 conformance-flink: $(VENV)/.test ## Apache Flink's exactly-once sink while jobs and gateway are killed (Java 17, Maven)
 	$(BIN)/python -m conformance --start-kop --client flink $(ARGS)
+
+conformance-franz-go: $(VENV)/.test ## the tests of franz-go's client (Go): two minutes
+	$(BIN)/python -m conformance --start-kop --client franz-go $(ARGS)
 
 conformance-java: $(VENV)/.test ## Kafka's own Java tools and clients, the fast part (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --client java --fast $(ARGS)

@@ -162,5 +162,6 @@ SUITES = (
     Suite("spark-kop-4.0", _spark, fast=False, environment=_kop_in_spark("spark-kop-4.0")),
     Suite("java", _executable("java"), fast=False),
     Suite("librdkafka", _executable("librdkafka"), fast=False),
+    Suite("franz-go", _executable("franz-go"), fast=False),
     Suite("flink", _flink, fast=False, last=True),  # it kills the server
 )
