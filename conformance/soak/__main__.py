@@ -55,6 +55,8 @@ _JAVA = ("java", "transactions")
 """Families of writers in Java."""
 _ENDED = re.compile(r"^ended (\d+):(\d+) (committed|aborted)$", re.MULTILINE)
 """A line of TransactionWriters.java."""
+_UNANSWERED = re.compile(r"End \[(COMMIT|ABORT)\] TXN \((\d+),(\d+)\) failed")
+"""What Pulsar's client says of an end that it asked for in vain."""
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -332,13 +334,16 @@ class Soak:
         """End transactions of Pulsar's own client on a partition that did not hear of their end.
 
         Pulsar 4.0.8 answers that a transaction has ended while a partition is being unloaded, and does not end it
-        there (`TransactionBufferHandlerImpl.endTxn`). No gateway has a part in that; what lies behind is compared all
-        the same when the transaction has ended as its writer was told.
+        there (`TransactionBufferHandlerImpl.endTxn`); where it does not answer, its coordinator does not try again. No
+        gateway has a part in that; what lies behind is compared all the same when the transaction has ended as its
+        writer was told, or wanted.
         """
         log = (self._folder / "writers-transactions.log").read_text(errors="replace")
         ends = [(TxnId(int(most), int(least)), how) for most, least, how in _ENDED.findall(log)]
+        wanted = {"COMMIT": "committed", "ABORT": "aborted"}
+        ends += [(TxnId(int(most), int(least)), wanted[how]) for how, most, least in _UNANSWERED.findall(log)]
         lost = asyncio.run(self._carry_out(partition, ends))
-        self.notes += [f"Pulsar told its client that transaction {end} and kept it open on {partition}" for end in lost]
+        self.notes += [f"Pulsar kept a transaction open on {partition} that {end}" for end in lost]
         return bool(lost)
 
     async def _carry_out(self, partition: str, ends: list[tuple[TxnId, str]]) -> list[str]:
@@ -351,7 +356,7 @@ class Soak:
                     await client.transactions().end_on_partition(txn, partition, commit=how == "committed")
         finally:
             await client.close()
-        return [f"{txn.most}:{txn.least} was {how}" for txn, how in lost]
+        return [f"its client {how} ({txn.most}:{txn.least})" for txn, how in lost]
 
     def history(self, views: dict[str, tuple[list[Stored], list[tuple[str, int]]]]) -> History:
         """All of it. What the entry reader could not read is left out of everything."""
