@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 from typing import Any
@@ -25,6 +26,8 @@ Examples:
   kop serve --store sqlite:/var/lib/kop/kop.db --set num.partitions=3
   kop serve --store pulsar://pulsar:6650 --admin-url http://pulsar:8080
   KOP_LOG_RETENTION_HOURS=24 kop serve --config kop.toml"""
+
+_BIND_FAULTS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES})
 
 
 @click.command("serve", epilog=EPILOG)
@@ -51,8 +54,14 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         asked = ", ".join(str(address) for address in (*config.listen, config.http) if address is not None)
         fail(f"cannot listen on {asked}: {error.strerror}")
     except OSError as error:
-        if debug or error.errno != errno.EADDRINUSE:
-            raise
         match = re.search(r"\('([^']*)', (\d+)", str(error))
-        where = str(Address(match[1], int(match[2]))) if match else "an address of --listen or --http"
-        fail(f"{where} is in use by another program; choose another with --listen (Kafka) or --http (metrics)")
+        if debug or error.errno not in _BIND_FAULTS or (match is None and error.errno != errno.EADDRINUSE):
+            raise
+        address = Address(match[1], int(match[2])) if match else None
+        where = str(address) if address is not None else "an address of --listen or --http"
+        flag = "--listen (Kafka) or --http (metrics)"
+        if address is not None and (address in config.listen) != (address == config.http):
+            flag = "--listen" if address in config.listen else "--http, or none with --http ''"
+        if error.errno != errno.EADDRINUSE:
+            fail(f"cannot listen on {where}: {os.strerror(error.errno)}; choose another with {flag}")
+        fail(f"{where} is in use by another program; choose another with {flag}")

@@ -342,7 +342,19 @@ def test_serve_says_which_address_is_taken(kop: Kop, tmp_path: Path) -> None:
     outcome = kop("serve", "--listen", kop.bootstrap, "--http", "", "--store", f"sqlite:{tmp_path}/kop.db")
     assert outcome.code == 1
     assert outcome.err.splitlines()[-1] == (
-        f"kop: {kop.bootstrap} is in use by another program; choose another with --listen (Kafka) or --http (metrics)"
+        f"kop: {kop.bootstrap} is in use by another program; choose another with --listen"
+    )
+    outcome = kop("serve", "--listen", "127.0.0.1:0", "--http", kop.bootstrap, "--store", "memory:")
+    assert outcome.err.splitlines()[-1] == (
+        f"kop: {kop.bootstrap} is in use by another program; choose another with --http, or none with --http ''"
+    )
+
+
+def test_serve_says_which_address_is_not_of_this_machine(kop: Kop) -> None:
+    outcome = kop("serve", "--listen", "192.0.2.77:9092", "--http", "", "--store", "memory:")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1] == (
+        "kop: cannot listen on 192.0.2.77:9092: Cannot assign requested address; choose another with --listen"
     )
 
 
