@@ -210,10 +210,12 @@ async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp
     conn.close()
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"not a database" * 1000)
-    for path, text in ((other, "another program"), (garbage, "not a database"), (tmp_path, "cannot")):
+    for path, text in ((other, "another program"), (garbage, "not a database"), (tmp_path, "it is a directory")):
         with pytest.raises(BackendError, match=text):
             await open_engine(path, policy=lambda topic: pytest.fail("not reached"))
     assert garbage.read_bytes() == b"not a database" * 1000
+    beside = tmp_path.with_name(f"{tmp_path.name}.lock")
+    assert not beside.exists()
     async with sqlite.opened():
         pass
     for version in (0, 99):

@@ -427,8 +427,10 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
 
 
 def _lock(path: Path) -> IO[str]:
+    if path.is_dir():
+        raise BackendError(f"cannot open {path}: it is a directory; name a file in it, as sqlite:{path / 'kop.db'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return schema.lock(path)
     except OSError as error:
-        raise BackendError(f"cannot write in {path.parent}: {error}") from error
+        raise BackendError(f"cannot write in {path.parent}: {error.strerror or error}") from error
