@@ -542,7 +542,7 @@ async def connect(
             except ssl.SSLError as error:
                 raise PulsarError("TlsError", f"{where}: {error}") from error
             except OSError as error:
-                raise PulsarError("ConnectionLost", f"cannot connect to {where}: {error}") from error
+                raise PulsarError("ConnectionLost", f"cannot connect to {where}: {error.strerror or error}") from error
             await connection.handshake()
     except TimeoutError:
         late = PulsarError("Timeout", f"{where} does not answer the connection's first command in {limit:g} s")

@@ -211,6 +211,9 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
 code (None: as in `_CODES`), and what an operator can do.
 """
 
+_OURS: Final = frozenset({"Closed", "ConnectionLost", "FrameError", "InvalidAddress", "Timeout", "TlsError"})
+"""Codes of the gateway's own client: Pulsar said nothing."""
+
 _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS})
 
 
@@ -221,7 +224,7 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
     for name, part, special, text in _SAID:
         if error.code == name and part in error.message:
             code, help_text = special or code, text
-    text = f"{doing}: Pulsar says {error.code}: {error.message}"
+    text = f"{doing}: {'' if error.code in _OURS else 'Pulsar says '}{error.code}: {error.message}"
     if help_text:
         text += f": {help_text}"
     return PeerError(text, code) if code in _FINAL else BackendError(text, code)
