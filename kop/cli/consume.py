@@ -77,6 +77,9 @@ def command(
 
     With --group the offsets of printed records are committed; without it nothing is left behind.
     In --json, bytes that are not UTF-8 are in key_base64, value_base64 and the like.
+
+    The isolation level is read_uncommitted: where the server hands them out, records of open and of aborted
+    transactions are printed, too.
     """
     if group is not None and (offset is not None or partitions):
         raise click.UsageError("--group goes on where the group left: it goes with neither --offset nor --partition")

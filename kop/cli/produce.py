@@ -111,7 +111,7 @@ def command(
         except KeyboardInterrupt:
             sent.failure = "interrupted"
     if sent.failure:
-        fail(f"{sent.failure}; {sent.records:,} records were sent")
+        fail(f"{sent.failure}; {sent.records:,} {'record was' if sent.records == 1 else 'records were'} sent")
     if not quiet:
         note(f"{sent.summary()}")
 

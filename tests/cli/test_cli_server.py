@@ -154,7 +154,7 @@ def test_bytes_that_are_no_text_survive(kop: Kop, topic: str) -> None:
 def test_a_line_without_the_separator_ends_with_its_number(kop: Kop, topic: str) -> None:
     outcome = kop("produce", topic, "-p", "0", "-K", ":", given=b"a:1\nb2\nc:3\n")
     assert outcome.code == 1
-    assert outcome.err == "kop: line 2 has no ':'; 1 records were sent\n"
+    assert outcome.err == "kop: line 2 has no ':'; 1 record was sent\n"
     assert kop.ok("consume", topic, "-B", "-t", "5") == "1\n"
 
 
