@@ -248,6 +248,9 @@ def reset_offsets(
         if execute and moves:
             offsets = {key: OffsetAndMetadata(new, "", -1) for key, (_, new) in moves.items()}
             results = retrying(client.alter_group_offsets, name, offsets)
+    if not moves:
+        note("there is nothing to move")
+        return
     rows = [(key.topic, key.partition, old, new, ends[key] - new) for key, (old, new) in moves.items()]
     print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG"], rows)
     bad = [f"{key.topic}-{key.partition}: {reason(error.errno)}" for key, error in results.items() if error.errno]
