@@ -464,7 +464,7 @@ def _scrape_transactions(gw: Gateway) -> Iterable[Metric]:
         aborted.add_metric([reason], gw.transactions.aborted[reason])
     ends = LatencyFamily(
         "kop_transaction_end_latency_seconds",
-        "From the durable decision to commit or abort until all of its markers are.",
+        "From the durable decision to commit or abort until all of its markers are durable, too.",
         [],
         {(): gw.transactions.ends},
     )

@@ -142,7 +142,7 @@ class Config(BaseModel):
     # -- topics
     num_partitions: Int = _kafka("num.partitions", 1, "Partitions of a topic that does not say how many.", ge=1)
     default_replication_factor: Int = _kafka(
-        "default.replication.factor", 1, "Accepted from clients' configurations; every partition has one replica.", ge=1
+        "default.replication.factor", 1, "Has no effect: every partition has one replica.", ge=1
     )
     kop_max_partitions: Int = _own(
         "kop.max.partitions", 100_000, "Partitions of all topics together that clients may ask for.", ge=1
@@ -319,7 +319,7 @@ class Config(BaseModel):
     transactional_id_expiration_ms: Int = _kafka(
         "transactional.id.expiration.ms",
         604_800_000,
-        "How long a transactional id is kept that nobody uses.",
+        "Milliseconds that a transactional id is kept that nobody uses.",
         ge=1,
     )
 
