@@ -16,7 +16,7 @@ def _source(options: Any) -> Any:
         from kop.spark.source import KopDataSource  # noqa: PLC0415
     except ImportError as error:
         raise ImportError(
-            f"install kop with its extra for Spark on the driver and on every executor, pip install 'kop[spark]': "
+            "install kop with its extra named spark on the driver and on every executor: "
             f'format("kop") needs {error.name or "a module"} ({error})'
         ) from error
     return KopDataSource(options)

@@ -34,7 +34,7 @@ def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> N
     """
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
-        fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'kop[spark]'")
+        fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'pyspark>=4.0,<4.4' 'pyarrow>=18'")
     home = os.environ.get("JAVA_HOME")
     if not shutil.which("java", path=f"{home}/bin" if home else None):
         fail(f"there is no java {f'in JAVA_HOME ({home})' if home else 'on PATH'}: Spark needs Java 17 or 21")
