@@ -4,9 +4,7 @@ Owns: the memory that is received into.
 Must not know: what is done with what a frame says.
 
 All reads go to one shared buffer, as large as a system call is worth. A message that is whole in it is handed out in
-place: whoever keeps something of it copies that. The beginning of a small frame at the end of what was read goes to the
-buffer's beginning, so that the next read brings many frames again. Of a large frame, and of one that comes slowly, the
-rest is read straight to its place.
+place: whoever keeps something of it copies that. Of a frame that is not whole, the rest is read straight to its place.
 """
 
 from __future__ import annotations
@@ -43,14 +41,10 @@ class Frames:
         return memoryview(bytearray(_SHARED_BYTES))
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go, until the loop does anything else."""
+        """Where the next bytes go."""
         if self._frame is not None:
             return self._frame[self._have :]
-        begin = len(self._prefix)
-        if not begin:
-            return self._shared
-        self._shared[:begin] = self._prefix
-        return self._shared[begin:]
+        return self._shared
 
     def updated(self, count: int) -> None:
         """Take `count` bytes that were received. PulsarError FrameError, behind what came before the fault."""
@@ -62,18 +56,20 @@ class Frames:
             self._frame = None
             view = frame.toreadonly()
         else:
-            view = self._shared[: len(self._prefix) + count].toreadonly()
-            self._prefix = b""
+            view = self._shared[:count].toreadonly()
+            if self._prefix:
+                view = memoryview(self._prefix + bytes(view))
+                self._prefix = b""
         received, used, next_size, fault = twin.read_frames(view, self.limit)
         left = view[used:]
         if next_size > self.limit:
             fault = _too_large(next_size, bytes(left[:4]))
-        elif next_size < 0 or (used and next_size <= len(self._shared) // 2):
-            self._prefix = bytes(left)
-        else:
+        elif next_size >= 0:
             self._frame = memoryview(bytearray(4 + next_size))
             self._have = len(left)
             self._frame[: self._have] = left
+        elif not fault:
+            self._prefix = bytes(left)
         if received:
             self._on_received(received)
         if fault:

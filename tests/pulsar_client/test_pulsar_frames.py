@@ -123,29 +123,6 @@ def test_messages_that_come_in_one_read_are_not_copied() -> None:
     assert seen == [(True, True), (True, True)]
 
 
-def test_what_begins_at_the_end_of_a_read_is_whole_with_the_next_one() -> None:
-    small = [message(number, b"x" * 100) for number in range(12)]
-    size = len(small[0])
-    shared = memoryview(bytearray(4 * size + 10))
-    reads: list[int] = []
-    feed(Frames(lambda received: reads.append(len(received)), shared), b"".join(small))
-    assert reads == [4, 4, 4]  # 10 bytes of the fifth, then the rest of it and three more, and so on
-
-
-def test_what_is_large_or_comes_slowly_is_received_straight_to_its_place() -> None:
-    small, large = message(1, b"x" * 100), message(2, b"y" * 400)
-    shared = memoryview(bytearray(len(small) + 500))
-    frames = Frames(lambda received: None, shared)
-    feed(frames, small + large[:50])
-    assert len(frames.get_buffer()) == len(large) - 50, "large"
-    feed(frames, large[50:] + small[:50])
-    assert len(frames.get_buffer()) == len(small) - 50, "nothing whole came with it"
-    feed(frames, small[50:] + small + small[:50])
-    assert len(frames.get_buffer()) == len(shared) - 50, "small, and others came with it"
-    feed(frames, small[50:60])
-    assert len(frames.get_buffer()) == len(small) - 60, "slow"
-
-
 def test_a_producer_gets_all_its_receipts_of_a_read_at_once() -> None:
     seen: list[Received] = []
     gone = encode(
