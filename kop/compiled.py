@@ -6,12 +6,14 @@ Must not know: what the functions of the module do. Each room that uses some has
 
 from __future__ import annotations
 
+import shutil
 from importlib import import_module
 from types import ModuleType
 from typing import Final
 
 FORMAT: Final = 18
 """Number of all functions of the module, of their arguments and results: raised with each change of one of them."""
+_AGAIN: Final = "install kop again (pip install .; in a clone: make clean run, data stays)"
 
 
 def compiled(instead: ModuleType) -> ModuleType:
@@ -26,20 +28,23 @@ def compiled_only() -> ModuleType | None:
 
 
 def missing() -> str | None:
-    """Why no compiled code is used, in one line for an operator; None where it is."""
+    """Return why no compiled code is used, and what to do, in one line for an operator; None if it is used."""
     native = _built()
+    if native is None and shutil.which("cargo") is None:
+        return f"no compiled code was built, for want of cargo: install Rust, then {_AGAIN}"
     if native is None:
-        return "it was not built: install kop where cargo is found, or a wheel of this platform"
+        return f"no compiled code was built, though cargo is there: {_AGAIN}; pip's option -v shows why a build fails"
     if _format_of(native) != FORMAT:
-        return f"{native.__file__} was built from other sources: install kop again (pip install .)"
+        return f"{native.__file__} was built from other sources: {_AGAIN}"
     return None
 
 
 def _built() -> ModuleType | None:
     try:
-        return import_module("kop._native")
+        native = import_module("kop._native")
     except ImportError:
         return None
+    return native if native.__file__ is not None else None  # the folder of the Rust sources counts as a package
 
 
 def _format_of(native: ModuleType) -> object:

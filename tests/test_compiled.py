@@ -40,12 +40,24 @@ def test_a_build_of_other_sources_is_not_used_and_named(monkeypatch: pytest.Monk
     assert why.startswith("/somewhere/_native.so was built from other sources")
 
 
-def test_plain_python_does_where_nothing_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kop._native", None)
+@pytest.mark.parametrize(
+    ("cargo", "says"),
+    [(None, "for want of cargo: install Rust, then install kop again"), ("/usr/bin/cargo", "though cargo is there")],
+)
+@pytest.mark.parametrize("only_the_folder", [False, True])
+def test_plain_python_does_where_nothing_was_built(
+    monkeypatch: pytest.MonkeyPatch, only_the_folder: bool, cargo: str | None, says: str
+) -> None:
+    """A clone has a folder `kop/_native` of sources, which Python takes for a package without a file."""
+    folder = ModuleType("kop._native")
+    folder.__file__ = None
+    monkeypatch.setitem(sys.modules, "kop._native", folder if only_the_folder else None)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: cargo)
     assert compiled.compiled(compiled) is compiled
     why = compiled.missing()
     assert why is not None
-    assert "cargo" in why
+    assert says in why
+    assert "None" not in why
 
 
 def test_another_function_or_argument_has_another_number() -> None:
