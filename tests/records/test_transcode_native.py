@@ -277,9 +277,20 @@ def test_a_bomb_of_zlib_takes_no_memory(twin: ModuleType) -> None:
     assert peak < 1 << 20
 
 
-def test_a_compression_that_is_none(twin: ModuleType) -> None:
-    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1, uncompressed_size=5).SerializeToString() + b"\x40\x09"
-    assert refused(twin, meta, b"hello") == "compression"
+@pytest.mark.parametrize("compression", range(1, 5))
+def test_nothing_that_was_compressed_to_nothing(twin: ModuleType, compression: int) -> None:
+    meta = pb.MessageMetadata(**NATIVE, event_time=9)
+    meta.MergeFrom(compressed(compression, 0))
+    with using(twin):
+        assert back(meta.SerializeToString(), b"")[1] == [Record(0, 9, None, b"")]
+    meta.uncompressed_size = 1
+    assert refused(twin, meta.SerializeToString(), b"") == "damaged"
+
+
+@pytest.mark.parametrize(("size", "payload"), [(5, b"hello"), (0, b"")])
+def test_a_compression_that_is_none(twin: ModuleType, size: int, payload: bytes) -> None:
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1, uncompressed_size=size)
+    assert refused(twin, meta.SerializeToString() + b"\x40\x09", payload) == "compression"
 
 
 SINGLE = pb.SingleMessageMetadata(payload_size=1).SerializeToString()
