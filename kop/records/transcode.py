@@ -11,6 +11,7 @@ comes back so.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -86,7 +87,6 @@ _TO_PULSAR: Final[Mapping[int, int]] = {
 _TO_KAFKA: Final = {number: codec for codec, number in _TO_PULSAR.items()}
 _FASTEST: Final = 1
 _WORST_LZ4: Final = 256  # a byte of lz4 cannot stand for more than 255
-_WORST_ZLIB: Final = 1040  # nor one of deflate for more than about 1032
 
 
 class EntryTransaction(NamedTuple):
@@ -505,25 +505,36 @@ def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
     size = view.uncompressed_size
     if size > max_bytes:
         raise UndecodableEntryError("too_large", f"an entry of {size} bytes, the limit is {max_bytes}")
+    if not size and not payload and view.compression in _TO_KAFKA:
+        return payload  # some clients compress nothing to nothing: Java's with ZLIB, Go's without cgo with zstd
     try:
         out: Buffer
         if view.compression == _LZ4 and size <= _WORST_LZ4 * len(payload):
             out = bytearray(size)
             written = cramjam.lz4.decompress_block_into(payload, out, output_len=size)
-        elif view.compression == _ZLIB and size <= _WORST_ZLIB * len(payload):
-            out = bytearray(size)
-            written = cramjam.zlib.decompress_into(payload, out)
+        elif view.compression == _ZLIB:
+            out = _unzlib(payload, size)
+            written = len(out)
         elif view.compression in (_ZSTD, _SNAPPY):
             out = decompress(_TO_KAFKA[view.compression], payload, size)
             written = len(out)
-        elif view.compression in (_LZ4, _ZLIB):
+        elif view.compression == _LZ4:
             raise UndecodableEntryError("damaged", f"{len(payload)} bytes claim to hold {size}")
         else:
             raise UndecodableEntryError("compression", f"compression {view.compression} is not known")
-    except cramjam.DecompressionError as error:
+    except (cramjam.DecompressionError, zlib.error) as error:
         raise UndecodableEntryError("damaged", f"the entry cannot be decompressed: {error}") from None
     except PeerError as error:
         raise UndecodableEntryError("damaged", f"the entry cannot be decompressed: {error.message}") from None
     if written != size:
         raise UndecodableEntryError("damaged", f"an entry of {written} bytes, {size} were announced")
     return out
+
+
+def _unzlib(payload: Buffer, size: int) -> bytes:
+    """Return what `payload` holds, or the first `size + 1` bytes of it.
+
+    A stream that ends without its last block and its checksum is whole: Pulsar's Java code flushes deflate and does not
+    finish it, in its producers and where it compacts a topic. With the byte more the checksum is read if there is one.
+    """
+    return zlib.decompressobj().decompress(payload, size + 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from interop.interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take
+from pulsar import CompressionType
 from support.gateway import produce_fields
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until
@@ -78,6 +79,36 @@ def test_an_empty_value_is_no_deletion(interop: Interop) -> None:
     assert before[2] == (b"a", b"")
     compact(interop, topic)
     assert from_storage(interop, topic, 4) == {1: (b"b", b"1"), 2: (b"a", b""), 3: (b"last", b"of all")}
+
+
+def test_what_pulsar_compressed_again_is_read_from_storage(interop: Interop) -> None:
+    """Its compaction writes batches anew, in their codec: ZLIB, which is gzip's, without a last block."""
+    topics = []
+    for codec in Codec:
+        topic = interop.create(interop.name(codec.name.lower()), cleanup_policy="compact")
+        for number in range(2):
+            interop.write(
+                topic, [Record(i, NOW, b"k%d" % i, b"%d " % number * 100) for i in range(3 - number)], codec=codec
+            )
+        native = [{"content": b"native " * 20, "partition_key": key} for key in ("k0", "n")]
+        codec_of_it = getattr(CompressionType, ("NONE", "ZLib", "SNAPPY", "LZ4", "ZSTD")[codec])
+        interop.send(interop.partition(topic), native, compression_type=codec_of_it, batching_max_publish_delay_ms=9999)
+        interop.ended(topic, 7)
+        compact(interop, topic)
+        topics.append(topic)
+    expected = {
+        2: (b"k2", b"0 " * 100),
+        4: (b"k1", b"1 " * 100),
+        5: (b"k0", b"native " * 20),
+        6: (b"n", b"native " * 20),
+    }
+    gateway = PulsarGateway(interop.pulsar, interop.name("fresh"))
+    try:
+        gateway.start()
+        for topic in topics:
+            assert contents(interop.read(topic, 0, 7, gateway)) == expected, topic
+    finally:
+        gateway.stop()
 
 
 def test_native_messages_without_a_key_vanish_and_leave_their_offsets(interop: Interop) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+import zlib
 from types import ModuleType
 
 import pytest
@@ -222,13 +225,72 @@ def test_bombs_and_lies_about_sizes(twin: ModuleType, compression: int) -> None:
     assert refused(twin, said(2**32 - 1), payload) == "too_large"
     for lie in (0, size - 1, size + 1, 100_000_000):
         assert refused(twin, said(lie), payload) == "damaged"
-    assert refused(twin, said(size), payload[:-3]) == "damaged"
+    assert refused(twin, said(size), payload[:-6]) == "damaged"
     assert refused(twin, said(size), b"\xff" * 50) == "damaged"
 
 
-def test_a_compression_that_is_none(twin: ModuleType) -> None:
-    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1, uncompressed_size=5).SerializeToString() + b"\x40\x09"
-    assert refused(twin, meta, b"hello") == "compression"
+def flushed(data: bytes) -> bytes:
+    """`data` as Pulsar's Java code compresses it with ZLIB: flushed, without a last block and a checksum."""
+    packer = zlib.compressobj()
+    return packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize("count", [1, 500])
+@pytest.mark.parametrize("size", [0, 1, 20, 3000])
+def test_zlib_without_a_last_block_is_read_to_its_end(twin: ModuleType, count: int, size: int) -> None:
+    rng = random.Random(size)
+    messages = [(pb.SingleMessageMetadata(), rng.randbytes(size)) for _ in range(count)]
+    meta, plain = native_batch(messages)
+    data = flushed(plain)
+
+    def said(uncompressed: int) -> bytes:
+        made = pb.MessageMetadata.FromString(meta)
+        made.MergeFrom(compressed(2, uncompressed))
+        return made.SerializeToString()
+
+    with using(twin):
+        _, records = back(said(len(plain)), data)
+    assert [record.value for record in records] == [value for _, value in messages]
+    assert refused(twin, said(len(plain) + 1), data) == "damaged"
+    assert refused(twin, said(len(plain) - 1), data) == "damaged"
+    assert refused(twin, said(len(plain)), flushed(plain + b"\0")) == "damaged"
+    assert refused(twin, said(len(plain)), flushed(plain[:-1])) == "damaged"
+    assert refused(twin, said(len(plain)), data[: len(data) // 2]) == "damaged"
+    assert refused(twin, said(len(plain)), data[:-5] + b"\xff" * 20) == "damaged", "a block that is none behind it all"
+
+
+def test_a_checksum_of_zlib_is_looked_at_where_there_is_one(twin: ModuleType) -> None:
+    meta, payload = native_batch([(pb.SingleMessageMetadata(), bytes(1000))], 2)
+    assert refused(twin, meta, payload[:-1] + bytes([payload[-1] ^ 1])) == "damaged"
+
+
+def test_a_bomb_of_zlib_takes_no_memory(twin: ModuleType) -> None:
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1)
+    meta.MergeFrom(compressed(2, 1000))
+    payload = flushed(bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        assert refused(twin, meta.SerializeToString(), payload) == "damaged"
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("compression", range(1, 5))
+def test_nothing_that_was_compressed_to_nothing(twin: ModuleType, compression: int) -> None:
+    meta = pb.MessageMetadata(**NATIVE, event_time=9)
+    meta.MergeFrom(compressed(compression, 0))
+    with using(twin):
+        assert back(meta.SerializeToString(), b"")[1] == [Record(0, 9, None, b"")]
+    meta.uncompressed_size = 1
+    assert refused(twin, meta.SerializeToString(), b"") == "damaged"
+
+
+@pytest.mark.parametrize(("size", "payload"), [(5, b"hello"), (0, b"")])
+def test_a_compression_that_is_none(twin: ModuleType, size: int, payload: bytes) -> None:
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1, uncompressed_size=size)
+    assert refused(twin, meta.SerializeToString() + b"\x40\x09", payload) == "compression"
 
 
 SINGLE = pb.SingleMessageMetadata(payload_size=1).SerializeToString()
