@@ -25,7 +25,8 @@ def test_a_failing_test_is_told_what_its_broker_has(tmp_path: Path) -> None:
     printed = failing(
         tmp_path,
         """
-from confluent_kafka import Consumer, Producer
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
 
 def test_orders(kop_broker):
     kop_broker.create_topic("orders", partitions=2)
@@ -37,9 +38,11 @@ def test_orders(kop_broker):
     consumer.subscribe(["orders"])
     while consumer.poll(1) is None:
         pass
+    kop_broker.fail("OffsetCommit", "GROUP_AUTHORIZATION_FAILED")
+    with pytest.raises(KafkaException):
+        consumer.commit(asynchronous=False)
     consumer.commit(asynchronous=False)
-    kop_broker.fail("OffsetCommit", "UNKNOWN_MEMBER_ID")
-    consumer.commit(asynchronous=False)
+    assert kop_broker.committed("billing") == {}
 """,
     )
     section = printed[printed.index("- kop broker 127.0.0.1:") :]
@@ -48,7 +51,7 @@ def test_orders(kop_broker):
         "orders-1: offsets 0 to 1",
         "billing: Stable, members c1",
         "orders-1: committed 1",
-        "c1  UNKNOWN_MEMBER_ID",
+        "c1  GROUP_AUTHORIZATION_FAILED",
         "c1  ok",
     ):
         assert line in section, section
