@@ -19,11 +19,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-import uvloop
 from prometheus_client.core import Metric
 
-from kop import __version__, allocator, background, compiled
+from kop import __version__, allocator, background, compiled, event_loop
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -45,7 +45,7 @@ from kop.server.listener import Server
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
-from kop.storage.base import Engine, LiveBroker
+from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
 from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import ABORT_REASONS, TransactionCoordinator
@@ -62,6 +62,15 @@ _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 log = logging.getLogger("kop")
 
 
+class MemoryStore(Protocol):
+    """Opens the engine of the store `memory:`."""
+
+    async def __call__(
+        self, *, policy: Callable[[TopicInfo], LogPolicy], settings: memory_store.MemorySettings
+    ) -> Engine:
+        """Return the engine; see `kop.storage.memory.open_engine`."""
+
+
 def run(config: Config, *, worker: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced.
 
@@ -76,14 +85,15 @@ def run(config: Config, *, worker: bool = False) -> None:
     allocator.share_arenas()
     _raise_file_limit()
     if not worker:
-        _tell_of_a_plain_build()
-    uvloop.run(_serve(config, worker))
+        _tell_of_slower_parts()
+    with asyncio.Runner(loop_factory=event_loop.new) as runner:
+        runner.run(_serve(config, worker))
 
 
 def run_workers(config: Config) -> None:
     """Serve with `kop.workers` processes until SIGINT or SIGTERM."""
     logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
-    _tell_of_a_plain_build()
+    _tell_of_slower_parts()
     ports = [config.listen[0].port + 1 + index for index in range(config.kop_workers)]
     log.info(
         "%d workers: brokers %d to %d on ports %d to %d, bootstrap on %s",
@@ -93,7 +103,9 @@ def run_workers(config: Config) -> None:
     supervise(config.kop_workers, partial(_run_worker, config))
 
 
-def _tell_of_a_plain_build() -> None:
+def _tell_of_slower_parts() -> None:
+    if not event_loop.is_fast():
+        log.warning("asyncio's own event loop runs, which costs up to twice the CPU: uvloop is not installed here")
     if (why := compiled.missing()) is not None:
         log.warning(
             "the plain Python build runs: nothing is left out, but a record costs 1.6 to 5 times the CPU, over Pulsar "
@@ -190,10 +202,13 @@ class _Readiness:
         return "; ".join(waiting) or None
 
 
-async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) -> Serving:
+async def start(
+    config: Config, stack: AsyncExitStack, *, worker: bool = False, memory: MemoryStore | None = None
+) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
-    A `worker` shares its listeners but the first with other processes, and tells clients of the first alone.
+    A `worker` shares its listeners but the first with other processes, and tells clients of the first alone. `memory`
+    opens the engine of the store `memory:`; without it that engine is empty.
     """
     broker_configs = BrokerConfigs(config)
     topic_configs = TopicConfigs(broker_configs)
@@ -207,7 +222,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
             config.http.host, config.http.port, metrics.registry, readiness.not_ready, readiness.waiting_for
         )
         stack.push_async_callback(runner.cleanup)
-    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits)
+    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
@@ -265,7 +280,11 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     listeners = await _listen(config, server, worker)
-    await engine.join(_this_broker(config, listeners[0]))
+    try:
+        await engine.join(_this_broker(config, listeners[0]))
+    except BaseException:
+        await server.drain(0)
+        raise
     stack.push_async_callback(gateway.auto_creation.close)
     stack.push_async_callback(_stop_all, groups, transactions)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
@@ -280,7 +299,11 @@ async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) ->
 
 
 async def _open_engine(
-    config: Config, broker_configs: BrokerConfigs, topic_configs: TopicConfigs, waits: Callable[[str], None]
+    config: Config,
+    broker_configs: BrokerConfigs,
+    topic_configs: TopicConfigs,
+    waits: Callable[[str], None],
+    memory: MemoryStore | None,
 ) -> Engine:
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
@@ -308,7 +331,7 @@ async def _open_engine(
             waiting=waits,
         )
     if config.store == "memory:":
-        return await memory_store.open_engine(
+        return await (memory or memory_store.open_engine)(
             policy=topic_configs.policy,
             settings=memory_store.MemorySettings(
                 max_bytes=config.kop_memory_bytes,

@@ -52,7 +52,7 @@ def test_plain_python_does_where_nothing_was_built(
     folder = ModuleType("kop._native")
     folder.__file__ = None
     monkeypatch.setitem(sys.modules, "kop._native", folder if only_the_folder else None)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: cargo)
+    monkeypatch.setattr("shutil.which", lambda name: cargo)
     assert compiled.compiled(compiled) is compiled
     why = compiled.missing()
     assert why is not None

@@ -656,6 +656,16 @@ class GroupCoordinator(Coordinator[Loaded]):
         """Do what is due in every group. The timer calls it."""
         self.deadlines.tick()
 
+    def expire_sessions(self, group_id: str) -> int:
+        """End the session of every member of a group now, as if none had sent a heartbeat; returns how many ended."""
+        entry = self._entries.get(group_id)
+        if entry is None:
+            return 0
+        ended, effects = entry.group.expire_sessions(self._clock())
+        self._carry_out(entry, effects)
+        self._drop_untouched(entry)
+        return ended
+
     def _due(self, entry: _GroupEntry, now: int) -> None:
         if self._entries.get(entry.group.group_id) is not entry:
             return

@@ -27,6 +27,7 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode, PeerError
+from kop.records.partitioning import partition_of
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
 Column: TypeAlias = tuple[int, bytes | None, bytes, bytes]
@@ -52,7 +53,6 @@ _INT64_MAX: Final = 2**63 - 1
 _RANGE: Final = Struct("=2i")
 _INT: Final = Struct("=i")
 _LONG: Final = Struct("=q")
-_WORD: Final = Struct("<I")
 DIGEST_BYTES: Final = 16
 
 
@@ -272,7 +272,7 @@ def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | No
         item = _item(key, row)
         if item is None:
             nulls.rows.append(row)
-        partitions.append(0 if item is None else (_murmur2(item) & 0x7FFFFFFF) % count)
+        partitions.append(0 if item is None else partition_of(item, count))
     return *nulls.validity(rows), partitions.tobytes()
 
 
@@ -307,20 +307,6 @@ def digest_of(
         )
         total += int.from_bytes(hashed.digest(), "big")
     return (total % (1 << 8 * DIGEST_BYTES)).to_bytes(DIGEST_BYTES, "big")
-
-
-def _murmur2(data: bytes) -> int:
-    """The hash that Kafka's `Utils.murmur2` gives, of 32 bits without a sign."""
-    mask, factor = 0xFFFFFFFF, 0x5BD1E995
-    hashed = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for (part,) in _WORD.iter_unpack(data[:whole]):
-        word = part * factor & mask
-        hashed = (hashed * factor ^ (word ^ word >> 24) * factor) & mask
-    if whole < len(data):
-        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * factor & mask
-    hashed = (hashed ^ hashed >> 13) * factor & mask
-    return hashed ^ hashed >> 15
 
 
 def _is_null(validity: Buffer | None, place: int) -> bool:

@@ -131,6 +131,13 @@ class Server:
                 del self._by_host[host]
             self._metrics.connections.set(len(self._connections))
 
+    def cut_connections(self) -> int:
+        """Close all connections at once, as a network that breaks does; returns how many there were."""
+        connections = list(self._connections)
+        for connection in connections:
+            connection.abort()
+        return len(connections)
+
     def flush_soon(self, connection: ClientConnection) -> None:
         """Write the answers of a connection in the next turn of the loop: all that become ready in one, in one go."""
         if not self._answered:

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kop.testing.broker import Broker
+    from kop.testing.cluster import Cluster
+    from kop.testing.records import KafkaRecord
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Cluster", "KafkaRecord"]
+
+_MODULES = {"Broker": "broker", "Cluster": "cluster", "KafkaRecord": "records"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Broker":
-        return importlib.import_module("kop.testing.broker").Broker
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"kop.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

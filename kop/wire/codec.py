@@ -128,7 +128,7 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[int]:
 def _error_paths(cls: Hashable) -> tuple[tuple[str, ...], ...]:
     def visit(fields: Any, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         for field in fields:
-            if field.name == "error_code":
+            if field.name in {"error_code", "partition_error_code"}:
                 yield (*prefix, field.name)
             elif isinstance(field, StructArrayField | StructField):
                 yield from visit(field.fields.values(), (*prefix, field.name))

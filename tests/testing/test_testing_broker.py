@@ -21,6 +21,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from support.waiting import SECONDS
 
+from kop import event_loop
 from kop.errors import ConfigError, ErrorCode, KopError
 from kop.testing import Broker
 
@@ -245,3 +246,16 @@ def test_a_broker_runs_in_a_fraction_of_a_second() -> None:
             break
     assert min(wall) < 0.5
     assert min(cpu) < 0.05
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_without_uvloop_asyncios_own_loop_does(
+    monkeypatch: pytest.MonkeyPatch, client: Callable[[str, list[bytes]], list[bytes]]
+) -> None:
+    monkeypatch.setattr(event_loop, "new", asyncio.new_event_loop)
+    assert not event_loop.is_fast()
+    values = [b"%d" % i for i in range(200)]
+    with Broker() as broker:
+        assert client(broker.bootstrap, values) == values
+        broker.restart()
+        assert broker.committed("g") == {("t", 0): 200}

@@ -226,6 +226,14 @@ class ClassicGroup:
             self._find_next_deadline()
         return self._take()
 
+    def expire_sessions(self, now: int) -> tuple[int, list[Effect]]:
+        """End the session of each member that waits for no answer; returns how many, and the effects."""
+        ending = [member for member in self.roster if not member.keeps_itself_alive]
+        for member in ending:
+            member.deadline = now
+        self._find_next_deadline()
+        return len(ending), self.tick(now)
+
     def resume(self, now: int) -> list[Effect]:
         """Start every session again after `load`. A group above the size limit rebalances."""
         for member in self.roster:

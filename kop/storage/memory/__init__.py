@@ -4,9 +4,11 @@ What is where
 - `engine`: all of it together; the data that outlives an engine within the process.
 - `log`: one partition.
 - `space`: the bytes that all logs share.
+- `shared`: several brokers of one process on one engine.
 - `topics`: the table of topics.
 """
 
 from kop.storage.memory.engine import Memory, MemoryEngine, MemorySettings, open_engine
+from kop.storage.memory.shared import SharedMemory
 
-__all__ = ["Memory", "MemoryEngine", "MemorySettings", "open_engine"]
+__all__ = ["Memory", "MemoryEngine", "MemorySettings", "SharedMemory", "open_engine"]

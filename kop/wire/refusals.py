@@ -1,0 +1,84 @@
+"""The answer to any request that has nothing but an error in it, at the places where Kafka's own brokers put it.
+
+Owns: the places: the error of the whole answer, else one for each thing that the request names.
+Must not know: why the error is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from kafka.protocol.schemas.fields.struct_array import StructArrayField
+
+from kop.errors import ErrorCode
+from kop.wire import codec
+from kop.wire.messages import RESPONSES, FetchRequest, Message, MetadataRequest
+
+_IN_ROWS: Final = (FetchRequest, MetadataRequest)
+"""Requests whose answers have an error of the whole, too, which clients take for something else."""
+_LISTS: Final = {
+    "responses": ("topic_data", "topics", "topic_names", "resources"),
+    "partition_responses": ("partition_data",),
+    "partitions": ("partitions", "partition_indexes"),
+    "results": ("topics", "groups_names", "creations", "resources"),
+    "coordinators": ("coordinator_keys",),
+    "filter_results": ("filters",),
+    "transaction_states": ("transactional_ids",),
+    "results_by_topic_v3_and_below": ("v3_and_below_topics",),
+    "results_by_partition": ("partitions",),
+    "replica_election_results": ("topic_partitions",),
+    "partition_result": ("partitions",),
+}
+"""The lists of a request that a list of its answer goes through, if that has another name."""
+_FIELDS: Final = {"partition_index": ("partition_index", "partition")}
+"""As `_LISTS`, for the fields of a row."""
+_KEYS: Final = ("name", "group_id", "key", "transactional_id", "partition_index", "partition_id")
+"""The fields that a plain name or number of the request may stand for."""
+
+
+def refusal(request: Message, code: ErrorCode) -> Message:
+    """Return the answer to a decoded request in which all that it asks for has failed with `code`."""
+    version = request.API_VERSION
+    response_class = RESPONSES[request.API_KEY]
+    whole = codec.refusal(response_class, version, code)
+    if whole is not None and not isinstance(request, _IN_ROWS):
+        return whole
+    lists = dict(_rows_of(response_class._struct, request, version, code))
+    if lists or whole is None:
+        return response_class(version=version, **lists)
+    return whole  # a Fetch of a session names no partitions
+
+
+def _rows_of(struct: Any, asked: Any, version: int, code: ErrorCode) -> Iterator[tuple[str, list[Message]]]:
+    """Yield the lists of an answer, or of a row of it, in which errors stand, with a row for each thing asked for."""
+    for field in struct.fields.values():
+        if isinstance(field, StructArrayField) and field.for_version_q(version):
+            row_struct = field.array_of
+            names = [inner.name for inner in row_struct.fields.values() if inner.for_version_q(version)]
+            candidates = _LISTS.get(field.name, (field.name,))
+            items = next((items for name in candidates if (items := getattr(asked, name, None))), None)
+            if items and any(name.endswith("error_code") or _holds_lists(row_struct, name) for name in names):
+                yield field.name, [_row(field, names, item, version, code) for item in items]
+
+
+def _holds_lists(struct: Any, name: str) -> bool:
+    return isinstance(struct.fields[name], StructArrayField)
+
+
+def _row(field: Any, names: Sequence[str], item: Any, version: int, code: ErrorCode) -> Message:
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in {"error_code", "partition_error_code"}:
+            values[name] = code
+        elif isinstance(item, str | int):
+            if name in _KEYS:
+                values[name] = item
+        else:
+            candidates = [getattr(item, own, None) for own in _FIELDS.get(name, (name,))]
+            value = next((value for value in candidates if value is not None), None)
+            if value is not None and not isinstance(value, list):
+                values[name] = value
+    if not any(name.endswith("error_code") for name in names):
+        values |= dict(_rows_of(field.array_of, item, version, code))
+    return field.data_class(version=version, **values)
