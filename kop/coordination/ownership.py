@@ -35,6 +35,8 @@ LONGEST_PAUSE_SECONDS = 30.0
 """The longest of these pauses."""
 FIRST_LOAD_SECONDS = 15.0
 """How long `start` waits for the partitions of this broker. Those not loaded by then are loaded in the background."""
+SILENT_SECONDS = 2.0
+"""How long `start` waits for them without a word."""
 CONFIRM_SECONDS = 0.5
 """While the live brokers are not known, storage is asked this often whether this broker still leads what it serves."""
 _OPEN_SECONDS: Final = 60.0
@@ -180,7 +182,10 @@ class Ownership(Generic[T]):
             self._leader_choice.on_change(self._settle)
         self._settle()
         if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=FIRST_LOAD_SECONDS)
+            _, late = await asyncio.wait(list(self._tasks.values()), timeout=SILENT_SECONDS)
+            if late:
+                _log.info("still starting: %s", self.waiting_for)
+                await asyncio.wait(late, timeout=FIRST_LOAD_SECONDS - SILENT_SECONDS)
         if waiting_for := self.waiting_for:
             _log.warning("%s; trying again, all other partitions are served", waiting_for)
 
@@ -243,10 +248,16 @@ class Ownership(Generic[T]):
                 self._ask_who_leads(partition)
 
     def _settle_one(self, partition: int) -> None:
-        if self._stopped or partition in self._tasks:
+        if self._stopped:
             return
-        held = self._states[partition] != ErrorCode.NOT_COORDINATOR
-        if self._is_ours(partition) == held:
+        ours, state = self._is_ours(partition), self._states[partition]
+        if (task := self._tasks.get(partition)) is not None:
+            if state == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not ours:
+                self._pauses.pop(partition, None)
+                task.cancel()  # else it would take the lead from the broker that has it now, and give it up then
+            return
+        held = state != ErrorCode.NOT_COORDINATOR
+        if ours == held:
             return
         task = asyncio.get_running_loop().create_task(self._give_up(partition) if held else self._try(partition))
         self._tasks[partition] = task
@@ -265,6 +276,9 @@ class Ownership(Generic[T]):
             return
         try:
             await self._take_over(partition)
+        except asyncio.CancelledError:
+            await self._log.resign(partition)
+            raise
         except Exception as error:
             self._failures[partition] = str(error) if isinstance(error, KopError) else repr(error)
             if not isinstance(error, KopError):

@@ -328,3 +328,40 @@ def test_a_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: world.states[0] == NONE)
 
     run(test)
+
+
+def test_a_take_over_ends_when_the_partition_is_given_to_another_broker_meanwhile() -> None:
+    """It may wait long for that broker, which rightly leads the log, and would push it out in the end."""
+
+    async def test(world: World) -> None:
+        world.gate.clear()
+        world.mine = {1, 2}
+        starting = asyncio.create_task(world.under_test.start())
+        await until(lambda: ("load", 1) in world.story)
+        await world.settle(2)
+        assert ("resign", 1) in world.story
+        assert world.led.keys() == {2}
+        world.gate.set()
+        await starting
+        assert world.states == [ELSEWHERE, ELSEWHERE, NONE, ELSEWHERE]
+        await world.settle(1, 2)
+        assert world.states == [ELSEWHERE, NONE, NONE, ELSEWHERE]
+
+    run(test)
+
+
+def test_a_start_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.01)
+    waiting = "still starting: 1 of 4 partitions of __state are not served: 1: they are being read"
+
+    async def test(world: World) -> None:
+        world.gate.clear()
+        world.mine = {1}
+        starting = asyncio.create_task(world.under_test.start())
+        await until(lambda: waiting in caplog.text)
+        world.gate.set()
+        await starting
+        assert world.states[1] == NONE
+
+    run(test)

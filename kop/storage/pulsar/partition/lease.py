@@ -49,7 +49,11 @@ class WriterLease:
         await self.end()
         await self._attach()
         producer = self._make_producer()
-        await producer.open()
+        try:
+            await producer.open()
+        except BaseException:
+            await producer.close()
+            raise
         self.producer, self._lost = producer, lost
         try:
             await self._refresh()
