@@ -122,7 +122,7 @@ class _Fetch:
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
-            ctx.conn.cold_reads = ColdReads()
+            ctx.conn.cold_reads = ColdReads(gw.engine.read_budget)
         self.reads = ctx.conn.cold_reads
         self.missing: set[tuple[str | UUID, int]] = set()
         """The partitions that the first look did not find."""

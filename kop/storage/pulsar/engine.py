@@ -22,6 +22,7 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
+from kop.read_budget import ReadBudget
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
@@ -38,7 +39,6 @@ from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.write_budget import WriteBudget
-from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard

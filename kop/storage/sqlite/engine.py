@@ -23,6 +23,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
+from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
@@ -83,6 +84,7 @@ class SqliteEngine:
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
+        self.read_budget = ReadBudget(settings.held_bytes)
         self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
         self.writer = Writer(
             self.loop,
