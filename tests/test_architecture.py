@@ -17,6 +17,7 @@ ANYONE = {
     "background",
     "compiled",
     "config",
+    "memory_limit",
     "read_budget",
     "repeats",
     "turns",
@@ -27,7 +28,8 @@ ANYONE = {
 """Modules that anyone may import and that import no room."""
 
 ALLOWED: dict[str, set[str]] = {
-    "config": {"errors", "values"},
+    "config": {"errors", "memory_limit", "values"},
+    "memory_limit": set(),
     "values": set(),
     "metrics": set(),
     "errors": set(),

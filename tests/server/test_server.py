@@ -467,3 +467,29 @@ def test_after_a_quiet_while_memory_goes_back_where_the_process_has_grown(
             assert quiet_seconds(1) == 2
 
     run(main())
+
+
+@pytest.mark.parametrize("store", ["sqlite", "memory"])
+@pytest.mark.parametrize("size", [300, 4_000, 40_000])
+def test_batches_in_memory_pin_no_larger_buffers(tmp_path: Path, store: str, size: int) -> None:
+    partitions = 40
+
+    async def main() -> None:
+        settings = {} if store == "sqlite" else {"store": "memory:"}
+        async with gateway(tmp_path, **settings) as serving:
+            made, client = await topic(serving, partitions=partitions), await RawClient.connect(serving)
+            fields = [produce_fields("t", batch([bytes(size)]), version=9, partition=p) for p in range(partitions)]
+            parts = [part for each in fields for part in each["topic_data"][0].partition_data]
+            fields[0]["topic_data"][0].partition_data = parts
+            for _ in range(3):
+                await client.call(0, 9, **fields[0])
+            kept: list[Any] = []
+            for index in range(partitions):
+                result = log_of(serving, made, index).read_cached(0, 1 << 30, min_one=True)
+                assert result is not None
+                kept += result.buffers
+            assert len(kept) == 3 * partitions
+            pinned = {id(whole): len(whole) for each in kept for whole in [getattr(each, "obj", each)]}
+            assert sum(pinned.values()) < 1.3 * sum(map(len, kept)) + 1000
+
+    run(main())

@@ -98,7 +98,7 @@ class PulsarEngine:
         self.cluster_id = ""
         self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
-        self.read_budget = ReadBudget(settings.read_ahead_bytes)
+        self.read_budget = ReadBudget(settings.read_ahead_bytes, on_change=partial(self.cache.leave, "reads"))
         self._registry = BrokerRegistry(context, self._instance, self._announced, answers)
         self._cluster_topic = ClusterTopic(admin, context.naming, self._registry.announce)
         self.producer_id_blocks = ProducerIdBlocks(
@@ -116,7 +116,7 @@ class PulsarEngine:
         self.services = PartitionServices(
             mapping=self.mapping,
             cache=self.cache,
-            open_batches=OpenBatches(settings.cache_bytes // 2),
+            open_batches=OpenBatches(settings.cache_bytes // 4, partial(self.cache.leave, "open batches")),
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
             write_budget=WriteBudget(context),
