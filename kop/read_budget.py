@@ -21,6 +21,7 @@ from kop.turns import SLOW_SECONDS
 MOST_AHEAD: Final = 4 << 20
 """Bytes that one reader reads ahead where there are few."""
 _LEAST_AHEAD: Final = 256 << 10
+_TELL_EACH: Final = 1 << 20
 
 
 class BudgetShare:
@@ -105,12 +106,12 @@ class ReadBudget:
         slow_seconds: float = SLOW_SECONDS,
         on_change: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_change(held)` is called each time more or less is held."""
+        """`on_change(held)` is called when about a MiB more or less is held."""
         self._max_bytes = max_bytes
         self._on_change = on_change
         self.slow_seconds = slow_seconds
         """How long a reader without a first entry counts."""
-        self.held = 0
+        self.held = self._told = 0
         self.readers = 0
         """How many of the shares are of readers."""
         self.idle: dict[BudgetShare, None] = {}
@@ -158,7 +159,8 @@ class ReadBudget:
             self.wake()
         else:
             self.fit()
-        if self._on_change is not None:
+        if self._on_change is not None and abs(self.held - self._told) >= _TELL_EACH:
+            self._told = self.held
             self._on_change(self.held)
 
     def fit(self) -> None:

@@ -497,3 +497,18 @@ def test_reads_end_with_their_connection(tmp_path: Path, store: FaultyStore) -> 
             await until(lambda: budget.held == 0)
 
     run(main())
+
+
+def test_a_result_that_waits_is_taken_also_if_memory_holds_the_same_by_now(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            go_on = hang(store, 0)
+            assert (await fetch(client, {0: 0}, max_wait_ms=100))[0] == {}
+            go_on.set()
+            await until(lambda: budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            assert budget.held == 0
+
+    run(main())

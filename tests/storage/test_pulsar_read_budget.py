@@ -156,11 +156,13 @@ async def test_what_comes_late_has_to_find_room() -> None:
 ENTRIES = 3
 
 
-async def log_behind(budget: ReadBudget) -> tuple[PulsarLog, Broker]:
-    """An attached log with nothing in memory, of which all readers share `budget`."""
+async def log_behind(budget: ReadBudget, gap: int = 0) -> tuple[PulsarLog, Broker]:
+    """An attached log with nothing in memory, of which all readers share `budget`; `gap` offsets behind each entry."""
     broker = Broker()
     for _ in range(ENTRIES):
         broker.foreign()
+        if gap:
+            broker.gap(gap)
     engine = FakeEngine(broker)
     engine.services.read_budget = budget
     log = engine.log()
@@ -273,3 +275,29 @@ async def test_an_idle_share_that_holds_too_much_goes_when_it_becomes_idle() -> 
     assert pool.bound.full
     first.idle()
     assert (pool.dropped, pool.bound.held) == (["one"], 0)
+
+
+async def test_what_a_reader_has_read_ahead_is_at_hand() -> None:
+    log, _ = await log_behind(ReadBudget(1 << 30))
+    assert log.read_cached(3, 1, min_one=True) is None
+    assert await first_offset(log, 3) == 3
+    for offset in 6, 4:
+        result = log.read_cached(offset, 1 << 20, min_one=True)
+        assert result is not None
+        assert records(result.buffers)[0].offset == offset - offset % 3
+        assert result.size == sum(map(len, result.buffers))
+    assert log.read_cached(6, 1, min_one=False) == ([], 0, ())
+    log.close_idle(float("inf"), 0)
+    assert log.read_cached(6, 1, min_one=True) is None
+    await log.close()
+
+
+async def test_offsets_without_an_entry_are_not_at_hand() -> None:
+    log, _ = await log_behind(ReadBudget(1 << 30), gap=2)
+    assert await first_offset(log, 5) == 5
+    assert log.read_cached(8, 1 << 20, min_one=True) is None
+    assert log.read_cached(9, 1 << 20, min_one=True) is None
+    result = log.read_cached(5, 1 << 20, min_one=True)
+    assert result is not None
+    assert [record.offset for record in records(result.buffers)] == [5, 6, 7]
+    await log.close()

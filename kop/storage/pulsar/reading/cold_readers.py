@@ -243,6 +243,11 @@ class ColdReader:
         """Whether there is something to take that does not begin with a gap of unknown reason."""
         return bool(self._batches) and self.gap is None
 
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether what comes next is a batch, and neither an error nor a gap."""
+        return bool(self._batches) and self._batches[0].error is None and not self._batches[0].missing
+
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
         """Hand out the batches before offset `end`. `took_records` tells whether any holds a record."""
         batches: list[Buffer] = []
@@ -321,6 +326,25 @@ class ColdReaders:
         self._readers: list[ColdReader] = []
         self._usual_size = 0
         """Bytes of a batch, as the reader saw it that was used last; 0 before the first."""
+
+    def at_hand(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
+        """What a reader that stands at `offset` has read ahead; None where `read` has to be asked.
+
+        That is so, too, where what comes next is in doubt, an error, or without records.
+        """
+        for reader in self._readers:
+            if reader.busy or reader.failed or not reader.holds(offset):
+                continue
+            reader.claim(offset)
+            try:
+                if not reader.next_is_whole or offset in reader.converter.torn:
+                    return None
+                result = reader.take(self._log.high_watermark, max_bytes, min_one)
+            finally:
+                reader.release(self._source.context.loop.time())
+            fits_not = not result.size and not min_one
+            return result if reader.took_records or fits_not else None
+        return None
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
