@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from functools import cache
 from typing import Final
 
@@ -51,6 +52,15 @@ def share_arenas() -> None:
     """Let all threads share two arenas. To be called before the first thread is started."""
     if (libc := _libc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 2)
+
+
+def resident_bytes() -> int:
+    """Return how much memory of the machine this process has now; 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def give_back() -> None:

@@ -451,6 +451,7 @@ def _banner(config: Config, serving: Serving) -> None:
         "",
         f"  listening   {', '.join(shown(address) for address in serving.listeners)}",
         f"  data        {config.store}",
+        f"  cache       {config.kop_cache_bytes >> 20} MiB (kop.cache.bytes)",
     ]
     if serving.http_port is not None and config.http is not None:
         lines.append(f"  metrics     http://{shown((config.http.host, serving.http_port))}/metrics")

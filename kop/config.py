@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
 from kop.errors import ConfigError
+from kop.memory_limit import usable_bytes
 from kop.values import (
     Address,
     AdminUrl,
@@ -61,14 +62,28 @@ def default_store(environ: Mapping[str, str]) -> str:
     return f"sqlite:{os.path.join(home, 'kop', 'kop.db')}"
 
 
+_CACHE_SHARE = 8
+_LEAST_CACHE, _MOST_CACHE = 64 << 20, 2 << 30
+
+
+def default_cache_bytes(workers: int, usable: int) -> int:
+    """Return `kop.cache.bytes` of each worker when nobody says: its part of an eighth of the memory that may be used.
+
+    An eighth, because what requests hold, the interpreter, and on one machine also Pulsar or SQLite's page cache need
+    memory too.
+    """
+    return max(_LEAST_CACHE, min(usable // _CACHE_SHARE, _MOST_CACHE)) // max(workers, 1)
+
+
 def _kafka(name: str, default: Any, doc: str, **limits: Any) -> Any:
     """Declare a setting that Kafka has, under Kafka's name."""
     return Field(default, alias=name, description=doc, json_schema_extra={"kafka": True}, **limits)
 
 
 def _own(name: str, default: Any, doc: str, **limits: Any) -> Any:
-    """Declare a setting of our own."""
-    return Field(default, alias=name, description=doc, json_schema_extra={"kafka": False}, **limits)
+    """Declare a setting of our own. A `default` that is made of the settings before it is a function of these."""
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**made, alias=name, description=doc, json_schema_extra={"kafka": False}, **limits)
 
 
 HIDDEN = "[hidden]"
@@ -287,7 +302,11 @@ class Config(BaseModel):
 
     # -- storage engine
     kop_cache_bytes: Long = _own(
-        "kop.cache.bytes", 67_108_864, "Bytes of the newest batches kept in memory for consumers that read them.", ge=0
+        "kop.cache.bytes",
+        lambda before: default_cache_bytes(before.get("kop_workers", 1), usable_bytes()),
+        "Bytes of batches that a process keeps for consumers; by default of an eighth of the memory (64 MiB to 2 GiB), "
+        "divided by kop.workers.",
+        ge=0,
     )
     kop_wal_bytes: Long = _own(
         "kop.wal.bytes",
@@ -397,7 +416,8 @@ class Config(BaseModel):
                 {"store": default_store(environ)} | {name: text for name, (text, _) in known.items()}
             )
         except ValidationError as error:
-            problems += [_invalid(entry, known) for entry in error.errors()]
+            made = "default_factory_not_called"  # what that would have been made of is a problem, and told as one
+            problems += [_invalid(entry, known) for entry in error.errors() if entry["type"] != made]
             raise ConfigError(problems) from None
         if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
             problems.append("group.min.session.timeout.ms must not be above group.max.session.timeout.ms")
@@ -419,7 +439,7 @@ class Config(BaseModel):
             yield SettingRow(
                 name=name,
                 type=_type_name(field),
-                default=_text(field.default),
+                default=_text(field.get_default(call_default_factory=True, validated_data=self.__dict__)),
                 current=HIDDEN if current and _is_secret(field) else current,
                 origin=self._origins.get(name, "default"),
                 doc=field.description or "",

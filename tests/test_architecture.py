@@ -18,6 +18,8 @@ ANYONE = {
     "compiled",
     "config",
     "event_loop",
+    "memory_limit",
+    "read_budget",
     "repeats",
     "turns",
     "values",
@@ -27,11 +29,13 @@ ANYONE = {
 """Modules that anyone may import and that import no room."""
 
 ALLOWED: dict[str, set[str]] = {
-    "config": {"errors", "values"},
+    "config": {"errors", "memory_limit", "values"},
+    "memory_limit": set(),
     "values": set(),
     "metrics": set(),
     "errors": set(),
     "background": {"errors", "repeats"},
+    "read_budget": {"turns"},
     "repeats": set(),
     "turns": set(),
     "compiled": set(),

@@ -418,3 +418,38 @@ def test_every_setting_acts() -> None:
     ]
     # Config.retention_ms reads the fall-backs of log.retention.ms; the last one says itself that it changes nothing.
     assert set(unread) <= {"log.retention.minutes", "log.retention.hours", "default.replication.factor"}
+
+
+# -- the size of the cache
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("usable", "workers", "expected"),
+    [
+        (0, 1, 64 * MIB),
+        (256 * MIB, 1, 64 * MIB),
+        (256 * MIB, 4, 16 * MIB),
+        (2048 * MIB, 1, 256 * MIB),
+        (2048 * MIB, 2, 128 * MIB),
+        (1 << 50, 1, 2048 * MIB),
+        (1 << 50, 8, 256 * MIB),
+    ],
+)
+def test_the_cache_is_a_share_of_the_memory_that_workers_divide(
+    monkeypatch: pytest.MonkeyPatch, usable: int, workers: int, expected: int
+) -> None:
+    monkeypatch.setattr("kop.config.usable_bytes", lambda: usable)
+    many = {"kop.workers": str(workers), "store": "pulsar://a:1"}
+    config = load(overrides=many)
+    row = next(row for row in config.table() if row.name == "kop.cache.bytes")
+    assert (config.kop_cache_bytes, row.current, row.default) == (expected, str(expected), str(expected))
+    assert row.origin == "default"
+    given = load(overrides=many | {"kop.cache.bytes": "5"})
+    row = next(row for row in given.table() if row.name == "kop.cache.bytes")
+    assert (given.kop_cache_bytes, row.current, row.default, row.origin) == (5, "5", str(expected), "flag")
+
+
+def test_a_wrong_number_of_workers_is_the_only_problem() -> None:
+    assert len(problems(overrides={"kop.workers": "0"})) == 1

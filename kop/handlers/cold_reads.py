@@ -4,7 +4,8 @@ Owns: which of them run side by side, their results until a Fetch takes them, an
 Must not know: requests, answers, sessions.
 
 A partition is read on its own: one that is slow keeps no other waiting, and a Fetch may end before it. The read goes
-on; the connection's next Fetch of the same offset finds what it brought, or waits for it.
+on; the connection's next Fetch of the same offset finds what it brought, or waits for it. Results count in the
+engine's one budget for reads. While no Fetch of the connection waits, they may have to make room for others.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Final
 
 from kop.errors import InternalError, KopError
+from kop.read_budget import BudgetShare, ReadBudget
 from kop.storage.base import PartitionLog, ReadResult
 
 AT_ONCE: Final = 32
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 class ColdRead:
     """The read of one partition from `offset` on. `result` and `error` are None until it has ended."""
 
-    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "places", "result", "task")
+    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "places", "result", "share", "task")
 
     def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool, now: float) -> None:
         self.log = partition_log
@@ -47,13 +50,16 @@ class ColdRead:
         """Loop time of the last Fetch that wanted it."""
         self.result: ReadResult | None = None
         self.error: KopError | None = None
+        self.share: BudgetShare | None = None
+        """What its result counts in the budget; None before it has one."""
         self.task: asyncio.Task[None] | None = None
 
 
 class ColdReads:
-    """The reads of one connection, one for each partition."""
+    """The reads of one connection, one for each partition. They end with it: `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: ReadBudget) -> None:
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._reads: dict[PartitionLog, ColdRead] = {}
         self._queue: deque[ColdRead] = deque()
@@ -71,7 +77,16 @@ class ColdReads:
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when a read brought records or an error, or none is under way any more; returns the undo."""
         self._listeners[callback] = None
-        return lambda: self._listeners.pop(callback, None)
+        for share in self._shares():
+            share.busy()
+
+        def undo() -> None:
+            self._listeners.pop(callback, None)
+            if not self._listeners:
+                for share in self._shares():
+                    share.idle()
+
+        return undo
 
     def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
         """The read of a partition from `offset` on, where there is one; one that brings `places` if they are wanted."""
@@ -110,16 +125,34 @@ class ColdReads:
             return
         if read.result is not None:
             self._held -= read.result.size
+            if read.share is not None:
+                read.share.end()
             self._begin()
         elif read.error is None:
             self._unfinished -= 1
             if read.task is not None:
                 read.task.cancel()
 
+    def close(self) -> None:
+        """End all reads, and drop their results: the connection is gone."""
+        self._queue.clear()
+        for partition_log in tuple(self._reads):
+            self.forget(partition_log)
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
     # --- inside
 
+    def _shares(self) -> list[BudgetShare]:
+        return [read.share for read in self._reads.values() if read.share is not None]
+
+    def _may_begin(self) -> bool:
+        """False while results that no Fetch has taken are too many: here, or in all and some of them here."""
+        return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
+
     def _begin(self) -> None:
-        while self._queue and self._running < AT_ONCE and self._held < MOST_HELD:
+        while self._queue and self._may_begin():
             read = self._queue.popleft()
             if self._reads.get(read.log) is read:
                 self._running += 1
@@ -164,6 +197,10 @@ class ColdReads:
         elif result is not None and result.size:
             read.result = result
             self._held += result.size
+            read.share = BudgetShare(self._budget, partial(self.forget, read.log))
+            read.share.holds(result.size)
+            if not self._listeners:
+                read.share.idle()
         else:  # the read found nothing, or nobody wants its error: the next Fetch that asks reads again
             del self._reads[read.log]
         if read.error is not None or read.result is not None or not self._unfinished:

@@ -122,7 +122,7 @@ class _Fetch:
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
-            ctx.conn.cold_reads = ColdReads()
+            ctx.conn.cold_reads = ColdReads(gw.engine.read_budget)
         self.reads = ctx.conn.cold_reads
         self.missing: set[tuple[str | UUID, int]] = set()
         """The partitions that the first look did not find."""
@@ -180,7 +180,7 @@ class _Fetch:
 
         `end` is the offset at which open transactions begin, where the Fetch may only read up to it.
         """
-        if not partition_log.attached:
+        if not partition_log.attached or self._was_read(wanted, partition_log):
             return None
         room = response.room(wanted)
         if room == 0 and not response.min_one:
@@ -191,6 +191,11 @@ class _Fetch:
         if self.places and result is not None and result.size:
             return None
         return result if end is None or result is None else stable_part(result, end)
+
+    def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
+        """Whether a read on the side has ended that this Fetch takes, so that its result waits no more."""
+        read = self.reads.find(partition_log, wanted.fetch_offset, self.places) if len(self.reads) else None
+        return read is not None and read.result is not None
 
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool

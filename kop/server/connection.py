@@ -509,6 +509,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._hold |= _CLOSED
         self.closing_since = self.closing_since or self._server.loop.time()
         self._responses.abandon()
+        reads, self.info.cold_reads = self.info.cold_reads, None
+        if reads is not None:
+            reads.close()
         self._held.clear()
         self._frames.clear()
         self._ready = None

@@ -32,6 +32,7 @@ _LINGER_SECONDS = 0.5
 _LINES_A_SECOND = 10
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 10
+_GROWN_BYTES = 16 * 1024 * 1024
 _OTHER_FILES = 64
 """Open files that connections leave to storage and other parts where the system's limit is low."""
 
@@ -61,6 +62,8 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._draining = False
         self._quiet_seconds = 0
+        self._resident = allocator.resident_bytes()
+        """What the process had after free memory went back to the system the last time, or the least since then."""
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
@@ -183,15 +186,19 @@ class Server:
         self._make_room(now)
 
     def _count_traffic(self) -> None:
-        """Count bytes; after a quiet while return what the allocator kept from the busy time before."""
+        """Count bytes; after a quiet while return what the allocator kept from the busy time before.
+
+        Clients may have read little of what was read for them: so it goes by what the process has.
+        """
         traffic = self.bytes_in + self.bytes_out - self._traffic_seen
         self._traffic_seen += traffic
-        if traffic > _QUIET_BYTES:
-            self._quiet_seconds = _QUIET_SECONDS
-        elif self._quiet_seconds:
-            self._quiet_seconds -= 1
-            if not self._quiet_seconds:
+        self._quiet_seconds = 0 if traffic > _QUIET_BYTES else self._quiet_seconds + 1
+        if self._quiet_seconds and self._quiet_seconds % _QUIET_SECONDS == 0:
+            resident = allocator.resident_bytes()
+            if resident > self._resident + _GROWN_BYTES:
                 allocator.give_back()
+                self._resident = allocator.resident_bytes()
+            self._resident = min(self._resident, resident)
 
     def _make_room(self, now: float) -> None:
         """Close connections that hold memory and make no progress, largest first, while memory is short.

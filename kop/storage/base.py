@@ -23,6 +23,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode, KopError
+from kop.read_budget import ReadBudget
 from kop.records.batch import BatchHeader
 from kop.records.entry_places import PlacedEntry
 from kop.storage.transaction_index import AbortedTransaction
@@ -516,6 +517,10 @@ class Engine(SmallValues, Brokers, Protocol):
     @property
     def cluster_id(self) -> str:
         """22 characters, stable for the life of the data."""
+
+    @property
+    def read_budget(self) -> ReadBudget:
+        """The bound on what reads hold in memory: what is read ahead, and results that wait for their reader."""
 
     @property
     def directory(self) -> Path | None:

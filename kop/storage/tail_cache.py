@@ -1,6 +1,7 @@
 """The tail cache: the newest batches of every log, bounded in bytes over all of them, oldest out first.
 
-Owns: what is kept and what goes. Must not know: an engine, Kafka's errors, the high watermark.
+Owns: what is kept and what goes; how the one number that a user sets is shared with what reads hold. Must not know: an
+engine, Kafka's errors, the high watermark.
 
 The engine pushes what follows in a log, nothing else; so what is kept of a log is always the end of it, without holes.
 """
@@ -15,6 +16,14 @@ from kop.storage.base import Buffer
 _ENTRY_BYTES = 200
 """What a kept batch costs beside its bytes: its objects and its places in the lists."""
 _TRIM_AT = 64
+_LEAST_READS, _MOST_READS = 64 << 20, 256 << 20
+
+
+def reads_bytes(cache_bytes: int) -> int:
+    """Return how much of `kop.cache.bytes` reads may hold: a quarter, at most 256 MiB; at least 64 MiB, though it is
+    more than that, because readers of a few partitions need so much.
+    """
+    return min(max(cache_bytes // 4, _LEAST_READS), _MOST_READS)
 
 
 class Tail:
@@ -72,10 +81,14 @@ class Tail:
 
 
 class TailCache:
-    """All tails and the bound on them."""
+    """All tails and the bound on them.
+
+    What others hold of the same memory is taken off the bound, up to half of it.
+    """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self._whole = self._max_bytes = max_bytes
+        self._others: dict[object, int] = {}
         self._order: deque[Tail] = deque()
         self._stale = 0
         """How many places of `_order` are of batches that were dropped before their turn."""
@@ -95,6 +108,16 @@ class TailCache:
         tail.buffers.append(data)
         self._order.append(tail)
         self.size += len(data) + _ENTRY_BYTES
+        if self.size > self._max_bytes:
+            self._fit()
+
+    def leave(self, who: object, size: int) -> None:
+        """Leave `size` bytes of the memory to `who`, instead of what it was left before."""
+        self._others[who] = size
+        self._max_bytes = self._whole - min(sum(self._others.values()), self._whole // 2)
+        self._fit()
+
+    def _fit(self) -> None:
         while self.size > self._max_bytes:
             oldest = self._order.popleft()
             if oldest.stale:

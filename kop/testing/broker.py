@@ -41,6 +41,7 @@ DEFAULTS: Mapping[str, str] = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "kop.drain.timeout.ms": "0",
+    "kop.cache.bytes": str(64 << 20),
 }
 """Settings that differ from those of `kop serve`: any free port, records in memory, no waits of no use to tests."""
 

@@ -17,6 +17,7 @@ from kop.app import Serving
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.handlers import cold_reads
 from kop.handlers.cold_reads import ColdReads
+from kop.read_budget import ReadBudget
 from kop.records.batch import iter_batches, read_header
 from kop.wire.messages import FetchRequest
 
@@ -256,7 +257,7 @@ async def turns() -> None:
 
 def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        reads = ColdReads()
+        reads = ColdReads(ReadBudget(1 << 30))
         logs = await cold_logs(cold_reads.AT_ONCE + 3)
 
         async def ask_all() -> None:
@@ -309,7 +310,7 @@ def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 1.0)
 
     async def main() -> None:
-        reads = ColdReads()
+        reads = ColdReads(ReadBudget(1 << 30))
         done, running = await cold_logs(2)
         let_go(done)
         reads.ask(running, 0, 100)
@@ -331,7 +332,7 @@ def test_results_of_partitions_that_are_not_wanted_any_more_make_room(monkeypatc
     monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 600.0)
 
     async def main() -> None:
-        reads = ColdReads()
+        reads = ColdReads(ReadBudget(1 << 30))
         paused, wanted, other = await cold_logs(3)
         for log in (paused, wanted, other):
             let_go(log)
@@ -380,7 +381,7 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatc
     monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
 
     async def main() -> None:
-        reads = ColdReads()
+        reads = ColdReads(ReadBudget(1 << 30))
         [log] = await cold_logs(1)
         let_go(log)
         reads.ask(log, 0, 100)
@@ -400,7 +401,7 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatc
 
 def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
     async def main() -> None:
-        reads = ColdReads()
+        reads = ColdReads(ReadBudget(1 << 30))
         [log] = await cold_logs(1)
         let_go(log)
         log.read_error = BackendError("so says the test")
@@ -422,5 +423,92 @@ def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through(
         reads.ask(log, 0, 100)
         await turns()
         assert reads.find(log, 0) is None, "nobody waits: whoever asks next reads again"
+
+    run(main())
+
+
+async def read_ends(reads: ColdReads, log: FaultyLog) -> None:
+    """Read a partition from its start, and wait until the result is there."""
+    let_go(log)
+    reads.ask(log, 0, 100)
+    await turns()
+
+
+def test_results_of_all_connections_count_in_one_budget_and_make_room_while_nobody_waits() -> None:
+    async def main() -> None:
+        logs = await cold_logs(4)
+        size = logs[0].size_bytes
+        budget = ReadBudget(2 * size)
+        waits, leaves, third, fourth = (ColdReads(budget) for _ in logs)
+        undo = waits.on_news(lambda: None)
+        for reads, log in zip((waits, leaves), logs, strict=False):
+            await read_ends(reads, log)
+        assert budget.held == 2 * size
+        await read_ends(third, logs[2])
+        assert (len(waits), len(leaves), len(third)) == (1, 0, 1)
+        await read_ends(fourth, logs[3])
+        assert (len(waits), len(third), len(fourth)) == (1, 0, 1)
+        undo()
+        await read_ends(third, logs[2])
+        assert (len(waits), len(third), len(fourth)) == (1, 1, 0), "that which was left longest goes first"
+        for reads in waits, third:
+            reads.close()
+        assert budget.held == 0
+
+    run(main())
+
+
+def test_while_all_hold_too_much_who_holds_something_reads_no_more() -> None:
+    async def main() -> None:
+        logs = await cold_logs(3)
+        budget = ReadBudget(1)
+        holds, other = ColdReads(budget), ColdReads(budget)
+        undo = holds.on_news(lambda: None), other.on_news(lambda: None)
+        await read_ends(holds, logs[0])
+        await read_ends(holds, logs[1])
+        assert logs[1].reads == 0
+        await read_ends(other, logs[2])
+        assert logs[2].reads == 1, "who has nothing gets something"
+        holds.forget(logs[0])
+        await turns()
+        assert logs[1].reads == 1
+        for leave in undo:
+            leave()
+
+    run(main())
+
+
+def test_reads_end_with_their_connection(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2)
+            hang(store, 0, 1)
+            client.send(1, VERSION, **request({0: 0, 1: 0}, max_wait_ms=30_000))
+            await until(lambda: [store.log("t", index).reading for index in range(2)] == [1, 1])
+            client.writer.transport.abort()
+            await until(lambda: not any(store.log("t", index).reading for index in range(2)))
+            leaves, budget = await RawClient.connect(serving), serving.gateway.engine.read_budget
+            go_on = hang(store, 0)
+            fetched, _ = await fetch(leaves, {0: 0}, max_wait_ms=100)
+            assert fetched == {}
+            go_on.set()
+            await until(lambda: budget.held > 0)
+            leaves.writer.transport.abort()
+            await until(lambda: budget.held == 0)
+
+    run(main())
+
+
+def test_a_result_that_waits_is_taken_also_if_memory_holds_the_same_by_now(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            go_on = hang(store, 0)
+            assert (await fetch(client, {0: 0}, max_wait_ms=100))[0] == {}
+            go_on.set()
+            await until(lambda: budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            assert budget.held == 0
 
     run(main())

@@ -15,6 +15,7 @@ from support.bodies import encode_body
 from support.gateway import RawClient, batch, fetch_fields, frame, gateway, produce_fields, run
 from support.waiting import until
 
+from kop import allocator
 from kop.errors import ErrorCode
 from kop.handlers.fetch import WaitingFetch
 from kop.wire.messages import REQUESTS
@@ -430,5 +431,65 @@ def test_the_answer_before_a_bad_request_is_still_sent(tmp_path: Path) -> None:
             client.writer.write(versions_frame(1) + versions_frame(2) + struct.pack(">i", -5))
             assert await correlations(client, 2) == [1, 2]
             assert await client.closed()
+
+    run(main())
+
+
+def test_after_a_quiet_while_memory_goes_back_where_the_process_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident, given_back = [100 << 20], 0
+
+    def give_back() -> None:
+        nonlocal given_back
+        given_back += 1
+
+    monkeypatch.setattr(allocator, "resident_bytes", lambda: resident[0])
+    monkeypatch.setattr(allocator, "give_back", give_back)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+
+            def quiet_seconds(count: int) -> int:
+                for _ in range(count):
+                    serving.server.sweep()
+                return given_back
+
+            assert quiet_seconds(20) == 0
+            resident[0] += 100 << 20
+            assert quiet_seconds(10) == 1
+            assert quiet_seconds(20) == 1, "what does not go back is not tried again"
+            resident[0] -= 100 << 20
+            assert quiet_seconds(10) == 1
+            resident[0] += 100 << 20
+            serving.server.bytes_out += 2 << 20
+            assert quiet_seconds(1 + 9) == 1, "not in a busy time"
+            assert quiet_seconds(1) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("store", ["sqlite", "memory"])
+@pytest.mark.parametrize("size", [300, 4_000, 40_000])
+def test_batches_in_memory_pin_no_larger_buffers(tmp_path: Path, store: str, size: int) -> None:
+    partitions = 40
+
+    async def main() -> None:
+        settings = {} if store == "sqlite" else {"store": "memory:"}
+        async with gateway(tmp_path, **settings) as serving:
+            made, client = await topic(serving, partitions=partitions), await RawClient.connect(serving)
+            fields = [produce_fields("t", batch([bytes(size)]), version=9, partition=p) for p in range(partitions)]
+            parts = [part for each in fields for part in each["topic_data"][0].partition_data]
+            fields[0]["topic_data"][0].partition_data = parts
+            for _ in range(3):
+                await client.call(0, 9, **fields[0])
+            kept: list[Any] = []
+            for index in range(partitions):
+                result = log_of(serving, made, index).read_cached(0, 1 << 30, min_one=True)
+                assert result is not None
+                kept += result.buffers
+            assert len(kept) == 3 * partitions
+            pinned = {id(whole): len(whole) for each in kept for whole in [getattr(each, "obj", each)]}
+            assert sum(pinned.values()) < 1.3 * sum(map(len, kept)) + 1000
 
     run(main())

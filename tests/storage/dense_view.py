@@ -16,6 +16,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import KopError
+from kop.read_budget import ReadBudget
 from kop.records.batch import BatchHeader, read_header, stamp
 from kop.storage.base import (
     AppendResult,
@@ -287,6 +288,10 @@ class DenseEngine:
     @property
     def directory(self) -> Path | None:
         return self.real.directory
+
+    @property
+    def read_budget(self) -> ReadBudget:
+        return self.real.read_budget
 
     async def reserve_producer_ids(self) -> range:
         return await self.real.reserve_producer_ids()

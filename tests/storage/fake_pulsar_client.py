@@ -15,6 +15,7 @@ from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Prod
 from kop.pulsar_client.admin import EntryHead
 from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.types import DUPLICATE, Message
+from kop.read_budget import ReadBudget
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
@@ -28,7 +29,6 @@ from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.partition.write_budget import WriteBudget
-from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns

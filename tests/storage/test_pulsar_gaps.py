@@ -19,12 +19,12 @@ from support.waiting import until
 from kop.pulsar_client import EARLIEST, Client, Position
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.reader import Reader
+from kop.read_budget import BudgetShare, ReadBudget
 from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.batches import Converter
-from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
 from kop.storage.pulsar.reading.cold_readers import ColdReader
 from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.stream import Stream
@@ -157,7 +157,7 @@ class Reading:
         faults = Faults(asyncio.get_running_loop().time)
         mapping = offset_mapping("index", faults)
         converter = Converter("t-0", 0, mapping, append_time=False, count=faults.count, max_message_bytes=1 << 20)
-        self.reader = ColdReader(converter, 1 << 20, BudgetShare(ReadBudget(1 << 20), lambda: None))
+        self.reader = ColdReader(converter, BudgetShare(ReadBudget(1 << 20), lambda: None))
         self.stream = Stream(self.reader.on_entry, self.reader.on_lost, mapping.place, self.reader.on_many)
 
     async def bring(self, entries: int) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 from storage.batches import records
 from storage.fake_pulsar_client import Broker, FakeEngine
 from support.waiting import SECONDS, until
 
+from kop.pulsar_client import Position
+from kop.read_budget import MOST_AHEAD, BudgetShare, ReadBudget
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
+from kop.storage.pulsar.reading.batches import Batch
 
 
 class Pool:
@@ -152,11 +156,13 @@ async def test_what_comes_late_has_to_find_room() -> None:
 ENTRIES = 3
 
 
-async def log_behind(budget: ReadBudget) -> tuple[PulsarLog, Broker]:
-    """An attached log with nothing in memory, of which all readers share `budget`."""
+async def log_behind(budget: ReadBudget, gap: int = 0) -> tuple[PulsarLog, Broker]:
+    """An attached log with nothing in memory, of which all readers share `budget`; `gap` offsets behind each entry."""
     broker = Broker()
     for _ in range(ENTRIES):
         broker.foreign()
+        if gap:
+            broker.gap(gap)
     engine = FakeEngine(broker)
     engine.services.read_budget = budget
     log = engine.log()
@@ -184,3 +190,114 @@ async def test_readers_that_a_broker_does_not_serve_keep_no_other_partition_wait
     for other in log, *(log for log, _ in hung):
         await other.close()
     assert budget.held == 0
+
+
+class Opened:
+    """Counts the readers that a log opens behind its tail."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.times = 0
+        self._open = broker.open_reader
+        broker.open_reader = self._opens  # type: ignore[method-assign]
+
+    async def _opens(self, topic: str, start: Position, *, permits: int, **how: Any) -> Any:
+        self.times += permits == 0  # the others are the tail and searches
+        return await self._open(topic, start, permits=permits, **how)
+
+
+async def first_offset(log: PulsarLog, offset: int) -> int:
+    result = await log.read(offset, 1, min_one=True)
+    return records(result.buffers)[0].offset
+
+
+async def test_reads_of_one_place_share_one_reader_and_its_batches() -> None:
+    log, broker = await log_behind(ReadBudget(1 << 30))
+    opened = Opened(broker)
+    for offset in 3, 6:
+        results = await asyncio.gather(*(log.read(offset, 1, min_one=True) for _ in range(20)))
+        assert {id(result.buffers[0]) for result in results} == {id(results[0].buffers[0])}
+        assert records(results[0].buffers)[0].offset == offset
+    assert opened.times == 1
+    assert [await first_offset(log, offset) for offset in (3, 7, 4, 6)] == [3, 6, 3, 6]
+    assert opened.times == 1, "what was handed out a moment ago is there still"
+    await log.close()
+
+
+async def test_a_read_that_is_given_up_leaves_its_reader_to_those_who_wait_for_it() -> None:
+    log, broker = await log_behind(ReadBudget(1 << 30))
+    opened = Opened(broker)
+    broker.slow_readers = True
+    first, second = (asyncio.ensure_future(first_offset(log, 3)) for _ in range(2))
+    await until(lambda: opened.times)
+    await settle()
+    first.cancel()
+    assert await second == 3
+    assert first.cancelled()
+    assert opened.times == 1
+    await log.close()
+
+
+async def test_a_reader_that_is_closed_lets_go_of_its_batches_at_once() -> None:
+    budget = ReadBudget(1 << 30)
+    log, _ = await log_behind(budget)
+    result = await log.read(3, 1, min_one=True)
+    log.close_idle(float("inf"), 0)
+    assert budget.held == 0
+    assert not [each for each in gc.get_referrers(result.buffers[0]) if isinstance(each, Batch)]
+    await log.close()
+
+
+async def test_what_is_asked_for_counts_until_the_end_of_the_log() -> None:
+    budget = ReadBudget(1 << 30)
+    log, _ = await log_behind(budget)
+    await first_offset(log, 3)
+    assert 0 < budget.held < 2000
+    await log.close()
+
+
+async def test_of_many_readers_each_reads_less_ahead() -> None:
+    bound = ReadBudget(100 << 20)
+    assert bound.ahead == MOST_AHEAD
+    shares = [BudgetShare(bound, lambda: None) for _ in range(50)]
+    for share in shares:
+        await share.take(1)
+    assert bound.ahead == (100 << 20) // 200
+    for share in shares[:45]:
+        share.end()
+    assert bound.ahead == MOST_AHEAD
+
+
+async def test_an_idle_share_that_holds_too_much_goes_when_it_becomes_idle() -> None:
+    pool = Pool()
+    first = await pool.open("one")
+    first.holds(150)
+    assert pool.dropped == []
+    assert pool.bound.full
+    first.idle()
+    assert (pool.dropped, pool.bound.held) == (["one"], 0)
+
+
+async def test_what_a_reader_has_read_ahead_is_at_hand() -> None:
+    log, _ = await log_behind(ReadBudget(1 << 30))
+    assert log.read_cached(3, 1, min_one=True) is None
+    assert await first_offset(log, 3) == 3
+    for offset in 6, 4:
+        result = log.read_cached(offset, 1 << 20, min_one=True)
+        assert result is not None
+        assert records(result.buffers)[0].offset == offset - offset % 3
+        assert result.size == sum(map(len, result.buffers))
+    assert log.read_cached(6, 1, min_one=False) == ([], 0, ())
+    log.close_idle(float("inf"), 0)
+    assert log.read_cached(6, 1, min_one=True) is None
+    await log.close()
+
+
+async def test_offsets_without_an_entry_are_not_at_hand() -> None:
+    log, _ = await log_behind(ReadBudget(1 << 30), gap=2)
+    assert await first_offset(log, 5) == 5
+    assert log.read_cached(8, 1 << 20, min_one=True) is None
+    assert log.read_cached(9, 1 << 20, min_one=True) is None
+    result = log.read_cached(5, 1 << 20, min_one=True)
+    assert result is not None
+    assert [record.offset for record in records(result.buffers)] == [5, 6, 7]
+    await log.close()

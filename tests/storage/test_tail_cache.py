@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kop.storage.tail_cache import Tail, TailCache
+import pytest
+
+from kop.storage.tail_cache import Tail, TailCache, reads_bytes
 
 
 def test_dropped_batches_leave_nothing_behind_in_a_cache_with_room() -> None:
@@ -36,3 +38,26 @@ def test_the_oldest_batch_goes_first_after_some_were_dropped() -> None:
         cache.push(second, i, i, b"y")
     assert not first.holds(99) or first.start > 80
     assert cache.size == 200 * 201
+
+
+def test_what_others_hold_is_taken_off_its_bytes_up_to_half_of_them() -> None:
+    cache, tail = TailCache(100 * 201), Tail()
+    for i in range(100):
+        cache.push(tail, i, i, b"x")
+    cache.leave("reads", 30 * 201)
+    assert (tail.start, cache.size) == (30, 70 * 201)
+    cache.leave("open batches", 10 * 201)
+    assert tail.start == 40
+    cache.leave("reads", 1 << 40)
+    assert (tail.start, cache.size) == (50, 50 * 201)
+    cache.leave("reads", 0)
+    for i in range(100, 150):
+        cache.push(tail, i, i, b"x")
+    assert (tail.start, cache.size) == (60, 90 * 201)
+
+
+@pytest.mark.parametrize(
+    ("cache", "reads"), [(0, 64), (64, 64), (256, 64), (400, 100), (1024, 256), (1 << 20, 256)], ids=str
+)
+def test_reads_have_a_quarter_of_it(cache: int, reads: int) -> None:
+    assert reads_bytes(cache << 20) == reads << 20

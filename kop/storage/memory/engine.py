@@ -20,6 +20,7 @@ from prometheus_client.core import Metric
 
 from kop import background
 from kop.errors import BackendError
+from kop.read_budget import ReadBudget
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.memory.log import MemoryLog
@@ -88,6 +89,7 @@ class MemoryEngine:
         self._policy = policy
         self._settings = settings
         self._space = Space(settings.max_bytes)
+        self.read_budget = ReadBudget(settings.max_bytes)
         self._upkeep: asyncio.Task[None] | None = None
         self._kept_up = time.monotonic()
         """When the last look for what there is to do ended."""

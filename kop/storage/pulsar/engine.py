@@ -22,6 +22,7 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
+from kop.read_budget import ReadBudget
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
@@ -38,7 +39,6 @@ from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.write_budget import WriteBudget
-from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard
@@ -98,7 +98,7 @@ class PulsarEngine:
         self.cluster_id = ""
         self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
-        self.read_budget = ReadBudget(settings.read_ahead_bytes)
+        self.read_budget = ReadBudget(settings.read_ahead_bytes, on_change=partial(self.cache.leave, "reads"))
         self._registry = BrokerRegistry(context, self._instance, self._announced, answers)
         self._cluster_topic = ClusterTopic(admin, context.naming, self._registry.announce)
         self.producer_id_blocks = ProducerIdBlocks(
@@ -116,7 +116,7 @@ class PulsarEngine:
         self.services = PartitionServices(
             mapping=self.mapping,
             cache=self.cache,
-            open_batches=OpenBatches(settings.cache_bytes // 2),
+            open_batches=OpenBatches(settings.cache_bytes // 4, partial(self.cache.leave, "open batches")),
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
             write_budget=WriteBudget(context),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kop.storage.tail_cache import reads_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSettings:
@@ -18,9 +20,8 @@ class PulsarSettings:
     metadata_namespace: str = "public/kafka"
     """Where `__offsets` and the gateway's own topic lie."""
     cache_bytes: int = 64 << 20
+    """For the newest batches, those of open transactions, and what readers behind the tails hold, all together."""
     max_queued_bytes: int = 256 << 20
-    read_ahead_bytes: int = 256 << 20
-    """What all readers behind the tails may hold together."""
     tail_seconds: float = 300.0
     """Seconds after which a partition that nobody asks for has no reader any more. The next request attaches it again.
     """
@@ -32,3 +33,8 @@ class PulsarSettings:
     """Time between full listings, which find what the watcher missed."""
     offsets: str = "index"
     """What offsets are made of: index, or packed from the message id; see `offsets/mapping.py`."""
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """What all readers behind the tails, and results that wait for their reader, may hold together."""
+        return reads_bytes(self.cache_bytes)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 from uuid import UUID
@@ -23,6 +24,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
+from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
@@ -38,7 +40,7 @@ from kop.storage.sqlite.segments import Segments, files_in
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
-from kop.storage.tail_cache import TailCache
+from kop.storage.tail_cache import TailCache, reads_bytes
 from kop.storage.topic_table import new_cluster_id
 from kop.storage.transaction_index import AbortedTransaction
 
@@ -83,6 +85,7 @@ class SqliteEngine:
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
+        self.read_budget = ReadBudget(reads_bytes(settings.cache_bytes), on_change=partial(self.cache.leave, "reads"))
         self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
         self.writer = Writer(
             self.loop,

@@ -19,6 +19,7 @@ class SqliteSettings:
     """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
 
     cache_bytes: int = 64 << 20
+    """For the newest batches, and for results of reads that wait for their reader."""
     """Newest batches kept in memory, over all partitions."""
     max_queued_bytes: int = 256 << 20
     """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""

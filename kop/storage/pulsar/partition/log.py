@@ -628,7 +628,7 @@ class PulsarLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        """What the tail cache holds from `offset` on, or a reader has read ahead; see `PartitionLog.read_cached`."""
         self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
             return None  # another broker may have given it out already: `read` asks Pulsar
@@ -636,7 +636,8 @@ class PulsarLog(Partition):
         if self.high_watermark in (offset, self.log_start_offset):
             self._need_tail()
             return NOTHING_TO_READ
-        return self.tail.read_cached(offset, max_bytes, min_one=min_one)
+        cached = self.tail.read_cached(offset, max_bytes, min_one=min_one)
+        return self._readers.at_hand(offset, max_bytes, min_one=min_one) if cached is None else cached
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Read batches from Pulsar; see `PartitionLog.read`."""

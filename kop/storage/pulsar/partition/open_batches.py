@@ -10,6 +10,8 @@ not kept any more, or was written by another broker, is made of its entry.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kop.pulsar_client import Position
 from kop.storage.base import Buffer
 
@@ -20,8 +22,10 @@ _BATCH_BYTES = 200
 class OpenBatches:
     """All of them. A batch is known by who keeps it, one object for each partition, and by its entry's position."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, on_change: Callable[[int], None] | None = None) -> None:
+        """`on_change(size)` is called with the bytes kept, each time they change."""
         self._max_bytes = max_bytes
+        self._on_change = on_change
         self._kept: dict[tuple[object, Position], Buffer] = {}
         self.size = 0
         """Bytes kept, with an allowance for each batch."""
@@ -33,10 +37,14 @@ class OpenBatches:
         self.size += len(data) + _BATCH_BYTES
         while self.size > self._max_bytes:
             self.take(*next(iter(self._kept)))
+        if self._on_change is not None:
+            self._on_change(self.size)
 
     def take(self, owner: object, position: Position) -> Buffer | None:
         """Keep the batch no longer; None where it was not kept."""
         data = self._kept.pop((owner, position), None)
         if data is not None:
             self.size -= len(data) + _BATCH_BYTES
+            if self._on_change is not None:
+                self._on_change(self.size)
         return data

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from kop.pulsar_client import Producer
+from kop.read_budget import ReadBudget
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
@@ -22,7 +23,6 @@ from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.throttle import RateQuestions
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.partition.write_budget import WriteBudget
-from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 

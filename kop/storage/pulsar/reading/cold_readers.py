@@ -1,7 +1,11 @@
 """The readers of one partition behind its tail: one for each place in the log where somebody goes on reading.
 
-Owns: which reader serves an offset, how many there are, when an idle one goes; the batches that each has read ahead.
+Owns: which reader serves an offset, how many there are, when an idle one goes; the batches that each has read ahead,
+and those that it handed out a moment ago.
 Must not know: the tail, the cache.
+
+Those who read the same place at the same time share one reader, whichever of them comes first: the others wait for it,
+and get the same batches out of the window that it keeps.
 """
 
 from __future__ import annotations
@@ -13,24 +17,24 @@ from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError, Received
+from kop.read_budget import BudgetShare, ReadBudget
 from kop.records.batch import read_header
 from kop.records.entry_places import PlacedEntry
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.reading.batches import Batch, Converter
-from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
 from kop.storage.pulsar.reading.search import PartitionSearch
 from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
-from kop.storage.pulsar.reading.stream import Stream
+from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
 
-_BUDGET: Final = 4 << 20
-"""Bytes that a reader reads ahead."""
 _SOON: Final = 0.5
 """Seconds without an entry after which the reason is looked for."""
 _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
+_BEYOND_ALL: Final = 2**63 - 1
+"""An offset that no log reaches."""
 _MOST_MESSAGE: Final = 64 << 20
 """Bytes of the largest chunked message that is put together. Clients take no answer that is much larger."""
 _MOST_CHUNKS: Final = 200
@@ -38,12 +42,16 @@ _MOST_CHUNKS: Final = 200
 
 
 class ColdReader:
-    """One reader: a stream, and the batches of the entries that it read. `take` hands them out in order."""
+    """One reader: a stream, and a window of the batches of the entries that it read. `take` hands them out in order.
 
-    def __init__(self, converter: Converter, budget: int, share: BudgetShare) -> None:
+    What was handed out stays in the window for a while, so that others who read the same place find it.
+    """
+
+    def __init__(self, converter: Converter, share: BudgetShare) -> None:
         self.converter = converter
         self.share = share
-        self.busy = False
+        self.wanted = converter.next_offset or 0
+        """The offset that it was opened for, or that is read from it now."""
         self.far_back = False
         """Whether the reader began well before the wanted offset, to read the first chunks of its message."""
         self.used = 0.0
@@ -55,15 +63,50 @@ class ColdReader:
         self.took_records = False
         """Whether the batches that were taken last held records."""
         self.stream: Stream | None = None
-        self._budget = budget
+        self._free = asyncio.Event()
+        """Set while nobody reads from it."""
+        self._behind: deque[Batch] = deque()
+        """The part of the window that was handed out."""
+        self._behind_size = 0
         self._batches: deque[Batch] = deque()
-        self._at = converter.next_offset or 0
-        """Where `take` goes on; the next batch may lie behind a gap."""
+        """The part that comes next."""
+        self._size = 0
+        self._begin = converter.next_offset or 0
+        """Where the window begins; the next batch may lie behind a gap."""
+        self._end = _BEYOND_ALL
+        """Where the log ended when batches were taken the last time."""
         self._sure_until = -1
         """Gaps before this offset hold no records."""
-        self._size = 0
         self._error: KopError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while somebody reads from it."""
+        return not self._free.is_set()
+
+    def claim(self, offset: int) -> None:
+        """Read from it, which nobody else does now, at an offset that it `holds`."""
+        self._free.clear()
+        self.share.busy()
+        self.wanted = offset
+        while self._behind and self._behind[-1].last >= offset:
+            batch = self._behind.pop()
+            self._behind_size -= len(batch.data)
+            self._batches.appendleft(batch)
+            self._size += len(batch.data)
+        while self._batches and self._batches[0].last < offset:
+            self._pass()
+
+    def release(self, now: float) -> None:
+        """Let others read from it; `now` is the loop's time."""
+        self.used = now
+        self._free.set()
+        self.share.idle()
+
+    async def until_free(self) -> None:
+        """Wait until nobody reads from it."""
+        await self._free.wait()
 
     @property
     def next_offset(self) -> int:
@@ -111,10 +154,14 @@ class ColdReader:
         return self._error is not None
 
     def holds(self, offset: int) -> bool:
-        """Whether `take` can begin at `offset` at once."""
-        if self._batches:
-            return min(self._at, self._batches[0].base) <= offset <= self._batches[0].last
-        return self.converter.next_offset == offset
+        """Whether `take` can begin at `offset`: at once, or with what comes next."""
+        if self.converter.next_offset == offset:
+            return True
+        if not self._behind and not self._batches:
+            return False
+        first = self._behind[0] if self._behind else self._batches[0]
+        last = self._batches[-1] if self._batches else self._behind[-1]
+        return min(self._begin, first.base) <= offset <= last.last
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
         """Take an entry of the stream."""
@@ -132,11 +179,30 @@ class ColdReader:
         for batch in batches:
             self._batches.append(batch)
             self._size += len(batch.data)
-        self.share.holds(self._size + self.converter.waiting_bytes)
-        if self._size > self._budget and self.stream is not None:
+        if self._size > self.share.ahead and self.stream is not None:
             self.stream.pause()
+        self._count()
         if self._waiter is not None and self._batches:
             self._wake()
+
+    @property
+    def usual_size(self) -> int:
+        """Bytes of a batch, on average of those at hand; 0 where there are none."""
+        return (self._size + self._behind_size) // max(len(self._batches) + len(self._behind), 1)
+
+    def _count(self) -> None:
+        """Tell the budget what is held, and what was asked for and is on its way."""
+        ended = (self.converter.next_offset or 0) >= self._end
+        due = 0 if self.stream is None or ended else self.stream.due
+        self.share.holds(self._size + self._behind_size + self.converter.waiting_bytes + due)
+
+    def _pass(self) -> Batch:
+        """Move the next batch to the part of the window that was handed out."""
+        batch = self._batches.popleft()
+        self._size -= len(batch.data)
+        self._behind.append(batch)
+        self._behind_size += len(batch.data)
+        return batch
 
     def on_lost(self, error: PulsarError | KopError) -> None:
         """Note that the stream has ended."""
@@ -177,13 +243,19 @@ class ColdReader:
         """Whether there is something to take that does not begin with a gap of unknown reason."""
         return bool(self._batches) and self.gap is None
 
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether what comes next is a batch, and neither an error nor a gap."""
+        return bool(self._batches) and self._batches[0].error is None and not self._batches[0].missing
+
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
-        """Hand out and drop the batches before offset `end`. `took_records` tells whether any holds a record."""
+        """Hand out the batches before offset `end`. `took_records` tells whether any holds a record."""
         batches: list[Buffer] = []
         places: list[PlacedEntry] = []
         size = 0
         self.taken = True
         self.took_records = False
+        self._end = end
         while self._batches and not (batches and self.gap):  # whoever reads on asks why there is a gap
             batch = self._batches[0]
             if batch.error is not None:
@@ -192,25 +264,38 @@ class ColdReader:
                 raise batch.error
             if batch.last >= end or (size + len(batch.data) > max_bytes and (batches or not min_one)):
                 break
-            self._batches.popleft()
-            self._at = batch.last + 1
+            self._pass()
             if batch.data:  # a gap of packed offsets has none
                 batches.append(batch.data)
                 self.took_records = self.took_records or read_header(batch.data).record_count > 0
                 if batch.place is not None:
                     places.append(batch.place)
             size += len(batch.data)
-        self._size -= size
-        self.share.holds(self._size)
-        if self._size <= self._budget // 2 and self.stream is not None:
-            self.stream.go_on()
+        ahead = self.share.ahead
+        while self._behind_size > ahead:
+            oldest = self._behind.popleft()
+            self._behind_size -= len(oldest.data)
+            self._begin = oldest.last + 1
+        if self.stream is not None:
+            self.stream.budget = ahead
+            if self._size <= ahead // 2:
+                self.stream.go_on()
+        self._count()
         return ReadResult(batches, size, tuple(places))
 
-    async def close(self) -> None:
-        """Close the stream, and drop what was read ahead."""
+    def drop(self) -> None:
+        """Let go of all batches; whoever waits for one gets an error."""
         self._error = self._error or BackendError("the reader was closed")
+        self._batches.clear()
+        self._behind.clear()
+        self._size = self._behind_size = 0
         self.share.end()
+        self._free.set()
         self._wake()
+
+    async def close(self) -> None:
+        """Close the stream, and let go of all batches."""
+        self.drop()
         if self.stream is not None:
             await self.stream.close()
 
@@ -239,6 +324,27 @@ class ColdReaders:
         self._budget = budget
         self._ask_start = ask_start
         self._readers: list[ColdReader] = []
+        self._usual_size = 0
+        """Bytes of a batch, as the reader saw it that was used last; 0 before the first."""
+
+    def at_hand(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
+        """What a reader that stands at `offset` has read ahead; None where `read` has to be asked.
+
+        That is so, too, where what comes next is in doubt, an error, or without records.
+        """
+        for reader in self._readers:
+            if reader.busy or reader.failed or not reader.holds(offset):
+                continue
+            reader.claim(offset)
+            try:
+                if not reader.next_is_whole or offset in reader.converter.torn:
+                    return None
+                result = reader.take(self._log.high_watermark, max_bytes, min_one)
+            finally:
+                reader.release(self._source.context.loop.time())
+            fits_not = not result.size and not min_one
+            return result if reader.took_records or fits_not else None
+        return None
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
@@ -258,13 +364,12 @@ class ColdReaders:
                 )
             reader = await self._without_doubt(reader, offset)
             result = await self._with_records(reader, max_bytes, min_one)
-        except BaseException:
+        except Exception:
             self._drop(reader)
             raise
-        finally:
-            reader.busy = False
-            reader.used = self._source.context.loop.time()
-            reader.share.idle()
+        finally:  # also where this read is cancelled: others may wait for the reader
+            self._usual_size = reader.usual_size or self._usual_size
+            reader.release(self._source.context.loop.time())
         return result
 
     async def _with_records(self, reader: ColdReader, max_bytes: int, min_one: bool) -> ReadResult:
@@ -375,17 +480,23 @@ class ColdReaders:
 
     async def _at(self, offset: int, places: bool) -> ColdReader:
         """A reader that stands at `offset`, and tells `places` if they are wanted, or a new one."""
-        for reader in self._readers:
-            tells = reader.converter.tells_places or not places
-            if tells and not reader.busy and not reader.failed and reader.holds(offset):
-                reader.busy = True
-                reader.share.busy()
-                return reader
-        return await self._new(offset, places)
+        while True:
+            at_work = None
+            for reader in self._readers:
+                if reader.failed or (places and not reader.converter.tells_places):
+                    continue
+                if not reader.busy:
+                    if reader.holds(offset):
+                        reader.claim(offset)
+                        return reader
+                elif reader.wanted == offset:
+                    at_work = reader
+            if at_work is None:
+                return await self._new(offset, places)
+            await at_work.until_free()
 
     async def _new(self, offset: int, places: bool, *, back: int = 0) -> ColdReader:
         source, policy = self._source, self._log.policy
-        position = await source.mapping.locate(self._search, offset, back)
         converter = Converter(
             source.title,
             offset,
@@ -398,8 +509,7 @@ class ColdReaders:
         converter.looks_back = not back
         converter.tells_places = places
         share = BudgetShare(self._budget, lambda: self._drop(reader))
-        reader = ColdReader(converter, _BUDGET, share)
-        reader.busy = True
+        reader = ColdReader(converter, share)
         reader.far_back = back > 0
         reader.used = source.context.loop.time()
         idle = sorted((other for other in self._readers if not other.busy), key=lambda other: other.used)
@@ -407,11 +517,13 @@ class ColdReaders:
             self._drop(other)
         self._readers.append(reader)
         try:
+            position = await source.mapping.locate(self._search, offset, back)
             reader.stream = source.stream(reader.on_entry, reader.on_lost, reader.on_many)
-            await source.start(reader.stream, position, compacted=policy.compact, budget=_BUDGET, permits=0)
+            ahead = self._budget.ahead
+            await source.start(reader.stream, position, compacted=policy.compact, budget=ahead, permits=0)
             # Not before: what waits for a Pulsar broker without an answer would keep the readers of others waiting.
-            await share.take(_BUDGET + source.context.client.max_message_size)
-            reader.stream.begin()
+            await share.take(ahead + source.context.client.max_message_size)
+            reader.stream.begin(min(FIRST_PERMITS, max(ahead // max(self._usual_size, 1), 1)))
         except BaseException:
             self._drop(reader)
             raise
@@ -420,5 +532,5 @@ class ColdReaders:
     def _drop(self, reader: ColdReader) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
-        reader.share.end()
+        reader.drop()
         self._source.context.spawn(reader.close())

@@ -104,7 +104,8 @@ class Stream:
         self._on_lost = on_lost
         self._place = place
         self._reader: Reader | None = None
-        self._budget = 0
+        self.budget = 0
+        """Bytes that are kept under way; see `start`."""
         self._bytes = 0
         self._messages = 0
         self._ask_at = MOST_PERMITS
@@ -129,7 +130,7 @@ class Stream:
         permits: int = FIRST_PERMITS,
     ) -> None:
         """Subscribe and ask for the first entries; without `permits` `begin` asks for them."""
-        self._budget = budget
+        self.budget = budget
         self.compacted = compacted
         self._start = start
         self._reader = await client.open_reader(
@@ -148,15 +149,22 @@ class Stream:
         if self.closed:
             await self._reader.close()
 
-    def begin(self) -> None:
-        """Ask for the first entries of a stream that was started without permits."""
+    def begin(self, permits: int) -> None:
+        """Ask for so many first entries of a stream that was started without permits."""
         if self._reader is not None and not self.closed:
-            self._reader.flow(FIRST_PERMITS)
+            self._reader.flow(permits)
 
     @property
     def came(self) -> Position:
         """The position of the last entry that was read; EARLIEST before the first."""
         return self._came
+
+    @property
+    def due(self) -> int:
+        """About how many bytes were asked for and did not come yet."""
+        if self._reader is None or not self._messages:
+            return self.budget
+        return min(max(self._reader.permits, 0) * self._bytes // self._messages, self.budget)
 
     @property
     def cursor(self) -> str:
@@ -256,7 +264,7 @@ class Stream:
         if self.closed or self._reader is None:
             return
         each = max(self._bytes // max(self._messages, 1), 1)
-        wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
+        wanted = min(max(self.budget // each, 1), max(MOST_PERMITS, self._messages // 4))
         # Below zero after the Pulsar broker's first read: that has to be made good, too.
         permits = self._reader.permits - uncounted
         self._ask_at = wanted // 2
