@@ -11,13 +11,14 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -30,6 +31,7 @@ from kop.storage.idempotence import ProducerStates
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
+from kop.storage.sqlite.lock import DatabaseLock, lock
 from kop.storage.sqlite.log import LogContext, SqliteLog
 from kop.storage.sqlite.logs import SqliteLogTable
 from kop.storage.sqlite.maintenance import Maintenance
@@ -71,8 +73,9 @@ class SqliteEngine:
     def __init__(
         self,
         path: Path,
-        lock: IO[str],
+        held: DatabaseLock,
         conn: sqlite3.Connection,
+        token: int,
         segments: Segments,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
@@ -87,6 +90,7 @@ class SqliteEngine:
         self.writer = Writer(
             self.loop,
             conn,
+            token,
             path,
             segments,
             settings,
@@ -96,7 +100,7 @@ class SqliteEngine:
         context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
         self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
-        self._lock = lock
+        self._lock = held
         self._closed = False
         self._failing = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -280,13 +284,18 @@ class _State:
     logs: list[_StoredLog]
 
 
-def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
+def _take_over(conn: sqlite3.Connection, path: Path, token: int) -> None:
+    """Make this process the one that writes: commits of any other one, whatever way it got in, fail from now on."""
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
         "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
         [("cluster.id", new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
     )
+    conn.executemany("REPLACE INTO meta (key, value) VALUES (?, ?)", [("writer", token), ("path", os.fsencode(path))])
     conn.execute("COMMIT")
+
+
+def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
     aborted = _load_aborted(conn)
     logs = [
@@ -369,24 +378,25 @@ async def open_engine(
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
     settings = SqliteSettings(**changes) if settings is None else settings
-    file = Path(os.path.abspath(path))  # noqa: ASYNC240 - touches no disk
     loop = asyncio.get_running_loop()
-    lock = await loop.run_in_executor(None, _lock, file)
+    file, held = await loop.run_in_executor(None, _lock, Path(path))
+    token = secrets.randbits(63)
     conn: sqlite3.Connection | None = None
     try:
         conn = await loop.run_in_executor(None, schema.prepare, file)
         settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
         segments = await loop.run_in_executor(None, _segments, conn, file, settings.segment_bytes)
+        await loop.run_in_executor(None, _take_over, conn, file, token)
         state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
     except BaseException as error:
         if conn is not None:
             conn.close()
-        lock.close()
+        held.close()
         if isinstance(error, sqlite3.Error):
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, lock, conn, segments, policy, settings)
+    engine = SqliteEngine(file, held, conn, token, segments, policy, settings)
     engine.restore(state)
     engine.maintenance.start()
     return engine
@@ -426,11 +436,19 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
     )
 
 
-def _lock(path: Path) -> IO[str]:
-    if path.is_dir():
-        raise BackendError(f"cannot open {path}: it is a directory; name a file in it, as sqlite:{path / 'kop.db'}")
+def _lock(named: Path) -> tuple[Path, DatabaseLock]:
+    """Lock the database that a name stands for; returns its real path, beside which its other files lie."""
+    if named.is_dir():
+        raise BackendError(f"cannot open {named}: it is a directory; name a file in it, as sqlite:{named / 'kop.db'}")
+    file = Path(os.path.realpath(named))
+    by_link, there = schema.segments_of(named), schema.segments_of(file)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return schema.lock(path)
+        if os.path.realpath(by_link) != os.path.realpath(there) and files_in(by_link):
+            raise BackendError(
+                f"{named} is a link to {file}, and {by_link} has files of large batches, which belong beside {file}: "
+                f"move them into {there}"
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file, lock(file)
     except OSError as error:
-        raise BackendError(f"cannot write in {path.parent}: {error.strerror or error}") from error
+        raise BackendError(f"cannot write in {file.parent}: {error.strerror or error}") from error
