@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,21 +24,24 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
+from kop.metrics import gauge_family
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.marked_transactions import MarkedTransactions
-from kop.storage.sqlite import reader, schema
+from kop.storage.sqlite import losses, reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.lock import DatabaseLock, lock
 from kop.storage.sqlite.log import LogContext, SqliteLog
 from kop.storage.sqlite.logs import SqliteLogTable
+from kop.storage.sqlite.losses import Losses
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.segments import Segments, files_in
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
+from kop.storage.sqlite.wal import LostCommits
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
@@ -77,6 +80,7 @@ class SqliteEngine:
         conn: sqlite3.Connection,
         token: int,
         segments: Segments,
+        lost: Losses,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
     ) -> None:
@@ -101,6 +105,7 @@ class SqliteEngine:
         self.logs = SqliteLogTable(context, policy)
         self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
         self._lock = held
+        self._lost = lost
         self._closed = False
         self._failing = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -154,6 +159,11 @@ class SqliteEngine:
         """None when the last commit succeeded, else what made it fail."""
         return "the storage engine is closed" if self._closed else self.writer.failure
 
+    @property
+    def losses(self) -> str | None:
+        """See `Engine.losses`."""
+        return self._lost.text
+
     async def close(self) -> None:
         """Commit what was taken, store the producers' windows, bring the write-ahead log in, let go of the file."""
         if self._closed:
@@ -178,8 +188,12 @@ class SqliteEngine:
             self.logs.update(topic)
 
     def collect(self) -> Iterable[Metric]:
-        """No metrics of its own."""
-        return ()
+        """What the start has found lost."""
+        batches = gauge_family("kop_lost_batches", "Batches whose file was not there at the start.", [])
+        batches.add_metric([], self._lost.batches)
+        commits = gauge_family("kop_lost_commits", "Commits that the start found lost in a damaged log.", [])
+        commits.add_metric([], self._lost.commits)
+        return batches, commits
 
     @property
     def queued_bytes(self) -> int:
@@ -284,14 +298,22 @@ class _State:
     logs: list[_StoredLog]
 
 
-def _take_over(conn: sqlite3.Connection, path: Path, token: int) -> None:
-    """Make this process the one that writes: commits of any other one, whatever way it got in, fail from now on."""
+def _take_over(
+    conn: sqlite3.Connection, path: Path, token: int, kept: Collection[int], lost: LostCommits | None, now_ms: int
+) -> None:
+    """Make this process the one that writes: commits of any other one, whatever way it got in, fail from now on.
+
+    It is the first commit of a start, and in the write-ahead log takes the place of what was lost there.
+    """
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
         "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
         [("cluster.id", new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
     )
     conn.executemany("REPLACE INTO meta (key, value) VALUES (?, ?)", [("writer", token), ("path", os.fsencode(path))])
+    losses.keep_files(conn, kept)
+    if lost is not None:
+        losses.skip_what_was_given_out(conn, lost, _PRODUCER_IDS, now_ms)
     conn.execute("COMMIT")
 
 
@@ -382,12 +404,16 @@ async def open_engine(
     file, held = await loop.run_in_executor(None, _lock, Path(path))
     token = secrets.randbits(63)
     conn: sqlite3.Connection | None = None
+    now_ms = time.time_ns() // 1_000_000
     try:
+        lost = await loop.run_in_executor(None, _look_at_log, file, settings)
         conn = await loop.run_in_executor(None, schema.prepare, file)
         settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
-        segments = await loop.run_in_executor(None, _segments, conn, file, settings.segment_bytes)
-        await loop.run_in_executor(None, _take_over, conn, file, token)
-        state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
+        segments, losses_at_start = await loop.run_in_executor(
+            None, _segments, conn, file, settings.segment_bytes, lost
+        )
+        await loop.run_in_executor(None, _take_over, conn, file, token, segments.kept, lost, now_ms)
+        state = await loop.run_in_executor(None, _load, conn, now_ms)
     except BaseException as error:
         if conn is not None:
             conn.close()
@@ -396,32 +422,63 @@ async def open_engine(
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, held, conn, token, segments, policy, settings)
+    engine = SqliteEngine(file, held, conn, token, segments, losses_at_start, policy, settings)
     engine.restore(state)
     engine.maintenance.start()
     return engine
 
 
-def _segments(conn: sqlite3.Connection, path: Path, roll_bytes: int) -> Segments:
-    """The files of large batches. BackendError where they are not those of this database."""
+def _look_at_log(path: Path, settings: SqliteSettings) -> LostCommits | None:
+    try:
+        return losses.look_at_log(path, refuse=settings.refuse_damaged_log)
+    except OSError as error:
+        raise BackendError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _segments(
+    conn: sqlite3.Connection, path: Path, roll_bytes: int, lost: LostCommits | None
+) -> tuple[Segments, Losses]:
+    """Return the files of large batches, and what is lost.
+
+    BackendError where the files are not those of this database.
+    """
     folder = schema.segments_of(path)
     try:
         there = files_in(folder)
     except OSError as error:
         raise BackendError(f"cannot read {folder}: {error}") from error
-    if there and conn.execute("SELECT 1 FROM meta").fetchone() is None:
+    if there and lost is None and conn.execute("SELECT 1 FROM meta").fetchone() is None:
         raise BackendError(
             f"{path} is new, but {folder} holds batches of another database: "
             "put that database back in its place, or remove the folder"
         )
     needed = reader.referenced(conn)
-    missing = [number for number in needed if number not in there]
+    missing = [number for number in needed if not there.get(number)]
+    unread = 0
     if missing:
-        raise BackendError(
+        text = (
             f"{path} has batches in {len(missing)} file(s) of {folder} that are not there, the first is"
-            f" {missing[0]:010d}: a copy of the database needs that folder beside it"
+            f" {missing[0]:010d}"
         )
-    return Segments(folder, roll_bytes=roll_bytes, last=max([0, *there, *needed]))
+        if not folder.is_dir():
+            raise BackendError(
+                f"{text}: a copy of the database needs that folder beside it. Where it is lost, make an empty one: "
+                "consumers are told which batches cannot be read"
+            )
+        unread = sum(reader.count_in(conn, number) for number in missing)
+        _logger.error(
+            "%s: %d batch(es) cannot be read, consumers get CORRUPT_MESSAGE until they seek past them or retention "
+            "takes them. Stop the broker and put the files back, where there is a copy of them",
+            text,
+            unread,
+        )
+    logs = losses.damaged_logs(path)
+    kept = set(losses.kept_files(conn)) if logs else set()
+    if lost is not None:
+        # Those that no row names, and the last one that rows do name: lost rows may have named it, too.
+        kept |= there.keys() - set(needed[:-1])
+    segments = Segments(folder, roll_bytes=roll_bytes, last=max([0, *there, *needed]), kept=kept)
+    return segments, Losses(unread, 0 if lost is None else lost.commits, logs)
 
 
 def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:

@@ -6,8 +6,8 @@ Must not know: how appends go; a change here is an operation of the writer like 
 Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
 and snapshots of a log agree. Compaction gives its turn back after each pass over a log. The log start moves first,
 durably; rows go afterwards, also after a restart.
-Files of batches beside the database are removed once no row names them. Where little is left in one, that is moved into
-the database first.
+Files of batches beside the database are removed once no row names them, never while commits fail. Where little is left
+in one, that is moved into the database first.
 A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
 An aborted transaction is stored with the first snapshot that covers its marker, and goes with the last of its rows.
 """
@@ -438,8 +438,13 @@ class Maintenance:
             raise
         now = time.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
+        await self._guarded(
+            "removing files of batches", self._remove_segments([segment for segment, left in sparse if not left])
+        )
         moved = 0
         for segment, left in sparse:
+            if not left:
+                continue
             if self.closing:
                 return
             if most_bytes is not None and moved >= most_bytes:
@@ -458,7 +463,23 @@ class Maintenance:
                 return
             await asyncio.sleep(time.monotonic() - began)  # appends have as much time as this took
             began = time.monotonic()
-        await self._threads.run(lambda _: self._segments.remove(segment))
+        await self._remove_segments([segment])
+
+    async def _remove_segments(self, segments: Sequence[int]) -> None:
+        """Remove files of which a look has found that no row names them.
+
+        A commit comes between the look and this. Rows of one that failed are not seen, and yet SQLite's recovery would
+        bring them back if the process died now, until a later commit has taken their place in the write-ahead log.
+        """
+        if not segments:
+            return
+        try:
+            await self._writer.execute("REPLACE INTO meta (key, value) VALUES ('probe', 0)")
+        except BaseException:
+            self._look_at_segments = True
+            raise
+        for segment in segments:
+            await self._threads.run(lambda _, segment=segment: self._segments.remove(segment))
 
     async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
