@@ -89,6 +89,7 @@ class SqliteEngine:
         self.directory = path.parent
         self.settings = settings
         self.cluster_id = ""
+        page_size: int = conn.execute("PRAGMA page_size").fetchone()[0]
         self.cache = TailCache(settings.cache_bytes)
         self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
         self.writer = Writer(
@@ -103,7 +104,9 @@ class SqliteEngine:
         )
         context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
-        self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
+        self.maintenance = Maintenance(
+            self.loop, path, page_size, settings, self.writer, segments, self.cache, self.logs.all
+        )
         self._lock = held
         self._lost = lost
         self._closed = False

@@ -33,6 +33,7 @@ from kop.errors import BackendError
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
+"""Of new databases. A commit writes each page that it changes as a whole."""
 MIN_SQLITE = (3, 35, 0)
 """The oldest version of SQLite that has RETURNING."""
 BUSY_TIMEOUT_MS = 5000
