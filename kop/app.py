@@ -195,10 +195,12 @@ class _Readiness:
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
-        """Which groups and transactional ids are not served, while everything else is; None where all are."""
+        """Which groups and transactional ids are not served, or what was lost, while everything else is served."""
         waiting = [text for coordinator in self._coordinators if (text := coordinator.waiting_for) is not None]
         if self._engine is not None and (refusal := self._engine.transactions.refusal) is not None:
             waiting.append(f"transactions are refused: {refusal}")
+        if self._engine is not None and self._engine.losses is not None:
+            waiting.append(self._engine.losses)
         return "; ".join(waiting) or None
 
 
@@ -351,6 +353,7 @@ async def _open_engine(
             cache_bytes=config.kop_cache_bytes,
             wal_bytes=config.kop_wal_bytes,
             min_free_bytes=config.kop_min_free_bytes,
+            refuse_damaged_log=config.kop_refuse_damaged_log,
             retention_check_interval_ms=config.log_retention_check_interval_ms,
             cleaner_interval_ms=lambda: int(broker_configs.text("log.cleaner.backoff.ms")),
             producer_id_expiration_ms=config.producer_id_expiration_ms,

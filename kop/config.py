@@ -314,6 +314,11 @@ class Config(BaseModel):
         "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
         ge=1_048_576,
     )
+    kop_refuse_damaged_log: bool = _own(
+        "kop.refuse.damaged.log",
+        False,
+        "Do not start if SQLite's write-ahead log is damaged; else the broker starts without the commits behind that.",
+    )
     kop_memory_bytes: Long = _own(
         "kop.memory.bytes",
         1_073_741_824,

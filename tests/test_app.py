@@ -72,6 +72,9 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert port is not None
             assert await page(port, "healthz") == (200, "ok\n")
             assert await page(port, "readyz") == (200, "ready\n")
+            with monkeypatch.context() as patch:
+                patch.setattr(type(serving.gateway.engine), "losses", "7 batch(es) cannot be read")
+                assert await page(port, "readyz") == (200, "ready\n7 batch(es) cannot be read\n")
             monkeypatch.setattr(type(serving.gateway.engine), "healthy", property(lambda _self: "the disk is full"))
             assert await page(port, "readyz") == (503, "the disk is full\n")
             assert await page(port, "healthz") == (200, "ok\n")

@@ -545,5 +545,9 @@ class Engine(SmallValues, Brokers, Protocol):
     def healthy(self) -> str | None:
         """None when records can be written, else one line that says why not (for /readyz and the log)."""
 
+    @property
+    def losses(self) -> str | None:
+        """What this start has found to be lost of what was stored before, in one line; None for nothing."""
+
     async def close(self) -> None:
         """Finish what was taken, sync, let go. Appends after it fail."""

@@ -309,6 +309,10 @@ class DenseEngine:
     def healthy(self) -> str | None:
         return self.real.healthy
 
+    @property
+    def losses(self) -> str | None:
+        return self.real.losses
+
     async def close(self) -> None:
         await self.real.close()
 

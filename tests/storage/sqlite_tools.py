@@ -107,6 +107,11 @@ def content(path: Path, suffix: str) -> bytes:
     return Path(f"{path}{suffix}").read_bytes()
 
 
+def add_content(path: Path, suffix: str, data: bytes) -> None:
+    with open(f"{path}{suffix}", "ab") as file:
+        file.write(data)
+
+
 class Disk:
     """What the writer is told of the disk when it asks, which it does at every commit: `free` bytes.
 

@@ -13,10 +13,20 @@ from typing import Any
 import pytest
 from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
 from storage.engines import BESIDE, SqliteStore
-from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, image, stored_bytes
+from storage.sqlite_tools import (
+    Disk,
+    InterceptedStore,
+    add_content,
+    content,
+    fail_inserts,
+    held_writer,
+    image,
+    stored_bytes,
+)
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
+from kop.records.batch import read_header
 from kop.storage.base import Buffer
 from kop.storage.sqlite import SqliteEngine, maintenance, reader, writer
 from kop.storage.sqlite.schema import segments_of
@@ -480,7 +490,7 @@ async def test_a_file_that_cannot_be_emptied_does_not_keep_others(
         assert files(engine) == [1, 4]
         assert "0000000001 is damaged" in caplog.text
         other = first(engine, partition=1)
-        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        with refused(ErrorCode.CORRUPT_MESSAGE):
             await other.read(0, LIMIT, min_one=True)
         assert len((await other.read(1, LIMIT, min_one=True)).buffers) == 2
 
@@ -488,22 +498,28 @@ async def test_a_file_that_cannot_be_emptied_does_not_keep_others(
 # What others do to files
 
 
-async def test_compaction_goes_on_beside_a_damaged_file(
+async def test_compaction_goes_on_beside_and_behind_a_damaged_file(
     sqlite: InterceptedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sqlite.opened() as engine:
         damaged = await make(engine, "damaged", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
         for _ in range(4):
             await put(damaged, "k", BLOCK)
+        for value in ("1", "2", "3"):
+            await put(damaged, "k", value)
         (segments_of(engine.path) / "0000000001").write_bytes(bytes(4 * ALIGNMENT))
         fine = await make(engine, "fine", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
         for value in ("1", "2", "3"):
             await put(fine, "k", value)
         await engine.maintain(NOW)
         assert [record.offset for record in await read_all(fine)] == [2]
-        assert damaged.clean_offset == 0
-        assert "compaction of damaged-0 failed" in caplog.text
+        assert damaged.clean_offset == 6
+        assert "batch at offset 0 of log 1 stays as it is" in caplog.text
         assert "0000000001 is damaged" in caplog.text
+        with refused(ErrorCode.CORRUPT_MESSAGE):
+            await damaged.read(3, LIMIT, min_one=True)
+        result = await damaged.read(4, LIMIT, min_one=True)
+        assert [read_header(data).base_offset for data in result.buffers] == [6]
 
 
 async def test_a_new_database_does_not_take_the_files_of_another_one(sqlite: InterceptedStore) -> None:
@@ -538,6 +554,95 @@ async def test_a_database_without_its_files_is_refused(sqlite: InterceptedStore)
     path.with_name("elsewhere").rename(segments_of(path))
     async with sqlite.opened() as engine:
         assert await read_values(first(engine)) == ["a"]
+        assert engine.losses is None
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "half of it"])
+async def test_batches_of_a_lost_file_are_unreadable_and_all_else_goes_on(
+    sqlite: InterceptedStore, caplog: pytest.LogCaptureFixture, left: str
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for i in range(9):
+            await append(log, batch([str(i), "more"], timestamp=NOW + i))
+        lost = segments_of(engine.path) / "0000000002"
+    size = lost.stat().st_size
+    lost.unlink()
+    if left != "nothing":
+        lost.write_bytes(bytes(size // 2 if left == "half of it" else 0))
+    async with sqlite.opened() as engine:
+        log = first(engine)
+        if left != "half of it":
+            assert "1 file(s)" in caplog.text
+            assert "4 batch(es) cannot be read" in caplog.text
+            assert engine.losses == "4 batch(es) cannot be read: their files are not there"
+            values = {metric.name: metric.samples[0].value for metric in engine.collect()}
+            assert values == {"kop_lost_batches": 4, "kop_lost_commits": 0}
+        assert len((await log.read(0, LIMIT, min_one=True)).buffers) == 4, "those before"
+        for batch_offset in (8, 10, 12, 14):
+            with pytest.raises(BackendError, match=f"goes on behind it, at offset {batch_offset + 2}") as error:
+                await log.read(batch_offset + 1, LIMIT, min_one=True)
+            assert error.value.code is ErrorCode.CORRUPT_MESSAGE
+        assert len((await log.read(16, LIMIT, min_one=True)).buffers) == 1
+        behind = await log.find_by_time(NOW + 5)
+        assert behind is not None
+        assert (behind.offset, behind.timestamp) == (16, NOW + 8), "look-ups pass them"
+        assert await log.max_timestamp() == behind
+        assert (await append(log, batch(["next"]))).base_offset == 18
+        await log.delete_records(16)
+        await engine.maintain(NOW)
+    async with sqlite.opened() as engine:
+        assert engine.losses is None, "retention took them"
+        assert await read_values(first(engine)) == ["8", "more", "next"]
+
+
+# Files and commits that fail
+
+
+async def test_a_file_stays_while_recovery_may_bring_its_rows_back(
+    sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sync of a commit fails when its frames are in the write-ahead log: SQLite takes them at the next start."""
+    query = (
+        "INSERT INTO batch (log, base, last, timestamp, size, data, segment, position) VALUES (?, 1, 1, ?, ?, '', ?, 0)"
+    )
+    lost = batch(["ghost"])
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    sqlite.settings["maintain"] = True
+
+    def fail(sql: str) -> None:
+        if sql.startswith(("INSERT INTO batch", "COMMIT", "PRAGMA wal_checkpoint")):
+            raise sqlite3.OperationalError("disk I/O error")
+
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        await fill(log, BLOCK)
+        await engine.writer.end_segment()
+        undo = sqlite.intercept(fail)
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            await append(log, lost)
+        assert files(engine) == [1, 2]
+        # What the commit would have written, behind what the log holds now.
+        copied = await engine.writer.run(lambda _: image(engine, tmp_path / "copy"), transaction=False)
+        conn = sqlite3.connect(copied.path)
+        conn.execute("PRAGMA wal_autocheckpoint = 0")
+        conn.execute(query, (log.log_id, NOW, len(lost), 2))
+        conn.commit()
+        there, ghost = content(engine.path, "-wal"), content(copied.path, "-wal")
+        conn.close()
+        assert ghost.startswith(there)
+        add_content(engine.path, "-wal", ghost[len(there) :])
+        await until(lambda: "removing files of batches failed" in caplog.text)
+        assert files(engine) == [1, 2]
+        killed = await engine.writer.run(lambda _: image(engine, tmp_path / "killed"), transaction=False)
+        undo()
+        await until(lambda: files(engine) == [1])
+        later = await engine.writer.run(lambda _: image(engine, tmp_path / "later"), transaction=False)
+    async with killed.opened() as engine:
+        assert await read_values(first(engine)) == [BLOCK, "ghost"]
+    async with later.opened() as engine:
+        assert await read_values(first(engine)) == [BLOCK]
+        assert engine.losses is None
 
 
 async def test_damaged_files_are_told(sqlite: InterceptedStore) -> None:

@@ -22,7 +22,7 @@ from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy
-from kop.storage.sqlite import maintenance, open_engine, writer
+from kop.storage.sqlite import maintenance, open_engine, schema, writer
 from kop.storage.tail_cache import Tail, TailCache
 
 # Durability
@@ -32,7 +32,7 @@ async def test_the_writers_connection_commits_to_disk(sqlite: InterceptedStore) 
     async with sqlite.opened() as engine:
         assert await pragma(engine, "journal_mode") == "wal"
         assert await pragma(engine, "synchronous") == 2  # FULL
-        assert await pragma(engine, "page_size") == 32768
+        assert await pragma(engine, "page_size") == schema.PAGE_SIZE
         assert await pragma(engine, "secure_delete") == 0
         assert await pragma(engine, "auto_vacuum") == 2  # INCREMENTAL
         assert await pragma(engine, "wal_autocheckpoint") == 0
@@ -239,7 +239,7 @@ async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None
 
 
 async def test_the_file_shrinks(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "VACUUM_FROM_PAGES", 8)
+    monkeypatch.setattr(maintenance, "VACUUM_FROM_BYTES", 256 << 10)
     async with sqlite.opened() as engine:
         log = await make(engine)
         await asyncio.gather(*[append(log, batch(["x" * 1_000_000])) for _ in range(20)])

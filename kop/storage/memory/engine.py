@@ -194,6 +194,9 @@ class MemoryEngine:
         """None unless the engine is closed or its memory is full."""
         return self._space.problem
 
+    losses = None
+    """Memory that is handed on is whole."""
+
     def _check_open(self) -> None:
         if self._space.closed:
             raise BackendError(self._space.problem or "")

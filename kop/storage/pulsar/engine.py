@@ -219,6 +219,9 @@ class PulsarEngine:
         """None while Pulsar answers, otherwise its last error."""
         return "the storage engine is closed" if self.context.closed else self._upkeep.failure
 
+    losses = None
+    """Pulsar keeps what it has acknowledged."""
+
     def policies_changed(self) -> None:
         """Give the logs their policies again, after a change of the broker's defaults."""
         self.topics.update_logs()

@@ -25,7 +25,7 @@ from kop.storage.base import Buffer, LogPolicy
 from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.log import SqliteLog, head_of
-from kop.storage.sqlite.reader import BatchRow, Readers
+from kop.storage.sqlite.reader import BatchRow, LostBatchError, Readers
 from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
@@ -171,9 +171,17 @@ def find(
 
 def _batches_with_headers(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
-) -> list[tuple[BatchRow, Buffer, BatchHeader]]:
-    rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
-    return [(row, data, read_header(data)) for row, data in rows]
+) -> tuple[list[tuple[BatchRow, Buffer, BatchHeader]], int]:
+    """Some batches, and where to go on where there are none: behind one that is lost, which stays as it is."""
+    try:
+        rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
+    except LostBatchError as error:
+        lost = reader.scan(conn, log_id, offset, end, 1)
+        if not lost:
+            return [], offset  # gone since
+        _log.warning("batch at offset %d of log %d stays as it is: %s", lost[0].base, log_id, error.message)
+        return [], lost[0].last + 1
+    return [(row, data, read_header(data)) for row, data in rows], offset
 
 
 def _nothing_yet(_conn: sqlite3.Connection, most_keys: int, aborted: Iterable[AbortedTransaction]) -> NewestOffsets:
@@ -184,7 +192,8 @@ def collect(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, newest: NewestOffsets
 ) -> tuple[int, bool]:
     """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
-    for row, data, header in _batches_with_headers(conn, segments, log_id, offset, end):
+    batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
+    for row, data, header in batches:
         if not newest.has_room_for(header):
             return row.base, True
         try:
@@ -207,7 +216,8 @@ def plan(
 ) -> tuple[list[Change], int]:
     """What becomes of some batches, and the offset reached."""
     changes: list[Change] = []
-    for row, data, header in _batches_with_headers(conn, segments, log_id, offset, end):
+    batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
+    for row, data, header in batches:
         offset = row.last + 1
         try:
             new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon)

@@ -11,34 +11,39 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
+from kop.metrics import gauge_family
 from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.marked_transactions import MarkedTransactions
-from kop.storage.sqlite import reader, schema
+from kop.storage.sqlite import losses, reader, schema
 from kop.storage.sqlite import topics as catalogue
+from kop.storage.sqlite.lock import DatabaseLock, lock
 from kop.storage.sqlite.log import LogContext, SqliteLog
 from kop.storage.sqlite.logs import SqliteLogTable
+from kop.storage.sqlite.losses import Losses
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.segments import Segments, files_in
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
+from kop.storage.sqlite.wal import LostCommits
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
 from kop.storage.tail_cache import TailCache, reads_bytes
 from kop.storage.topic_table import new_cluster_id
@@ -73,9 +78,11 @@ class SqliteEngine:
     def __init__(
         self,
         path: Path,
-        lock: IO[str],
+        held: DatabaseLock,
         conn: sqlite3.Connection,
+        token: int,
         segments: Segments,
+        lost: Losses,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
     ) -> None:
@@ -84,12 +91,14 @@ class SqliteEngine:
         self.directory = path.parent
         self.settings = settings
         self.cluster_id = ""
+        page_size: int = conn.execute("PRAGMA page_size").fetchone()[0]
         self.cache = TailCache(settings.cache_bytes)
         self.read_budget = ReadBudget(reads_bytes(settings.cache_bytes), on_change=partial(self.cache.leave, "reads"))
         self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
         self.writer = Writer(
             self.loop,
             conn,
+            token,
             path,
             segments,
             settings,
@@ -98,8 +107,11 @@ class SqliteEngine:
         )
         context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
-        self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
-        self._lock = lock
+        self.maintenance = Maintenance(
+            self.loop, path, page_size, settings, self.writer, segments, self.cache, self.logs.all
+        )
+        self._lock = held
+        self._lost = lost
         self._closed = False
         self._failing = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -153,6 +165,11 @@ class SqliteEngine:
         """None when the last commit succeeded, else what made it fail."""
         return "the storage engine is closed" if self._closed else self.writer.failure
 
+    @property
+    def losses(self) -> str | None:
+        """See `Engine.losses`."""
+        return self._lost.text
+
     async def close(self) -> None:
         """Commit what was taken, store the producers' windows, bring the write-ahead log in, let go of the file."""
         if self._closed:
@@ -177,8 +194,12 @@ class SqliteEngine:
             self.logs.update(topic)
 
     def collect(self) -> Iterable[Metric]:
-        """No metrics of its own."""
-        return ()
+        """What the start has found lost."""
+        batches = gauge_family("kop_lost_batches", "Batches whose file was not there at the start.", [])
+        batches.add_metric([], self._lost.batches)
+        commits = gauge_family("kop_lost_commits", "Commits that the start found lost in a damaged log.", [])
+        commits.add_metric([], self._lost.commits)
+        return batches, commits
 
     @property
     def queued_bytes(self) -> int:
@@ -283,13 +304,26 @@ class _State:
     logs: list[_StoredLog]
 
 
-def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
+def _take_over(
+    conn: sqlite3.Connection, path: Path, token: int, kept: Collection[int], lost: LostCommits | None, now_ms: int
+) -> None:
+    """Make this process the one that writes: commits of any other one, whatever way it got in, fail from now on.
+
+    It is the first commit of a start, and in the write-ahead log takes the place of what was lost there.
+    """
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
         "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
         [("cluster.id", new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
     )
+    conn.executemany("REPLACE INTO meta (key, value) VALUES (?, ?)", [("writer", token), ("path", os.fsencode(path))])
+    losses.keep_files(conn, kept)
+    if lost is not None:
+        losses.skip_what_was_given_out(conn, lost, _PRODUCER_IDS, now_ms)
     conn.execute("COMMIT")
+
+
+def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
     aborted = _load_aborted(conn)
     logs = [
@@ -372,49 +406,85 @@ async def open_engine(
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
     settings = SqliteSettings(**changes) if settings is None else settings
-    file = Path(os.path.abspath(path))  # noqa: ASYNC240 - touches no disk
     loop = asyncio.get_running_loop()
-    lock = await loop.run_in_executor(None, _lock, file)
+    file, held = await loop.run_in_executor(None, _lock, Path(path))
+    token = secrets.randbits(63)
     conn: sqlite3.Connection | None = None
+    now_ms = time.time_ns() // 1_000_000
     try:
+        lost = await loop.run_in_executor(None, _look_at_log, file, settings)
         conn = await loop.run_in_executor(None, schema.prepare, file)
         settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
-        segments = await loop.run_in_executor(None, _segments, conn, file, settings.segment_bytes)
-        state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
+        segments, losses_at_start = await loop.run_in_executor(
+            None, _segments, conn, file, settings.segment_bytes, lost
+        )
+        await loop.run_in_executor(None, _take_over, conn, file, token, segments.kept, lost, now_ms)
+        state = await loop.run_in_executor(None, _load, conn, now_ms)
     except BaseException as error:
         if conn is not None:
             conn.close()
-        lock.close()
+        held.close()
         if isinstance(error, sqlite3.Error):
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, lock, conn, segments, policy, settings)
+    engine = SqliteEngine(file, held, conn, token, segments, losses_at_start, policy, settings)
     engine.restore(state)
     engine.maintenance.start()
     return engine
 
 
-def _segments(conn: sqlite3.Connection, path: Path, roll_bytes: int) -> Segments:
-    """The files of large batches. BackendError where they are not those of this database."""
+def _look_at_log(path: Path, settings: SqliteSettings) -> LostCommits | None:
+    try:
+        return losses.look_at_log(path, refuse=settings.refuse_damaged_log)
+    except OSError as error:
+        raise BackendError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _segments(
+    conn: sqlite3.Connection, path: Path, roll_bytes: int, lost: LostCommits | None
+) -> tuple[Segments, Losses]:
+    """Return the files of large batches, and what is lost.
+
+    BackendError where the files are not those of this database.
+    """
     folder = schema.segments_of(path)
     try:
         there = files_in(folder)
     except OSError as error:
         raise BackendError(f"cannot read {folder}: {error}") from error
-    if there and conn.execute("SELECT 1 FROM meta").fetchone() is None:
+    if there and lost is None and conn.execute("SELECT 1 FROM meta").fetchone() is None:
         raise BackendError(
             f"{path} is new, but {folder} holds batches of another database: "
             "put that database back in its place, or remove the folder"
         )
     needed = reader.referenced(conn)
-    missing = [number for number in needed if number not in there]
+    missing = [number for number in needed if not there.get(number)]
+    unread = 0
     if missing:
-        raise BackendError(
+        text = (
             f"{path} has batches in {len(missing)} file(s) of {folder} that are not there, the first is"
-            f" {missing[0]:010d}: a copy of the database needs that folder beside it"
+            f" {missing[0]:010d}"
         )
-    return Segments(folder, roll_bytes=roll_bytes, last=max([0, *there, *needed]))
+        if not folder.is_dir():
+            raise BackendError(
+                f"{text}: a copy of the database needs that folder beside it. Where it is lost, make an empty one: "
+                "consumers are told which batches cannot be read"
+            )
+        unread = sum(reader.count_in(conn, number) for number in missing)
+        _logger.error(
+            "%s: %d batch(es) cannot be read, consumers get CORRUPT_MESSAGE until they seek past them or retention "
+            "takes them. Stop the broker and put the files back, where there is a copy of them",
+            text,
+            unread,
+        )
+    logs = losses.damaged_logs(path)
+    kept = set(losses.kept_files(conn)) if logs else set()
+    if lost is not None:
+        # Those that no row names, and the last one that rows do name: lost rows may have named it, too.
+        kept |= there.keys() - set(needed[:-1])
+    segments = Segments(folder, roll_bytes=roll_bytes, last=max([0, *there, *needed]), kept=kept)
+    return segments, Losses(unread, 0 if lost is None else lost.commits, logs)
 
 
 def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
@@ -429,11 +499,19 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
     )
 
 
-def _lock(path: Path) -> IO[str]:
-    if path.is_dir():
-        raise BackendError(f"cannot open {path}: it is a directory; name a file in it, as sqlite:{path / 'kop.db'}")
+def _lock(named: Path) -> tuple[Path, DatabaseLock]:
+    """Lock the database that a name stands for; returns its real path, beside which its other files lie."""
+    if named.is_dir():
+        raise BackendError(f"cannot open {named}: it is a directory; name a file in it, as sqlite:{named / 'kop.db'}")
+    file = Path(os.path.realpath(named))
+    by_link, there = schema.segments_of(named), schema.segments_of(file)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return schema.lock(path)
+        if os.path.realpath(by_link) != os.path.realpath(there) and files_in(by_link):
+            raise BackendError(
+                f"{named} is a link to {file}, and {by_link} has files of large batches, which belong beside {file}: "
+                f"move them into {there}"
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file, lock(file)
     except OSError as error:
-        raise BackendError(f"cannot write in {path.parent}: {error.strerror or error}") from error
+        raise BackendError(f"cannot write in {file.parent}: {error.strerror or error}") from error

@@ -29,7 +29,7 @@ def by_time(
             )
             if record is not None:
                 return record
-        # Gone since, or the record lies before the log start.
+        # Gone since, lost, or the record lies before the log start.
         offset = row.last + 1
     return None
 
@@ -51,6 +51,6 @@ def max_timestamp(
                 best = record
                 if best[1] == largest:
                     break
-        # The log start cuts this batch, its largest is gone: go on behind it.
+        # The log start cuts this batch, or it is lost: its largest is gone, go on behind it.
         offset = row.last + 1
     return best

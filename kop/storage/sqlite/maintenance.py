@@ -6,8 +6,8 @@ Must not know: how appends go; a change here is an operation of the writer like 
 Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
 and snapshots of a log agree. Compaction gives its turn back after each pass over a log. The log start moves first,
 durably; rows go afterwards, also after a restart.
-Files of batches beside the database are removed once no row names them. Where little is left in one, that is moved into
-the database first.
+Files of batches beside the database are removed once no row names them, never while commits fail. Where little is left
+in one, that is moved into the database first.
 A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
 An aborted transaction is stored with the first snapshot that covers its marker, and goes with the last of its rows.
 """
@@ -31,7 +31,7 @@ from kop.storage.sqlite import reader
 from kop.storage.sqlite.compaction import Cleaner
 from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.reader import BatchInFile, Readers
-from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS, PAGE_SIZE
+from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS
 from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.writer import Writer
@@ -49,10 +49,10 @@ REMOVE_LOGS = 100
 """Batches, and partitions, that one step of removing takes at most: writes wait for no more than one step."""
 DEAD_STEPS = 20
 """Steps of removing rows of deleted topics before other work has its turn again."""
-_VACUUM_PAGES = 256
+_VACUUM_BYTES = 8 << 20
 _VACUUM_STEPS = 64
-VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
-"""Free pages, or a quarter of all where that is more, from which on the file is made smaller."""
+VACUUM_FROM_BYTES = 64 << 20
+"""Bytes of free pages, or a quarter of all where that is more, from which on the file is made smaller."""
 _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
 MOVE_BYTES = 4 << 20
@@ -93,6 +93,7 @@ class Maintenance:
         self,
         loop: asyncio.AbstractEventLoop,
         path: Path,
+        page_size: int,
         settings: SqliteSettings,
         writer: Writer,
         segments: Segments,
@@ -101,6 +102,7 @@ class Maintenance:
     ) -> None:
         """`logs` gives every log of every topic."""
         self._loop = loop
+        self._page_size = page_size
         self._settings = settings
         self._writer = writer
         self._segments = segments
@@ -150,7 +152,7 @@ class Maintenance:
         """Count what was committed; start what is due by it."""
         self._batches += batches
         self._log_places += logs
-        self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * PAGE_SIZE))
+        self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * self._page_size))
 
     async def run(self, now_ms: int) -> None:
         """Do everything that is due at `now_ms`."""
@@ -318,7 +320,7 @@ class Maintenance:
                 self._look_at_segments = True
                 for log_id, size in step.sizes.items():
                     by_id[log_id].size_bytes -= size
-                self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
+                self._count_wal((_COMMIT_PAGES + len(step.sizes)) * self._page_size)
 
     async def _remove_dead(self) -> bool:
         """Delete batches of partitions whose topic is gone, then the partitions; False where some are left to do."""
@@ -329,7 +331,7 @@ class Maintenance:
                 break
             await self._writer.run(_delete, step)
             self._look_at_segments = True
-            self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
+            self._count_wal((_COMMIT_PAGES + len(step.sizes)) * self._page_size)
         await self._writer.execute(_DELETE_EMPTY_DEAD)
         return not await self._threads.run(_dead)
 
@@ -405,7 +407,7 @@ class Maintenance:
                 _, pages = await self._checkpointer.run(_checkpoint, "PASSIVE")
                 behind = self._wal - before
                 self._learn(before, pages)
-                self._wal = pages * PAGE_SIZE + behind
+                self._wal = pages * self._page_size + behind
                 if behind <= limit // 8 or self._wal >= 3 * limit:  # faster commits wait for the next step
                     break
             busy, _ = await self._writer.run(_checkpoint, mode, transaction=False)
@@ -421,7 +423,7 @@ class Maintenance:
     def _learn(self, estimate: int, pages: int) -> None:
         """Correct the estimate of what a commit writes by what the write-ahead log really holds."""
         if self._log_places:
-            wrong = (pages - estimate / PAGE_SIZE) / self._log_places
+            wrong = (pages - estimate / self._page_size) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
     async def _clear_segments(self, most_bytes: int | None = None) -> None:
@@ -438,8 +440,13 @@ class Maintenance:
             raise
         now = time.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
+        await self._guarded(
+            "removing files of batches", self._remove_segments([segment for segment, left in sparse if not left])
+        )
         moved = 0
         for segment, left in sparse:
+            if not left:
+                continue
             if self.closing:
                 return
             if most_bytes is not None and moved >= most_bytes:
@@ -453,23 +460,40 @@ class Maintenance:
         began = time.monotonic()
         while moved := await self._threads.read(reader.rest_of, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
-            self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * PAGE_SIZE)
+            self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * self._page_size)
             if self.closing:
                 return
             await asyncio.sleep(time.monotonic() - began)  # appends have as much time as this took
             began = time.monotonic()
-        await self._threads.run(lambda _: self._segments.remove(segment))
+        await self._remove_segments([segment])
+
+    async def _remove_segments(self, segments: Sequence[int]) -> None:
+        """Remove files of which a look has found that no row names them.
+
+        A commit comes between the look and this. Rows of one that failed are not seen, and yet SQLite's recovery would
+        bring them back if the process died now, until a later commit has taken their place in the write-ahead log.
+        """
+        if not segments:
+            return
+        try:
+            await self._writer.execute("REPLACE INTO meta (key, value) VALUES ('probe', 0)")
+        except BaseException:
+            self._look_at_segments = True
+            raise
+        for segment in segments:
+            await self._threads.run(lambda _, segment=segment: self._segments.remove(segment))
 
     async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
         free, pages = await self._threads.run(_page_counts)
+        step = _VACUUM_BYTES // self._page_size
         for _ in range(_VACUUM_STEPS):
-            if free < (at_least or max(VACUUM_FROM_PAGES, pages // 4)) or self.closing:
+            if free < (at_least or max(VACUUM_FROM_BYTES // self._page_size, pages // 4)) or self.closing:
                 return
-            await self._writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
-            self._count_wal(_VACUUM_PAGES * PAGE_SIZE)
-            free -= _VACUUM_PAGES
-            pages -= _VACUUM_PAGES
+            await self._writer.run(_vacuum, step, transaction=False)
+            self._count_wal(step * self._page_size)
+            free -= step
+            pages -= step
 
 
 _NO_END = 2**63 - 1

@@ -6,7 +6,8 @@ Each query is its own short read transaction: a long one keeps checkpoints from 
 two of them, how many batches fit and then those; so no batch is brought up only to be too much.
 
 A batch that lies beside the database is read after its row. Its file may be gone by then, because what was left in it
-was moved into the database: the row tells so when it is read again.
+was moved into the database: the row tells so when it is read again. A batch that is not in its place then is lost:
+reads of it fail with CORRUPT_MESSAGE, and go on behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kop.errors import BackendError
+from kop.errors import BackendError, ErrorCode
 from kop.storage.base import Buffer
 from kop.storage.sqlite.schema import connect
 from kop.storage.sqlite.segments import Segments
@@ -33,6 +34,12 @@ _MAX_BATCHES = 4096
 """The most batches of one read."""
 _TRIES = 3
 """How often rows are read whose files are gone. Twice will do but where moving overtakes the reading again."""
+
+
+class LostBatchError(BackendError):
+    """CORRUPT_MESSAGE for a batch that is not where its row says; the log goes on behind it."""
+
+    default_code = ErrorCode.CORRUPT_MESSAGE
 
 
 class BatchRow(NamedTuple):
@@ -151,7 +158,13 @@ def read(
             ).fetchall(),
         )
 
-    batches = _again(query)
+    try:
+        batches = _again(query)
+    except LostBatchError as lost:
+        rows = scan(conn, log_id, offset, high_watermark, 1)
+        if not rows:
+            return []  # gone since
+        raise LostBatchError(f"{lost.message}; the log goes on behind it, at offset {rows[0].last + 1}") from None
     while len(batches) > 1 and sum(map(len, batches)) > max(size, max_bytes):
         batches.pop()  # batches went between the two queries, larger ones took their places
     return batches
@@ -160,7 +173,10 @@ def read(
 def read_rows(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, max_bytes: int
 ) -> list[tuple[BatchRow, Buffer]]:
-    """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits."""
+    """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits.
+
+    LostBatchError where the first of them is lost.
+    """
 
     def query() -> list[tuple[BatchRow, Buffer]]:
         rows: list[tuple[BatchRow, Buffer]] = []
@@ -174,14 +190,20 @@ def read_rows(
             room -= row.size
             if room < 0 and rows:
                 break
-            rows.append((row, _bring_up(segments, [(row.base, row.size, segment, position, data)])[0]))
+            try:
+                batches = _bring_up(segments, [(row.base, row.size, segment, position, data)])
+            except (LostBatchError, FileNotFoundError):
+                if rows:
+                    break
+                raise
+            rows.append((row, batches[0]))
         return rows
 
     return _again(query)
 
 
 def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: int) -> Buffer | None:
-    """The batch that ends at offset `last`, or None where it is gone."""
+    """The batch that ends at offset `last`, or None where it is gone or lost."""
 
     def query() -> list[Buffer]:
         return _bring_up(
@@ -193,7 +215,10 @@ def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: in
             ).fetchall(),
         )
 
-    batches = _again(query)
+    try:
+        batches = _again(query)
+    except LostBatchError:
+        return None
     return batches[0] if batches else None
 
 
@@ -207,7 +232,7 @@ def _again(query: Callable[[], T]) -> T:
     try:
         return query()
     except FileNotFoundError as error:
-        raise BackendError(f"{error.filename} is not there any more: it holds batches of this database") from None
+        raise LostBatchError(f"{error.filename} is not there any more: it holds batches of this database") from None
 
 
 def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
@@ -258,7 +283,7 @@ def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, 
         if len(batch) < size or batch[:12] != _BEGINNING.pack(base, size - 12):
             if batches:
                 break
-            raise BackendError(
+            raise LostBatchError(
                 f"{segments.path(segment)} is damaged: the batch at offset {base} is not at byte {begin + position}"
             )
         batches.append(batch)
@@ -292,6 +317,14 @@ def referenced(conn: sqlite3.Connection) -> list[int]:
     while (number := conn.execute(query, (numbers[-1] if numbers else 0,)).fetchone()[0]) is not None:
         numbers.append(number)
     return numbers
+
+
+def count_in(conn: sqlite3.Connection, segment: int) -> int:
+    """The number of batches that lie in a file."""
+    count: int = conn.execute(
+        "SELECT count(*) FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
+    ).fetchone()[0]
+    return count
 
 
 def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:

@@ -1,10 +1,11 @@
-"""The database file: its schema, its pragmas, its lock.
+"""The database file: its schema, its pragmas.
 
 Owns: every `CREATE`, the settings of a connection, and the refusal of files that are not ours to write.
 Must not know: logs, threads, the event loop.
 
 What lies where
-- `meta`: cluster id, next producer id, version of the catalogue.
+- `meta`: cluster id, next producer id, version of the catalogue; `writer`, a number that the last process to open the
+  database chose, which each commit has to find there; `path`, the name by which that one did.
 - `topic`: the catalogue. `log`: one row for each partition; a row without a topic is a deleted partition whose batches
   still have to go. `state`: small values of the gateway's own.
 - `aborted`: the aborted transactions of which records may be left in a log, up to the log's `snapshot_offset`. Those
@@ -21,18 +22,18 @@ marker ends: version 1 stored such batches and no markers.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from kop.errors import BackendError
 
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
+"""Of new databases. A commit writes each page that it changes as a whole."""
 MIN_SQLITE = (3, 35, 0)
 """The oldest version of SQLite that has RETURNING."""
 BUSY_TIMEOUT_MS = 5000
@@ -105,28 +106,6 @@ _UPGRADES: Final = {
 _log = logging.getLogger(__name__)
 
 
-def lock(path: Path) -> IO[str]:
-    """Take the lock that makes this process the only one on `path`; held until the file is closed.
-
-    Raises BackendError where another process (or engine) holds it.
-    """
-    handle = open(f"{path}.lock", "a+", encoding="ascii")  # noqa: SIM115 - held for the engine's life
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.seek(0)
-        holder = handle.read().strip()
-        handle.close()
-        raise BackendError(
-            f"{path} is in use by another kop process{f' (pid {holder})' if holder else ''}: "
-            "one database serves one process; stop that one or give another --store"
-        ) from None
-    handle.truncate(0)
-    handle.write(f"{os.getpid()}\n")
-    handle.flush()
-    return handle
-
-
 def segments_of(path: Path) -> Path:
     """The folder of the files that hold large batches of a database."""
     return Path(f"{path}-batches")
@@ -178,6 +157,7 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
     application: int = conn.execute("PRAGMA application_id").fetchone()[0]
     version: int = conn.execute("PRAGMA user_version").fetchone()[0]
     tables: int = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    _check_names(conn, path, is_new=tables == 0)
     if tables == 0 and application in {0, APPLICATION_ID}:
         # Before the first table, or they have no effect. page_size has to come before WAL.
         conn.execute(f"PRAGMA page_size = {PAGE_SIZE}")
@@ -202,6 +182,25 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         _log.info("bringing %s to schema version %d reads all of its %d MiB once", path, SCHEMA_VERSION, size)
         _upgrade(conn, version)
         _log.info("%s has schema version %d now, it had %d: older kops refuse it", path, SCHEMA_VERSION, version)
+
+
+def _check_names(conn: sqlite3.Connection, path: Path, *, is_new: bool) -> None:
+    """Refuse a file with several names (hard links) under any but the one by which it was opened last.
+
+    What else belongs to a database goes by its name: opened by another one, it is without its write-ahead log.
+    """
+    names = path.stat().st_nlink
+    if names == 1:
+        return
+    known = None
+    if not is_new and conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone() is not None:
+        known = conn.execute("SELECT value FROM meta WHERE key = 'path'").fetchone()
+    if known is None or known[0] != os.fsencode(path):
+        kept_as = "" if known is None else f" It was opened as {os.fsdecode(known[0])} last."
+        raise BackendError(
+            f"{path} has {names} names (hard links), and the write-ahead log and the files of large batches lie beside"
+            f" one of them.{kept_as} Use that name, or remove all others"
+        )
 
 
 def _upgrade(conn: sqlite3.Connection, version: int) -> None:

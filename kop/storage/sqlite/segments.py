@@ -18,7 +18,7 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,10 +44,14 @@ class Place(NamedTuple):
 class Segments:
     """The files of one folder. `append`, `release` and `close` are for the writer's thread, the rest is for any."""
 
-    def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0) -> None:
-        """`last` is the largest number of a file that there is; a file takes no more batches from `roll_bytes` on."""
+    def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0, kept: Collection[int] = ()) -> None:
+        """`last` is the largest number of a file that there is; a file takes no more batches from `roll_bytes` on.
+
+        The files with the numbers `kept` are left alone.
+        """
         self._folder = folder
         self._roll_bytes = roll_bytes
+        self.kept = kept
         self._file: int | None = None
         self._end = 0
         self._direct = _DIRECT
@@ -97,9 +101,10 @@ class Segments:
         return data
 
     def complete(self) -> dict[int, int]:
-        """The files that take no more batches: the size of each in bytes by its number."""
+        """The files that take no more batches, without those that are kept: the size of each in bytes by its number."""
         current = self.current  # asked first: what has a smaller number now stays as it is
-        return {number: size for number, size in files_in(self._folder).items() if number < current}
+        files = files_in(self._folder)
+        return {number: size for number, size in files.items() if number < current and number not in self.kept}
 
     def remove(self, segment: int) -> None:
         """Remove a file."""

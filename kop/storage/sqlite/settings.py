@@ -40,5 +40,7 @@ class SqliteSettings:
     cleaner_keys: int = 200_000
     """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
     producer_id_expiration_ms: int = 86_400_000
+    refuse_damaged_log: bool = False
+    """True if a start is refused where the write-ahead log is damaged, so that commits are lost."""
     maintain: bool = True
     """Run retention, compaction and the like in the background; without it only `maintain()` does."""

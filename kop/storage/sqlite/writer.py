@@ -7,8 +7,8 @@ How a commit goes
 1. `append` queues an entry on the loop. The thread is woken once for a whole round of the loop.
 2. The thread takes all that is queued (up to a bound) and writes it with ONE multi-row INSERT outside a transaction,
    so that SQLite commits and syncs within that one call: each call that gives up the GIL may wait a switch interval
-   for it while the loop is busy. Many bytes of large batches go into a file beside the database first, which is synced;
-   their rows name the places.
+   for it while the loop is busy. The same statement looks whether this is still the one writer. Many bytes of large
+   batches go into a file beside the database first, which is synced; their rows name the places.
 3. One `call_soon_threadsafe` brings the whole group back to the loop, where logs advance and futures end.
 Where a commit fails the thread stands still until the loop has rolled back its logs and taken everything queued behind
 the failed batches out of the queue; so no later batch of a log can be written over the hole.
@@ -49,6 +49,10 @@ _SPACE_CHECK_BYTES = 32 << 20
 SPACE_CHECK_SECONDS = 0.5
 BESIDE_AGAIN_SECONDS = 60.0
 """How long no files are written beside the database after one could not be."""
+_TAKEN_OVER = (
+    "another process has opened this database since, past the lock, and writes to it: this one stores nothing any more,"
+    " one of the two has to be stopped"
+)
 IDLE_SECONDS = 1.0
 """How long the writer waits without work before it lets go of the bytes that prepared INSERTs hold."""
 
@@ -160,13 +164,21 @@ def _execute(conn: sqlite3.Connection, sql: str, values: Sequence[Any]) -> None:
     conn.execute(sql, values)
 
 
-def _insert_sql(rows: int) -> str:
-    """An INSERT of up to so many rows; the places that are left over are bound to NULL and skipped."""
+def _insert_sql(rows: int, token: int) -> str:
+    """An INSERT of up to so many rows; the places that are left over are bound to NULL and skipped.
+
+    It inserts nothing where another writer has put its token in the place of this one's.
+    """
     values = ",".join([_ROW] * rows)
     return (
         "INSERT INTO batch (log,base,last,timestamp,size,head,data,segment,position) "
-        f"SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL"
+        f"SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL AND EXISTS ({_writer_sql(token)})"
     )
+
+
+def _writer_sql(token: int) -> str:
+    """A SELECT of one row while the writer with this token is the one that writes."""
+    return f"SELECT 1 FROM meta WHERE key = 'writer' AND value = {token}"
 
 
 class Writer:
@@ -176,6 +188,7 @@ class Writer:
         self,
         loop: asyncio.AbstractEventLoop,
         conn: sqlite3.Connection,
+        token: int,
         path: Path,
         segments: Segments,
         settings: SqliteSettings,
@@ -185,6 +198,7 @@ class Writer:
     ) -> None:
         self._loop = loop
         self._conn = conn
+        self._is_writer_sql = _writer_sql(token)
         self._directory = path.parent
         self._wal_path = f"{path}-wal"
         self._segments = segments
@@ -209,7 +223,7 @@ class Writer:
         # 4, ... rows and not for each number, of which a busy day would prepare all. When idle they are emptied.
         most = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _COLUMNS)
         self._rows = 1 << (most.bit_length() - 1)
-        self._sql = {1 << n: _insert_sql(1 << n) for n in range(most.bit_length())}
+        self._sql = {1 << n: _insert_sql(1 << n, token) for n in range(most.bit_length())}
         self._bound: set[int] = set()
         self.failure: str | None = None
         """What made the last commit fail; None once one succeeded again."""
@@ -386,7 +400,8 @@ class Writer:
         rows = 1 << (len(group) - 1).bit_length()
         values += [None] * (_COLUMNS * (rows - len(group)))
         self._bound.add(rows)
-        self._conn.execute(self._sql[rows], values)
+        if self._conn.execute(self._sql[rows], values).rowcount != len(group):
+            raise sqlite3.OperationalError(_TAKEN_OVER)
 
     def _unbind(self) -> None:
         """Let go of the bytes that prepared INSERTs hold: run each without a row, which writes nothing."""
@@ -444,6 +459,8 @@ class Writer:
         try:
             if op.transaction:
                 self._begin()
+                if self._conn.execute(self._is_writer_sql).fetchone() is None:
+                    raise sqlite3.OperationalError(_TAKEN_OVER)
             result = op.call(self._conn, *op.args)
             if op.transaction:
                 self._conn.execute("COMMIT")

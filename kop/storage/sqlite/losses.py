@@ -1,0 +1,172 @@
+"""What a start finds lost of what was stored: commits of a damaged write-ahead log, batches whose file is gone.
+
+Owns: what is put aside and kept then, what makes up for it in the database, and how operators are told.
+Must not know: logs in memory, the event loop, how the write-ahead log is read.
+
+Nothing is removed: a copy of the log lies beside the database as `kop.db-wal-damaged-TIME`, and the files of batches
+that no row names any more stay, as long as such a copy is there. Offsets that lost commits gave out are not given out
+again: an empty batch covers them.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from kop.errors import BackendError
+from kop.records.transcode import empty_batch
+from kop.storage.sqlite import wal
+from kop.storage.sqlite.wal import LostCommits
+
+_log = logging.getLogger(__name__)
+
+_KEPT: Final = "segments.kept"
+"""The row of `meta` with the numbers of files that stay though no row names them."""
+_MOST_OFFSETS: Final = 1 << 31
+"""As many offsets fit into an empty batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What is lost, as this start has found it."""
+
+    batches: int = 0
+    """Batches whose file is not there."""
+    commits: int = 0
+    """Commits that a damaged write-ahead log had."""
+    logs: Sequence[Path] = ()
+    """Copies of damaged logs that lie beside the database, also from earlier starts."""
+
+    @property
+    def text(self) -> str | None:
+        """One line for /readyz, None where nothing is lost."""
+        parts = []
+        if self.batches:
+            parts.append(f"{self.batches} batch(es) cannot be read: their files are not there")
+        if self.logs:
+            parts.append(
+                "a damaged write-ahead log had commits that are lost: "
+                + ", ".join(str(log) for log in self.logs)
+                + " (remove or move it when it was looked at)"
+            )
+        return "; ".join(parts) or None
+
+
+def look_at_log(path: Path, *, refuse: bool) -> LostCommits | None:
+    """Return what is lost in the write-ahead log of the database at `path`, which nobody has open; put it aside then.
+
+    Raises BackendError instead if `refuse` is set, or if the database is not consistent without what is lost: it and
+    its log have not changed then.
+    """
+    lost = wal.lost_commits(path)
+    if lost is None:
+        return None
+    if lost.copied:
+        _log.warning("the write-ahead log %s-wal is damaged; nothing is lost, %s has all that was in it", path, path)
+        _sync(path)
+        Path(f"{path}-wal").unlink()
+        return None
+    text = f"the write-ahead log {path}-wal is damaged: {lost.commits} commit(s) that were acknowledged are lost"
+    if refuse:
+        raise BackendError(
+            f"{text}. kop.refuse.damaged.log keeps the broker from starting without them: restore a copy of all files "
+            "of the store, or unset it"
+        )
+    aside = _put_aside(path)
+    _log.error(
+        "%s. A copy is kept as %s, and files of batches that only they named stay in their folder; their offsets are "
+        "not given out again. Producers may send again what was acknowledged shortly before the last stop",
+        text,
+        aside,
+    )
+    _check_whole(path)
+    return lost
+
+
+def damaged_logs(path: Path) -> list[Path]:
+    """Return the copies of damaged logs that lie beside the database at `path`."""
+    return sorted(path.parent.glob(f"{path.name}-wal-damaged-*"))
+
+
+def kept_files(conn: sqlite3.Connection) -> list[int]:
+    """Return the numbers of the files of batches that stay though no row names them."""
+    row = conn.execute("SELECT value FROM meta WHERE key = ?", (_KEPT,)).fetchone()
+    return [] if row is None else json.loads(row[0])
+
+
+def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
+    """Store which files stay."""
+    if numbers:
+        conn.execute("REPLACE INTO meta (key, value) VALUES (?, ?)", (_KEPT, json.dumps(sorted(numbers))))
+    else:
+        conn.execute("DELETE FROM meta WHERE key = ?", (_KEPT,))
+
+
+def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_commit: int, now_ms: int) -> None:
+    """Let no offset be given out again that lost commits gave out, nor a producer id; each reserved some at most."""
+    conn.execute("UPDATE meta SET value = value + ? WHERE key = 'producer_id.next'", (lost.commits * ids_of_commit,))
+    for log_id, last in lost.offsets.items():
+        row = conn.execute(
+            "SELECT max(log_start, snapshot_offset, coalesce((SELECT max(last) + 1 FROM batch INDEXED BY batch_of_log"
+            " WHERE batch.log = log.id), 0)) FROM log WHERE id = ? AND topic IS NOT NULL",
+            (log_id,),
+        ).fetchone()
+        if row is None or not row[0] <= last < row[0] + _MOST_OFFSETS:
+            continue
+        data = empty_batch(row[0], last)
+        conn.execute(
+            "INSERT INTO batch (log, base, last, timestamp, size, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (log_id, row[0], last, -now_ms, len(data), data),
+        )
+
+
+def _put_aside(path: Path) -> Path:
+    """Copy the damaged log of a database. A start that was refused before may have done so."""
+    log = Path(f"{path}-wal")
+    for aside in damaged_logs(path):
+        if filecmp.cmp(log, aside, shallow=False):
+            return aside
+    aside = Path(f"{log}-damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    try:
+        shutil.copyfile(log, aside)
+        _sync(aside)
+        _sync(aside.parent)
+    except OSError as error:
+        raise BackendError(f"cannot put the damaged {log} aside as {aside}: {error.strerror or error}") from error
+    return aside
+
+
+def _check_whole(path: Path) -> None:
+    """Raise BackendError where the database is not consistent: its log was cut while a part of it had been copied.
+
+    The connection is read-only. Another one would copy what is left of the log into the database when it is closed.
+    """
+    _log.warning("checking all of %s, because its write-ahead log was damaged", path)
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as conn:
+            outcome = conn.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        outcome = str(error)
+    if outcome != "ok":
+        raise BackendError(
+            f"{path} is damaged, since its write-ahead log was: {outcome}. Restore a copy of all files of the store"
+        )
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
