@@ -38,6 +38,7 @@ from kop.storage.sqlite.segments import Segments, files_in
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
+from kop.storage.steady_time import steady_ms, wall_ahead_ms
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
 from kop.storage.transaction_index import AbortedTransaction
@@ -165,7 +166,7 @@ class SqliteEngine:
             self._lock.close()
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`: retention, deletes, compaction, expiry of producers, snapshots, vacuum."""
+        """Do all that is due at `now_ms`: retention, deletes, compaction, snapshots, vacuum."""
         await self.maintenance.run(now_ms)
 
     def policies_changed(self) -> None:
@@ -280,7 +281,7 @@ class _State:
     logs: list[_StoredLog]
 
 
-def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
+def _load(conn: sqlite3.Connection) -> _State:
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
         "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
@@ -290,7 +291,7 @@ def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
     aborted = _load_aborted(conn)
     logs = [
-        _load_log(conn, now_ms, aborted.get(row[1], ()), *row)
+        _load_log(conn, aborted.get(row[1], ()), *row)
         for row in conn.execute(
             "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers, transactions_from"
             " FROM log WHERE topic IS NOT NULL ORDER BY topic, partition"
@@ -313,7 +314,6 @@ def _load_aborted(conn: sqlite3.Connection) -> dict[int, list[AbortedTransaction
 
 def _load_log(
     conn: sqlite3.Connection,
-    now_ms: int,
     aborted: Sequence[AbortedTransaction],
     topic: int,
     log_id: int,
@@ -328,9 +328,15 @@ def _load_log(
         "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
         (log_id, snapshot_offset),
     ).fetchone()
-    producers = None
+    producers, used_ms = None, steady_ms()
     if snapshot is not None or aborted:
-        producers = ProducerStates.restore(json.loads(snapshot or "[]"), aborted, transactions_from=transactions_from)
+        producers = ProducerStates.restore(
+            json.loads(snapshot or "[]"),
+            aborted,
+            transactions_from=transactions_from,
+            wall_ahead_ms=wall_ahead_ms(),
+            used_ms=used_ms,
+        )
     if end is not None:
         for (head,) in conn.execute(
             "SELECT head FROM batch INDEXED BY batch_of_log"
@@ -341,7 +347,7 @@ def _load_log(
             marker = read_marker(head) if header.control else None
             if producers is None:
                 producers = ProducerStates()
-            producers.replay(header, header.base_offset, now_ms, marker, transactions_from=transactions_from)
+            producers.replay(header, header.base_offset, used_ms, marker, transactions_from=transactions_from)
     return _StoredLog(
         topic,
         log_id,
@@ -377,7 +383,7 @@ async def open_engine(
         conn = await loop.run_in_executor(None, schema.prepare, file)
         settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
         segments = await loop.run_in_executor(None, _segments, conn, file, settings.segment_bytes)
-        state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
+        state = await loop.run_in_executor(None, _load, conn)
     except BaseException as error:
         if conn is not None:
             conn.close()

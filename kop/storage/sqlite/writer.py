@@ -100,7 +100,6 @@ class QueuedAppend:
         log_append_time: int,
         waiter: AppendWaiter,
         place: int,
-        token: BatchMetadata | None,
     ) -> None:
         self.log = log
         self.data = data
@@ -112,7 +111,8 @@ class QueuedAppend:
         self.log_append_time = log_append_time
         self.waiter = waiter
         self.place = place
-        self.token = token
+        self.token: BatchMetadata | None = None
+        """The place of the batch in its producer's window, if it has a producer id."""
         self.stored_at: Place | None = None
         """Where the batch was written, where that is not its row."""
         self.followers: list[tuple[AppendWaiter, int]] | None = None
@@ -221,14 +221,14 @@ class Writer:
     # On the loop.
 
     def append(self, entry: QueuedAppend) -> None:
-        """Queue a batch."""
-        self.queued_bytes += entry.size
-        self._queued += 1
-        self._appends.append(entry)
+        """Queue a batch. If this raises, the batch is not queued."""
         if not self._kick_planned:
             # At the end of this round of the loop: requests that came together share a commit.
-            self._kick_planned = True
             self._loop.call_soon(self._kick)
+            self._kick_planned = True
+        queued, queued_bytes = self._queued + 1, self.queued_bytes + entry.size
+        self._appends.append(entry)  # from here on the thread may take it
+        self._queued, self.queued_bytes = queued, queued_bytes
 
     def run(self, op: Callable[..., T], *args: Any, transaction: bool = True) -> asyncio.Future[T]:
         """Run `op(connection, *args)` on the writer's connection, after what is queued.
