@@ -201,7 +201,7 @@ class ProducerStates:
         if header.producer_id < 0:
             return None
         before = self._producers.get(header.producer_id)
-        batch, after = _with_batch(header, offset, used_ms, before, owner)
+        batch, after = with_batch(header, offset, used_ms, before, owner)
         self._pending.append((batch, before))
         self._producers[header.producer_id] = after
         if header.transactional:
@@ -335,7 +335,7 @@ class ProducerStates:
         known = () if before is None else before.window.batches
         if known and known[-1].last_offset >= offset:
             return
-        batch, self._producers[header.producer_id] = _with_batch(header, offset, used_ms, before)
+        batch, self._producers[header.producer_id] = with_batch(header, offset, used_ms, before)
         batch.pending = False
         if header.transactional and transactions_from is not None and offset >= transactions_from:
             self.transactions.begin(header.producer_id, offset)
@@ -432,10 +432,10 @@ _MARKER: Final = -1
 _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
 
 
-def _with_batch(
+def with_batch(
     header: BatchHeader, offset: int, used_ms: int, before: _Producer | None, owner: object = None
 ) -> tuple[BatchMetadata, _Producer]:
-    """A batch at that offset, pending, and its producer after it."""
+    """Return a batch at that offset, pending, and its producer after it."""
     batch = BatchMetadata(
         header.producer_id,
         header.base_sequence,
@@ -458,7 +458,7 @@ def _with_marker(
     before: _Producer | None,
     owner: object = None,
 ) -> tuple[BatchMetadata, _Producer]:
-    """A marker at that offset, pending, and its producer after it."""
+    """Return a marker at that offset, pending, and its producer after it."""
     window = _NO_BATCHES if before is None else before.window
     if epoch > window.epoch:
         window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0

@@ -17,7 +17,6 @@ from kop.errors import InternalError
 from kop.records.batch import read_header
 from kop.storage import idempotence
 from kop.storage.memory import log as memory_log
-from kop.storage.memory.log import MemoryLog
 from kop.storage.sqlite import log as sqlite_log
 from kop.storage.sqlite.writer import Writer
 from kop.storage.transaction_index import TransactionIndex
@@ -25,20 +24,20 @@ from kop.storage.transaction_index import TransactionIndex
 FAULTS: dict[str, list[tuple[Any, str]]] = {
     "memory": [
         (memory_log, "stamped"),
-        (MemoryLog, "_answer_soon"),
-        (idempotence, "_with_batch"),
+        (memory_log, "asyncio"),
+        (idempotence, "with_batch"),
         (TransactionIndex, "begin"),
     ],
     "sqlite": [
         (sqlite_log, "stamped"),
         (sqlite_log, "QueuedAppend"),
         (Writer, "append"),
-        (idempotence, "_with_batch"),
+        (idempotence, "with_batch"),
         (TransactionIndex, "begin"),
     ],
 }
 MARKER_FAULTS: dict[str, list[tuple[Any, str]]] = {
-    "memory": [(memory_log, "stamped"), (MemoryLog, "_answer_soon"), (TransactionIndex, "end")],
+    "memory": [(memory_log, "stamped"), (memory_log, "asyncio"), (TransactionIndex, "end")],
     "sqlite": [(sqlite_log, "stamped"), (sqlite_log, "QueuedMarker"), (Writer, "append"), (TransactionIndex, "end")],
 }
 
@@ -55,13 +54,20 @@ def store_of(engine: str, directory: Path) -> EngineStore[Any]:
     return MemoryStore() if engine == "memory" else SqliteStore(directory)
 
 
-@contextmanager
-def failing(where: Any, name: str) -> Iterator[None]:
-    def fail(*_: object, **__: object) -> None:
+class Failing:
+    """A function, or a module of functions, for which there is no memory."""
+
+    def __getattr__(self, _: str) -> Failing:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> None:
         raise MemoryError
 
+
+@contextmanager
+def failing(where: Any, name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, fail)
+        patch.setattr(where, name, Failing())
         yield
 
 

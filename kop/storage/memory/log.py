@@ -113,11 +113,16 @@ class MemoryLog(Partition):
             time = original.timestamp if append_time else -1
             self._answer_soon(waiter, place, AppendResult(original.base_offset, time, self.log_start_offset))
             return
-        base = self._end
         if append_time:
             header = header._replace(max_timestamp=now_ms)
+        self._append(batch, header, now_ms, waiter, place)
+
+    def _append(self, batch: Buffer, header: BatchHeader, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Take a new batch; if this raises, nothing of it is left."""
+        base = self._end
         stored = self._stored(batch, header, base, now_ms)
-        result = AppendResult(base, now_ms if append_time else -1, self.log_start_offset)
+        time = header.max_timestamp if self.policy.log_append_time else -1
+        result = AppendResult(base, time, self.log_start_offset)
         try:
             token = self._producers.append(header, base, steady_ms())
             self._take(stored, waiter, place, result)

@@ -42,6 +42,7 @@ from kop.storage.steady_time import steady_ms, wall_ahead_ms
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
 from kop.storage.transaction_index import AbortedTransaction
+from kop.threads import Ended, tell
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -77,14 +78,16 @@ class SqliteEngine:
         segments: Segments,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
+        ended: Ended,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._ended = ended
         self.path = path
         self.directory = path.parent
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
-        self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
+        self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader", self._thread_ended)
         self.writer = Writer(
             self.loop,
             conn,
@@ -93,10 +96,13 @@ class SqliteEngine:
             settings,
             on_committed=self._on_committed,
             on_failed=self._on_failed,
+            ended=self._thread_ended,
         )
         context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
-        self.maintenance = Maintenance(self.loop, path, settings, self.writer, segments, self.cache, self.logs.all)
+        self.maintenance = Maintenance(
+            self.loop, path, settings, self.writer, segments, self.cache, self.logs.all, self._thread_ended
+        )
         self._lock = lock
         self._closed = False
         self._failing = False
@@ -149,7 +155,7 @@ class SqliteEngine:
     @property
     def healthy(self) -> str | None:
         """None when the last commit succeeded, else what made it fail."""
-        return "the storage engine is closed" if self._closed else self.writer.failure
+        return "the storage engine is closed" if self._closed else self.writer.ended or self.writer.failure
 
     async def close(self) -> None:
         """Commit what was taken, store the producers' windows, bring the write-ahead log in, let go of the file."""
@@ -189,6 +195,8 @@ class SqliteEngine:
         """Why a batch of `size` bytes cannot be taken now, or None."""
         if self._closed:
             return BackendError("the storage engine is closed")
+        if self.writer.ended is not None:
+            return BackendError(self.writer.ended)
         if self.writer.queued_bytes + size > self.settings.max_queued_bytes:
             return BackendError(f"{self.writer.queued_bytes >> 20} MiB wait for the disk already")
         return None
@@ -235,6 +243,14 @@ class SqliteEngine:
                 log.clean_offset = stored.clean_offset
                 log.snapshot_offset = stored.snapshot_offset
                 log.producer_states = stored.producers
+
+    def _thread_ended(self, name: str, error: BaseException) -> None:
+        """A thread of the engine has ended unexpectedly, this one: say so, and take no more batches."""
+        self._ended(name, error)
+        try:
+            self.loop.call_soon_threadsafe(self.writer.fail, f"the thread {name} has ended: {error!r}")
+        except RuntimeError:
+            pass  # the loop was closed meanwhile: nobody is left to be told
 
     def _on_committed(self, group: Sequence[QueuedAppend]) -> None:
         if self._failing and self.writer.failure is None:
@@ -365,12 +381,14 @@ async def open_engine(
     *,
     policy: Callable[[TopicInfo], LogPolicy],
     settings: SqliteSettings | None = None,
+    ended: Ended = tell,
     **changes: Any,
 ) -> SqliteEngine:
     """Open the database at `path`, making it where there is none, and start the engine on the running loop.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic. `changes` are
-    fields of `SqliteSettings`. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
+    fields of `SqliteSettings`. `ended` is called if a thread of the engine ends unexpectedly; if it returns, the engine
+    takes no more batches, and says so. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
 
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
@@ -392,7 +410,7 @@ async def open_engine(
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, lock, conn, segments, policy, settings)
+    engine = SqliteEngine(file, lock, conn, segments, policy, settings, ended)
     engine.restore(state)
     engine.maintenance.start()
     return engine

@@ -37,6 +37,7 @@ from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.writer import Writer
 from kop.storage.steady_time import steady_ms, wall_ahead_ms
 from kop.storage.tail_cache import TailCache
+from kop.threads import Ended
 
 _log = logging.getLogger(__name__)
 
@@ -99,15 +100,16 @@ class Maintenance:
         segments: Segments,
         cache: TailCache,
         logs: Callable[[], Sequence[SqliteLog]],
+        ended: Ended,
     ) -> None:
-        """`logs` gives every log of every topic."""
+        """`logs` gives every log of every topic; `ended` is told of threads that end unexpectedly."""
         self._loop = loop
         self._settings = settings
         self._writer = writer
         self._segments = segments
         self._logs = logs
-        self._threads = Readers(loop, path, segments, 1, "maintenance")
-        self._checkpointer = Readers(loop, path, segments, 1, "checkpoint")
+        self._threads = Readers(loop, path, segments, 1, "maintenance", ended)
+        self._checkpointer = Readers(loop, path, segments, 1, "checkpoint", ended)
         self._cleaner = Cleaner(
             writer,
             self._threads,
