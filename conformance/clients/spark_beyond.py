@@ -289,7 +289,7 @@ def cluster(path: str) -> Iterator[str]:
                 assert found, said.read_text()[-500:]
                 return found[1]
 
-            return eventually(look, 60 * PATIENCE)
+            return str(eventually(look, 60 * PATIENCE))
 
         master = told(start("Master"), r"Starting Spark master at (spark://\S+)")
         told(start("Worker", *work, master), r"(Successfully registered with master)")
