@@ -16,7 +16,7 @@ import uvloop
 from storage.batches import append, batch, first, make, read_values, refused
 from storage.engines import SqliteStore
 from storage.sqlite_tools import InterceptedStore
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop import threads
 from kop.errors import BackendError, ErrorCode
@@ -284,7 +284,7 @@ def test_a_thread_that_ends_ends_the_process_with_an_error(what: str, name: str,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=SECONDS,
     )
     assert done.returncode == 1, done.stderr
     assert f"the thread {name}" in done.stderr

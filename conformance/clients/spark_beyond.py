@@ -285,9 +285,9 @@ def cluster(path: str) -> Iterator[str]:
 
         def told(said: Path, words: str) -> str:
             def look() -> str:
-                found = re.search(words, said.read_text())
-                assert found, said.read_text()[-500:]
-                return found[1]
+                match = re.search(words, said.read_text())
+                assert match, said.read_text()[-500:]
+                return match[1]
 
             return str(eventually(look, 60 * PATIENCE))
 
