@@ -10,6 +10,7 @@ import asyncio
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -18,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from os import _exit as exit_at_once
 from pathlib import Path
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from kop import __version__, allocator, background, compiled, event_loop
+from kop import __version__, allocator, background, compiled, event_loop, threads
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -46,6 +48,7 @@ from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
+from kop.threads import Ended, Threads
 from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import ABORT_REASONS, TransactionCoordinator
@@ -57,6 +60,8 @@ _MOST_PARTITIONS_A_SCRAPE = 10_000
 _COLLECT_EVERY = 20_000
 """Containers more than before from which on the young ones are looked at. Python's 700 are ten batches: a tenth of the
 CPU of a Produce went into looking at objects that a reference count frees anyway."""
+_SIDE_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Threads for what would keep the loop for long, such as large requests: as many as Python's own pool has."""
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 log = logging.getLogger("kop")
@@ -138,15 +143,34 @@ def _leave_alone_what_is_there() -> None:
     gc.set_threshold(_COLLECT_EVERY, 20, 20)
 
 
+def _end_process(name: str, error: BaseException) -> None:
+    """End the process at once, with an error: a thread of it has ended, and what waits for that would wait for ever.
+
+    What was acknowledged is stored, as after a crash. An orderly stop may need the thread, or memory that is not there.
+    """
+    try:
+        log.critical(
+            "the thread %s has ended unexpectedly, so that this process ends with an error; what was acknowledged is "
+            "stored: %r", name, error, exc_info=error,
+        )  # fmt: skip
+    finally:
+        exit_at_once(1)
+
+
 async def _serve(config: Config, worker: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # The threads of `to_thread`: the loop's own pool would begin each of them when it is needed.
+    loop.set_default_executor(Threads(_SIDE_THREADS, "kop-side", _end_process))
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
     if worker:
         on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
-        starting, stopping = loop.create_task(start(config, stack, worker=worker)), loop.create_task(stop.wait())
+        starting, stopping = (
+            loop.create_task(start(config, stack, worker=worker, ended=_end_process)),
+            loop.create_task(stop.wait()),
+        )
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():  # it may wait for Pulsar for long
             starting.cancel()
@@ -205,12 +229,18 @@ class _Readiness:
 
 
 async def start(
-    config: Config, stack: AsyncExitStack, *, worker: bool = False, memory: MemoryStore | None = None
+    config: Config,
+    stack: AsyncExitStack,
+    *,
+    worker: bool = False,
+    memory: MemoryStore | None = None,
+    ended: Ended = threads.tell,
 ) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
     A `worker` shares its listeners but the first with other processes, and tells clients of the first alone. `memory`
-    opens the engine of the store `memory:`; without it that engine is empty.
+    opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
+    unexpectedly; if it returns, storage refuses batches from then on.
     """
     broker_configs = BrokerConfigs(config)
     topic_configs = TopicConfigs(broker_configs)
@@ -224,7 +254,7 @@ async def start(
             config.http.host, config.http.port, metrics.registry, readiness.not_ready, readiness.waiting_for
         )
         stack.push_async_callback(runner.cleanup)
-    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory)
+    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
@@ -306,6 +336,7 @@ async def _open_engine(
     topic_configs: TopicConfigs,
     waits: Callable[[str], None],
     memory: MemoryStore | None,
+    ended: Ended,
 ) -> Engine:
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
@@ -349,6 +380,7 @@ async def _open_engine(
     return await sqlite.open_engine(
         path,
         policy=topic_configs.policy,
+        ended=ended,
         settings=sqlite.SqliteSettings(
             cache_bytes=config.kop_cache_bytes,
             wal_bytes=config.kop_wal_bytes,

@@ -11,15 +11,17 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka_python_kit import make_topic, producer
 from spark_kit import (
@@ -38,7 +40,7 @@ from spark_kit import (
     refused,
     session,
 )
-from suite import Run, Skip, same
+from suite import Run, Skip, eventually, same
 
 beyond = functools.partial(case, kop=True, kafka=False)
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks"
@@ -89,10 +91,13 @@ def committed(run: Run, topic: str) -> list[str]:
     return texts
 
 
-def output_of(script: str, *arguments: str, seconds: float) -> str:
-    """What a script beside this module prints, which has a session of its own; it has to end with 0 in time."""
+def output_of(script: str, *arguments: str, seconds: float, by: Sequence[str] = ()) -> str:
+    """What a script beside this module prints, which has a session of its own; it has to end with 0 in time.
+
+    `by` are arguments of Python that run it, instead of Python itself.
+    """
     child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+        [sys.executable, *by, str(Path(__file__).with_name(script)), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -235,6 +240,60 @@ def spark_connect_reads_and_writes(run: Run) -> None:
     said = json.loads(text.strip().splitlines()[-1])
     same(said, {"session": "pyspark.sql.connect.session", "values": list(range(10))})
     same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
+
+
+@beyond(limit=240)
+def standalone_cluster(run: Run) -> None:
+    """What `kop spark --master` gives a cluster: the tasks run in executors, which are processes of their own."""
+    topic, copy = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    with folder() as path, cluster(path) as master:
+        text = output_of(
+            "spark_on_cluster.py",
+            topic,
+            copy,
+            f"{path}/checkpoint",
+            seconds=180,
+            by=(
+                *("-m", "kop.cli.main", "spark", "--bootstrap", run.bootstrap, "--master", master),
+                *("--conf", "spark.conformance=a value", "--conf", "spark.driver.host=127.0.0.1"),
+                *("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"),
+            ),
+        )
+        said = json.loads(text.strip().splitlines()[-1])
+        same((said["master"], said["setting"]), (master, "a value"))
+        same(said["values"], list(range(10)))
+        assert all(home.startswith(f"{path}/work/") for home in said["homes"]), said
+        same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
+
+
+@contextlib.contextmanager
+def cluster(path: str) -> Iterator[str]:
+    """Spark's own master and one worker, of the jars in PySpark; gives the master's URL."""
+    tool = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
+    where = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    work = ["--cores", "2", "--memory", "1g", "--work-dir", f"{path}/work"]
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *arguments: str) -> Path:
+            said = Path(path) / f"{name}.log"
+            command = [*tool, f"org.apache.spark.deploy.{name.lower()}.{name}", *where, *arguments]
+            with said.open("w") as log:
+                process = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+            return said
+
+        def told(said: Path, words: str) -> str:
+            def look() -> str:
+                match = re.search(words, said.read_text())
+                assert match, said.read_text()[-500:]
+                return match[1]
+
+            return str(eventually(look, 60 * PATIENCE))
+
+        master = told(start("Master"), r"Starting Spark master at (spark://\S+)")
+        told(start("Worker", *work, master), r"(Successfully registered with master)")
+        yield master
 
 
 @beyond(limit=180)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,24 +14,53 @@ import click
 from kop.cli.common import DEFAULT_BOOTSTRAP, bootstrap_option, fail, note
 
 BOOTSTRAP_VARIABLE = "KOP_BOOTSTRAP"
+SUBMIT_VARIABLE = "PYSPARK_SUBMIT_ARGS"
+"""How a script without spark-submit is given options of Spark."""
+WORKERS_PYTHON = "spark.pyspark.python"
 EPILOG = """\b
 Examples:
   kop spark                          # the shell, with the session as `spark`
   kop spark orders.py --day monday
   kop spark --bootstrap broker.example:9092 orders.py
+  kop spark --master spark://there:7077 --conf spark.cores.max=8 orders.py
 
 \b
 A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
+def _checked(settings: tuple[str, ...]) -> tuple[str, ...]:
+    for setting in settings:
+        if not setting.partition("=")[0] or "=" not in setting:
+            raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")
+    return settings
+
+
 @click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @bootstrap_option
+@click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[2]. Default: here.")
+@click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda _context, _option, settings: _checked(settings),
+    help="A setting of Spark; may be repeated.",
+)
+@click.option("--packages", metavar="GROUP:NAME:VERSION,...", help="Jars that Spark fetches from Maven Central.")
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> None:
+def command(
+    bootstrap: str,
+    master: str | None,
+    settings: tuple[str, ...],
+    packages: str | None,
+    script: str | None,
+    arguments: tuple[str, ...],
+) -> None:
     """Run a PySpark script, or the PySpark shell, with format("kop"). What comes behind SCRIPT is the script's.
 
-    Spark's workers get this Python, which has kop. Needs Java 17 or 21.
+    Spark's workers get this Python, which has kop; on a cluster it has to be there, under the same path or the one of
+    --conf spark.pyspark.python. What a script itself sets wins over these options. Needs Java 17 or 21.
     """
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
@@ -40,7 +70,7 @@ def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> N
         fail(f"there is no java {f'in JAVA_HOME ({home})' if home else 'on PATH'}: Spark needs Java 17 or 21")
     environment = os.environ | {
         BOOTSTRAP_VARIABLE: bootstrap or DEFAULT_BOOTSTRAP,
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": dict(setting.split("=", 1) for setting in settings).get(WORKERS_PYTHON, sys.executable),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     source = importlib.util.find_spec("pyspark_kop")
@@ -50,10 +80,17 @@ def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> N
     if folder not in sys.path:  # an editable install: PySpark looks through the folders of the path alone
         paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+    options = [*(["--master", master] if master else []), *(["--packages", packages] if packages else [])]
+    for setting in settings:
+        options += ["--conf", setting]
+        if setting.startswith(f"{WORKERS_PYTHON}="):  # Spark would take it for the Python that plans here, too
+            options += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
     if script is not None:
         run = [sys.executable, script, *arguments]
+        if options:
+            environment[SUBMIT_VARIABLE] = f"{shlex.join(options)} {os.environ.get(SUBMIT_VARIABLE, 'pyspark-shell')}"
     else:
-        run = [str(Path(pyspark.origin).parent / "bin" / "pyspark"), *arguments]
+        run = [str(Path(pyspark.origin).parent / "bin" / "pyspark"), *options, *arguments]
         note(f"the server's address is in the environment as {BOOTSTRAP_VARIABLE}: {environment[BOOTSTRAP_VARIABLE]}")
     sys.stdout.flush()
     os.execve(run[0], run, environment)

@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -110,6 +112,22 @@ class Rest:
         self._closed = False
         self._answered = 0.0
         """Loop time of the last answer of the first base, whatever it said."""
+        self._ahead = time.time() - time.monotonic()
+        """Seconds by which Pulsar's clock is ahead of a clock here that does not jump."""
+
+    def now_ms(self) -> int:
+        """Return the time in ms since 1970 by the clock of Pulsar, to about a second, as its last answer had it.
+
+        Hosts of gateways may have clocks that differ. Before the first answer, and behind a proxy that leaves the time
+        out, it is the time of this host.
+        """
+        return int((time.monotonic() + self._ahead) * 1000)
+
+    def _look_at_clock(self, date: str) -> None:
+        try:
+            self._ahead = parsedate_to_datetime(date).timestamp() - time.monotonic()
+        except ValueError:
+            pass  # it is no time
 
     @staticmethod
     def _base(url: str) -> URL:
@@ -228,6 +246,8 @@ class Rest:
                 ) as response:
                     if url.origin() == self._bases[0]:
                         self._answered = asyncio.get_running_loop().time()
+                    if (date := response.headers.get("Date")) is not None:
+                        self._look_at_clock(date)
                     status, target = response.status, response.headers.get("Location")
                     body = await response.read()
                     answer = RestResponse(response.headers, body)

@@ -8,11 +8,14 @@ The form: a pyarrow.RecordBatch with the columns of `schema()`, whatever the Dat
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from kop.spark.decoding import DECODED, ERROR
+from kop.spark.entry_metadata import METADATA
 from kop.spark.exactly_once import SinkError
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ ALLOWED: Final = {
     "timestamp": ("timestamp",),
 }
 """The columns that may be written, with their types in Spark's words."""
+NOT_WRITTEN: Final = frozenset(name.lower() for name in ("offset", "timestampType", METADATA, DECODED, ERROR))
+"""What a read gives beyond that. It is left out, as by Spark's Kafka sink, so that what was read can be written."""
 _ROWS: Final = 4096
 """Rows of a batch where the rows come one by one."""
 
@@ -63,10 +68,14 @@ class SinkColumns:
         places: dict[str, int] = {}
         for index, (field, kind) in enumerate(fields):
             name = field.lower()
+            if name in NOT_WRITTEN:
+                continue
             if name not in ALLOWED:
+                near = difflib.get_close_matches(name, ALLOWED, 1, 0.6)
+                meant = f" (did you mean {near[0]}?)" if near else ""
                 raise SinkError(
-                    f"the column {field} cannot be written: a record has the columns {', '.join(ALLOWED)}. Leave it "
-                    f"out with select(), or put it into the value: to_json(struct(...)) AS value."
+                    f"the column {field} cannot be written{meant}: a record has the columns {', '.join(ALLOWED)}. "
+                    f"Leave it out with select(), or put it into the value: to_json(struct(...)) AS value."
                 )
             if name in places:
                 raise SinkError(f"there are two columns {name}: rename one of them")

@@ -536,7 +536,7 @@ class Engine(SmallValues, Brokers, Protocol):
         """A broker default was altered: ask for every topic's policy again."""
 
     async def maintain(self, now_ms: int) -> None:
-        """Do what is due at `now_ms`: retention, compaction, expiry of producers. See `Promises.upkeep_on_request`."""
+        """Do what is due at `now_ms`, as retention and compaction. See `Promises.upkeep_on_request`."""
 
     def collect(self) -> Iterable[Metric]:
         """Metrics that only this engine has, read off at a scrape."""

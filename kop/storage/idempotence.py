@@ -10,7 +10,11 @@ storage knows of a producer.
 
 How `ProducerStates` stays right when commits fail: a window is a value that is replaced, never changed. Each append
 keeps the value that it replaced, in order; a rollback puts those values back, newest first. So a window after a
-rollback is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of it.
+rollback is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of it. The
+value that is replaced is kept before anything is changed, so a rollback also undoes an append that has failed halfway.
+
+When a producer was last seen is told by a clock that does not jump (`used_ms`), since a window that expired too early
+lets a retried batch be stored twice. A snapshot holds that as wall time, for another process.
 
 As in Kafka 4.3: a producer that is not known may start at any sequence and epoch, but for a transactional one that goes
 by version 2 of transactions, whose first batch may be refused while its next one is on its way; a new epoch starts at
@@ -34,6 +38,7 @@ from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 WINDOW: Final = 5
 """Batches remembered of each producer: as many as a client may have in flight."""
 
+_FOREVER: Final = 2**63 - 1
 IN_TRANSACTION: Final = "has an open transaction, and the batch is not transactional"
 """Why such a batch is refused."""
 
@@ -75,7 +80,7 @@ class BatchMetadata:
     pending: bool = True
     """Whether the batch is not durable yet, so that a duplicate has to wait for it."""
     owner: object = None
-    """The caller's, untouched here: the future of a pending batch, say."""
+    """The caller's, untouched here: who is told when the pending batch is durable, say."""
 
 
 class Kind(Enum):
@@ -152,6 +157,7 @@ class ProducerInfo(NamedTuple):
 
 class _Producer(NamedTuple):
     last_used: int
+    """By a clock that does not jump."""
     window: ProducerWindow[BatchMetadata]
     last_timestamp: int
 
@@ -186,16 +192,18 @@ class ProducerStates:
             return verdict
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
-    def append(self, header: BatchHeader, offset: int, now_ms: int) -> BatchMetadata | None:
-        """Take a batch that `check` found NEW, to lie at `offset`; None where it has no producer id.
+    def append(self, header: BatchHeader, offset: int, used_ms: int, owner: object = None) -> BatchMetadata | None:
+        """Take a batch that `check` found NEW, to lie at `offset`; None if it has no producer id.
 
-        It counts from now on, and is pending until `commit`. `now_ms` is when the producer was last seen.
+        It counts from now on, and is pending until `commit`. `used_ms` is when the producer was last seen. If this
+        raises, `rollback` of the offset undoes what was done.
         """
         if header.producer_id < 0:
             return None
         before = self._producers.get(header.producer_id)
-        batch = self._put(header, offset, now_ms, before)
+        batch, after = with_batch(header, offset, used_ms, before, owner)
         self._pending.append((batch, before))
+        self._producers[header.producer_id] = after
         if header.transactional:
             self.transactions.begin(header.producer_id, offset)
         return batch
@@ -234,14 +242,26 @@ class ProducerStates:
             None,
         )
 
-    def append_marker(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, commit: bool) -> BatchMetadata:
+    def append_marker(
+        self,
+        producer_id: int,
+        epoch: int,
+        offset: int,
+        timestamp: int,
+        used_ms: int,
+        owner: object = None,
+        *,
+        commit: bool,
+    ) -> BatchMetadata:
         """Take a marker that lies at `offset`: it ends the producer's transaction, its epoch is the producer's now.
 
-        `now_ms` is the marker's timestamp, too. The result is for `commit`, as that of `append`. It is in no window.
+        `timestamp` is the marker's. The result is for `commit`, as that of `append`. It is in no window.
         """
         before = self._producers.get(producer_id)
-        marker = self._end(producer_id, epoch, offset, now_ms, now_ms, before, commit=commit)
+        marker, after = _with_marker(producer_id, epoch, offset, timestamp, used_ms, before, owner)
         self._pending.append((marker, before))
+        self._producers[producer_id] = after
+        self.transactions.end(producer_id, offset, commit=commit)
         return marker
 
     def commit(self, batch: BatchMetadata) -> None:
@@ -255,29 +275,30 @@ class ProducerStates:
             self._pending.popleft()[0].pending = False
 
     def rollback(self, offset: int) -> list[BatchMetadata]:
-        """Undo every pending batch that lies at or beyond `offset`; returns them, oldest first."""
+        """Undo every pending batch that lies at or beyond `offset`; returns them, oldest first, without owners."""
         undone: list[BatchMetadata] = []
         while self._pending and self._pending[-1][0].base_offset >= offset:
             batch, before = self._pending.pop()
             if before is None:
-                del self._producers[batch.producer_id]
+                self._producers.pop(batch.producer_id, None)
             else:
                 self._producers[batch.producer_id] = before
+            batch.owner = None
             undone.append(batch)
         self.transactions.rollback(offset)
         undone.reverse()
         return undone
 
-    def expire(self, now_ms: int, ttl_ms: int) -> int:
+    def expire(self, used_ms: int, ttl_ms: int) -> int:
         """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); returns how many.
 
-        Those with pending batches or an open transaction stay.
+        `used_ms` is now, by the clock of `append`. Those with pending batches or an open transaction stay.
         """
         busy = {batch.producer_id for batch, _ in self._pending} | self.transactions.open_transactions.keys()
         idle = [
             producer_id
             for producer_id, known in self._producers.items()
-            if now_ms - known.last_used >= ttl_ms and producer_id not in busy
+            if used_ms - known.last_used >= ttl_ms and producer_id not in busy
         ]
         for producer_id in idle:
             del self._producers[producer_id]
@@ -287,7 +308,7 @@ class ProducerStates:
         self,
         header: BatchHeader,
         offset: int,
-        now_ms: int,
+        used_ms: int,
         marker: EndMarker | None = None,
         *,
         transactions_from: int | None = None,
@@ -303,16 +324,10 @@ class ProducerStates:
         before = self._producers.get(header.producer_id)
         if header.control:
             if marker is not None:
-                taken = self._end(
-                    header.producer_id,
-                    header.producer_epoch,
-                    offset,
-                    header.max_timestamp,
-                    now_ms,
-                    before,
-                    commit=marker.commit,
+                _, self._producers[header.producer_id] = _with_marker(
+                    header.producer_id, header.producer_epoch, offset, header.max_timestamp, used_ms, before
                 )
-                taken.pending = False
+                self.transactions.end(header.producer_id, offset, commit=marker.commit)
                 self.transactions.commit(offset + 1)
             return
         if header.base_sequence < 0:
@@ -320,19 +335,23 @@ class ProducerStates:
         known = () if before is None else before.window.batches
         if known and known[-1].last_offset >= offset:
             return
-        self._put(header, offset, now_ms, before).pending = False
+        batch, self._producers[header.producer_id] = with_batch(header, offset, used_ms, before)
+        batch.pending = False
         if header.transactional and transactions_from is not None and offset >= transactions_from:
             self.transactions.begin(header.producer_id, offset)
             self.transactions.commit(offset + 1)
 
-    def snapshot(self) -> Snapshot:
-        """The committed state; what is pending is not in it. For `restore`, by way of JSON."""
+    def snapshot(self, wall_ahead_ms: int = 0) -> Snapshot:
+        """Return the committed state; what is pending is not in it. For `restore`, by way of JSON.
+
+        `wall_ahead_ms` is the wall clock less the clock of `append`, now.
+        """
         begun = self.transactions.open_transactions
         return [
             [
                 producer_id,
                 known.window.epoch,
-                known.last_used,
+                known.last_used + wall_ahead_ms,
                 [
                     [batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp]
                     for batch in known.window.batches
@@ -345,12 +364,18 @@ class ProducerStates:
 
     @classmethod
     def restore(
-        cls, snapshot: Snapshot, aborted: Iterable[AbortedTransaction] = (), *, transactions_from: int = 0
+        cls,
+        snapshot: Snapshot,
+        aborted: Iterable[AbortedTransaction] = (),
+        *,
+        transactions_from: int = 0,
+        wall_ahead_ms: int = 0,
+        used_ms: int = _FOREVER,
     ) -> ProducerStates:
-        """The state that `snapshot` gave. InternalError where it is something else.
+        """Return the state that `snapshot` gave. InternalError if it is something else.
 
         `aborted` are the partition's aborted transactions, which no snapshot holds. For `transactions_from` see
-        `replay`.
+        `replay`, for `wall_ahead_ms` `snapshot`. No producer was last seen after `used_ms`, which is now.
         """
         states = cls()
         begun: dict[int, int] = {}
@@ -367,8 +392,9 @@ class ProducerStates:
                 last_sequence = window[-1].last_sequence if window else -1
                 left_out = (-1, window[-1].timestamp if window else -1)[len(rest) :]
                 begins, last_timestamp = (*map(int, rest), *left_out)
+                seen = last_used - wall_ahead_ms  # later than now where the wall clock was ahead, or was set back
                 states._producers[producer_id] = _Producer(
-                    last_used, ProducerWindow(epoch, last_sequence, window), last_timestamp
+                    min(seen, used_ms), ProducerWindow(epoch, last_sequence, window), last_timestamp
                 )
                 if begins >= max(0, transactions_from):
                     begun[producer_id] = begins
@@ -391,39 +417,6 @@ class ProducerStates:
             for producer_id, known in sorted(self._committed().items())
         ]
 
-    def _put(self, header: BatchHeader, offset: int, now_ms: int, before: _Producer | None) -> BatchMetadata:
-        batch = BatchMetadata(
-            header.producer_id,
-            header.base_sequence,
-            header.last_sequence,
-            offset,
-            offset + header.last_offset_delta,
-            header.max_timestamp,
-        )
-        window = _NO_BATCHES if before is None else before.window
-        self._producers[header.producer_id] = _Producer(
-            now_ms, window.then(header.producer_epoch, batch), header.max_timestamp
-        )
-        return batch
-
-    def _end(
-        self,
-        producer_id: int,
-        epoch: int,
-        offset: int,
-        timestamp: int,
-        now_ms: int,
-        before: _Producer | None,
-        *,
-        commit: bool,
-    ) -> BatchMetadata:
-        window = _NO_BATCHES if before is None else before.window
-        if epoch > window.epoch:
-            window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0
-        self._producers[producer_id] = _Producer(now_ms, window, timestamp)
-        self.transactions.end(producer_id, offset, commit=commit)
-        return BatchMetadata(producer_id, _MARKER, _MARKER, offset, offset, timestamp)
-
     def _committed(self) -> dict[int, _Producer]:
         producers = dict(self._producers)
         for batch, before in reversed(self._pending):
@@ -437,6 +430,40 @@ class ProducerStates:
 _MARKER: Final = -1
 """The sequence of markers, which have none."""
 _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
+
+
+def with_batch(
+    header: BatchHeader, offset: int, used_ms: int, before: _Producer | None, owner: object = None
+) -> tuple[BatchMetadata, _Producer]:
+    """Return a batch at that offset, pending, and its producer after it."""
+    batch = BatchMetadata(
+        header.producer_id,
+        header.base_sequence,
+        header.last_sequence,
+        offset,
+        offset + header.last_offset_delta,
+        header.max_timestamp,
+        owner=owner,
+    )
+    window = _NO_BATCHES if before is None else before.window
+    return batch, _Producer(used_ms, window.then(header.producer_epoch, batch), header.max_timestamp)
+
+
+def _with_marker(
+    producer_id: int,
+    epoch: int,
+    offset: int,
+    timestamp: int,
+    used_ms: int,
+    before: _Producer | None,
+    owner: object = None,
+) -> tuple[BatchMetadata, _Producer]:
+    """Return a marker at that offset, pending, and its producer after it."""
+    window = _NO_BATCHES if before is None else before.window
+    if epoch > window.epoch:
+        window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0
+    marker = BatchMetadata(producer_id, _MARKER, _MARKER, offset, offset, timestamp, owner=owner)
+    return marker, _Producer(used_ms, window, timestamp)
 
 
 def _refused(code: ErrorCode, text: str) -> IdempotenceVerdict[Any]:

@@ -111,15 +111,16 @@ class TransactionIndex:
     def begin(self, producer_id: int, offset: int) -> None:
         """A transactional batch has the offset; it begins a transaction where the producer has none."""
         if producer_id not in self._producers:
+            self._steps.append(_Step(producer_id, offset, offset, None))  # first: it undoes the rest
             self._producers[producer_id] = offset
             self._first_offsets[offset] = producer_id
-            self._steps.append(_Step(producer_id, offset, offset, None))
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
         """A marker has the offset. Nothing changes where the producer has no transaction: markers may be repeated."""
-        first_offset = self._producers.pop(producer_id, None)
+        first_offset = self._producers.get(producer_id)
         if first_offset is not None:
             self._steps.append(_Step(producer_id, offset, first_offset, commit))
+            del self._producers[producer_id]
 
     def commit(self, end: int) -> None:
         """All that lies before the offset `end` is durable."""
@@ -141,8 +142,8 @@ class TransactionIndex:
         while self._steps and self._steps[-1].offset >= offset:
             step = self._steps.pop()
             if step.commit is None:
-                del self._producers[step.producer_id]
-                del self._first_offsets[step.first_offset]
+                self._producers.pop(step.producer_id, None)
+                self._first_offsets.pop(step.first_offset, None)
             else:
                 self._producers[step.producer_id] = step.first_offset
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from cli.cli_support import REPOSITORY, environment
 
 SAY = """import json, os, sys
-names = ("KOP_BOOTSTRAP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH")
+names = ("KOP_BOOTSTRAP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "PYSPARK_SUBMIT_ARGS")
 print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]))
 """
 
@@ -61,8 +62,50 @@ def test_options_behind_the_script_are_its_own(home: Path) -> None:
     arguments, variables = json.loads(done.stdout)
     assert arguments == ["--bootstrap", "other:1", "--help", "-b", "x"]
     assert variables["KOP_BOOTSTRAP"] == "there:3"
-    done = run(home, "--master", "local[2]")
+    done = run(home, "--day", "monday")
     assert (done.returncode, "No such option" in done.stderr) == (2, True)
+
+
+OPTIONS = ("--master", "spark://there:7077", "--packages", "a:b:1", "--conf", "spark.x=a b=c", "--conf", "spark.y=")
+
+
+def test_options_of_spark_are_given_to_a_script(home: Path) -> None:
+    script = home / "script.py"
+    script.write_text(SAY)
+    done = run(home, *OPTIONS, str(script), "--master", "its own")
+    assert done.returncode == 0, done.stderr
+    arguments, variables = json.loads(done.stdout)
+    assert arguments == ["--master", "its own"]
+    assert shlex.split(variables["PYSPARK_SUBMIT_ARGS"]) == [*OPTIONS, "pyspark-shell"]
+    assert variables["PYSPARK_PYTHON"] == sys.executable
+    done = run(home, *OPTIONS[:2], str(script), PYSPARK_SUBMIT_ARGS="--name x pyspark-shell")
+    submitted = json.loads(done.stdout)[1]["PYSPARK_SUBMIT_ARGS"]
+    assert submitted == "--master spark://there:7077 --name x pyspark-shell"
+    done = run(home, str(script))
+    assert json.loads(done.stdout)[1]["PYSPARK_SUBMIT_ARGS"] is None
+
+
+def test_options_of_spark_are_given_to_the_shell(home: Path) -> None:
+    done = run(home, *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    arguments, variables = json.loads(done.stdout)
+    assert arguments == list(OPTIONS)
+    assert variables["PYSPARK_SUBMIT_ARGS"] is None
+
+
+def test_workers_may_have_another_python_and_what_runs_here_keeps_this_one(home: Path) -> None:
+    done = run(home, "--conf", "spark.pyspark.python=/opt/kop/bin/python")
+    assert done.returncode == 0, done.stderr
+    arguments, variables = json.loads(done.stdout)
+    assert arguments[-2:] == ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
+    assert variables["PYSPARK_PYTHON"] == "/opt/kop/bin/python"
+    assert variables["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("setting", ["spark.x", "=4g", ""])
+def test_a_setting_without_a_value_is_refused(home: Path, setting: str) -> None:
+    done = run(home, "--conf", setting)
+    assert (done.returncode, "is not NAME=VALUE" in done.stderr) == (2, True)
 
 
 def test_without_a_script_it_is_the_shell(home: Path) -> None:

@@ -438,3 +438,16 @@ def test_tls_trusts_the_named_authority_and_checks_the_host(certificate: tuple[P
                 assert "not safe" in (await refusal(admin.clusters())).message
 
     run(main())
+
+
+def test_the_time_is_pulsars() -> None:
+    async def main() -> None:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
+            assert abs(admin.now_ms() - time.time() * 1000) < 60_000
+            for date in ("Tue, 14 Nov 2023 22:13:20 GMT", "yesterday"):  # of the latter nothing is learnt
+                server.answers.clear()
+                server.then(200, ["standalone"], Date=date)
+                await admin.clusters()
+                assert 1_700_000_000_000 <= admin.now_ms() < 1_700_000_060_000
+
+    run(main())

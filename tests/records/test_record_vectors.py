@@ -172,7 +172,7 @@ def test_sequences_get_kafkas_answers() -> None:
         header = read_header(batch)
         kind, original, error = states.check(header)
         if kind is Kind.NEW:
-            entry = states.append(header, end, now_ms=0)
+            entry = states.append(header, end, 0)
             assert entry is not None
             states.commit(entry)
             assert kafka == end

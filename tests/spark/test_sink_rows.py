@@ -26,7 +26,10 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ([("value", "string"), ("offset", "bigint")], r"the column offset cannot be written.*to_json"),
+        ([("value", "string"), ("customer", "bigint")], r"the column customer cannot be written: .*to_json"),
+        ([("value", "string"), ("Keys", "string")], r"the column Keys cannot be written \(did you mean key\?\)"),
+        ([("value", "string"), ("time_stamp", "timestamp")], r"did you mean timestamp\?"),
+        ([("val", "string")], r"did you mean value\?"),
         ([("value", "bigint")], "the column value has the type bigint; it has to be binary or string: cast it"),
         ([("value", "string"), ("key", "int")], "the column key has the type int"),
         ([("value", "string"), ("headers", "map<string,binary>")], "the column headers has the type map"),
@@ -39,6 +42,25 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 def test_columns_that_cannot_be_written(fields: list[tuple[str, str]], words: str) -> None:
     with pytest.raises(SinkError, match=words):
         SinkColumns.of(fields, "t")
+
+
+def test_what_a_read_gives_beyond_a_record_is_left_out() -> None:
+    fields = [
+        ("offset", "bigint"),
+        ("value", "string"),
+        ("timestampType", "int"),
+        ("metadata", "struct<message_id:string,publish_time:timestamp>"),
+        ("decoded", "struct<id:bigint>"),
+        ("decodeError", "string"),
+        ("key", "string"),
+    ]
+    columns = SinkColumns.of(fields, "t")
+    rows = [[7, "v", 0, ["1:2:-1", NOON], [1], None, "k"]]
+    named = {name: [value] for (name, _), value in zip(fields, rows[0], strict=True)}
+    named |= {"metadata": [{"message_id": "1:2:-1"}], "decoded": [{"id": 1}]}
+    for written in (columns.batch(pa.record_batch(named)), *columns.batches(rows)):
+        assert written.schema == schema()
+        assert written.select(["topic", "key", "value"]).to_pylist() == [{"topic": "t", "key": b"k", "value": b"v"}]
 
 
 def test_a_topic_has_to_come_from_somewhere() -> None:

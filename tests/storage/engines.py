@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -17,7 +18,7 @@ import pytest
 from storage.dense_view import Batches, DenseEngine
 
 from kop.errors import BackendError
-from kop.storage import memory
+from kop.storage import memory, steady_time
 from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine
 from kop.storage.pulsar import PulsarEngine, PulsarSettings
@@ -72,6 +73,25 @@ class EngineStore(Generic[EngineT_co]):
 
 
 Store: TypeAlias = EngineStore[Engine]
+
+
+class Clocks:
+    """The clocks by which engines forget producers, in milliseconds: a test moves them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = 1_700_000_000_000
+        self.steady = 5_000
+        clocks = SimpleNamespace(time_ns=lambda: self.wall * 1_000_000, monotonic_ns=lambda: self.steady * 1_000_000)
+        monkeypatch.setattr(steady_time, "time", clocks)
+
+    def advance(self, ms: int) -> None:
+        """Let time go by."""
+        self.wall += ms
+        self.steady += ms
+
+    def restart(self) -> None:
+        """Begin the clock that does not jump anew, as the machine's does when it starts."""
+        self.steady = 5_000
 
 
 class MemoryStore(EngineStore[MemoryEngine]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -395,6 +396,9 @@ class Broker:
 class FakeAdmin:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000)
 
     async def internal_stats(self, name: str) -> dict[str, Any]:
         entries, at = self.broker.entries, self.broker.position

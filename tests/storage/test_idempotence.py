@@ -397,7 +397,7 @@ class TransactionalLog(Log):
         return entry
 
     def marker(self, producer_id: int, epoch: int, *, commit: bool = True, durable: bool = True) -> BatchMetadata:
-        entry = self.states.append_marker(producer_id, epoch, self.end, MARKED, commit=commit)
+        entry = self.states.append_marker(producer_id, epoch, self.end, MARKED, MARKED, commit=commit)
         self.end += 1
         if durable:
             self.states.commit(entry)

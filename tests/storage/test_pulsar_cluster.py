@@ -41,6 +41,7 @@ from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
+    DELETING_PROPERTY,
     ID_PROPERTY,
     UNFINISHED_PROPERTY,
     ProducerNaming,
@@ -144,7 +145,7 @@ async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
             log = await make(old)
             for number in range(3):
                 await append(log, batch([f"{number}"], producer=7, sequence=number))
-    monkeypatch.setattr(PulsarTopic, "is_young", False)
+    monkeypatch.setattr(PulsarTopic, "is_young", lambda *_: False)
     async with pulsar_store.opened() as new:
         log = await attached(new)
         assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
@@ -221,6 +222,30 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
         known = first_engine.topics.pulsar(whole.topic_id)
         assert UNFINISHED_PROPERTY not in known.properties
         assert (await admin.partitioned_metadata(known.full_name)).properties == known.properties
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_gateways_whose_clocks_differ_agree_on_what_is_under_way(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    async with pulsar_store.opened() as engine:
+        topics = [await engine.topics.create(name, 1, {}) for name in ("deleted", "made")]
+        deleted, made = (engine.topics.pulsar(topic.topic_id) for topic in topics)
+        await engine.admin.set_properties(deleted.full_name, {DELETING_PROPERTY: str(engine.admin.now_ms())})
+        properties = {CREATED_PROPERTY: str(engine.admin.now_ms()), UNFINISHED_PROPERTY: "true"}
+        await engine.admin.set_properties(made.full_name, properties)
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + hours * 3600)
+    async with pulsar_store.opened() as other:
+        log = other.log(topics[0].topic_id, 0)
+        assert log is not None
+        assert not await other.deletion_guard.still_there(log)
+        known = other.topics.pulsar(topics[1].topic_id)
+        assert known.is_being_made(other.admin.now_ms())
+        assert known.is_young(other.admin.now_ms())
+        long_ago = str(other.admin.now_ms() - 3_600_000)
+        await other.admin.set_properties(deleted.full_name, {DELETING_PROPERTY: long_ago})
+        assert await other.deletion_guard.still_there(log, since=other.loop.time())
 
 
 @pytest.mark.parametrize("code", ["Timeout", "NotAllowedError"])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from storage.batches import NOW, append, batch, fill, first, make, put, read_values, refused
-from storage.engines import BESIDE, SqliteStore
+from storage.engines import BESIDE, Clocks, SqliteStore
 from storage.marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
 from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, images_of, stored_bytes
 from support.waiting import SECONDS, until
@@ -459,22 +459,26 @@ async def fill_keys(log: Any, *keys: str) -> None:
         await put(log, key, key)
 
 
-async def test_producers_of_open_transactions_are_remembered(sqlite: InterceptedStore) -> None:
+async def test_producers_of_open_transactions_are_remembered(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sqlite.settings["producer_id_expiration_ms"] = 1000
-    later = NOW + 400_000 * DAY_MS  # a start takes the clock's time for that of the producers
+    clocks = Clocks(monkeypatch)
     async with sqlite.opened() as engine:
         log = await make(engine)
         producer = TransactionalProducer(log, 1)
         await producer.put("a")
         await append(log, batch(["b"], producer=2))
-        await engine.maintain(NOW + 2000)
+        clocks.advance(2000)
+        await engine.maintain(NOW)
         assert [view.producer_id for view in log.producers()] == [1]
     async with sqlite.opened() as engine:
         log = first(engine)
-        await engine.maintain(later)
+        await engine.maintain(NOW)
         assert [view.current_txn_start_offset for view in log.producers()] == [0]
-        await TransactionalProducer(log, 1).end(commit=False, now_ms=later)
-        await engine.maintain(later + 2000)
+        await TransactionalProducer(log, 1).end(commit=False)
+        clocks.advance(2000)
+        await engine.maintain(NOW)
         assert list(log.producers()) == []
     async with sqlite.opened() as engine:
         log = first(engine)

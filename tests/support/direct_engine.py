@@ -30,6 +30,7 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, Topi
 from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
+from kop.storage.pulsar.partition.appends import NOBODY
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer
@@ -234,7 +235,7 @@ class DirectLog(MemoryLog):
             header = read_header(batch)
             assert (number, header.base_offset, header.last_offset) == (self._entry + 1, self._end, last)
             assert max_timestamp == header.max_timestamp
-            self._keep(batch, header, frame)
+            self._keep(batch, header, frame, NOBODY, 0)
         self._answer_soon(Answers(played.writer), 0, AppendResult(0, -1, 0))
 
     def end(self, played: PlayedWriter) -> None:
@@ -252,10 +253,9 @@ class DirectLog(MemoryLog):
             if self._error is not None:
                 waiter.append_failed(place, self._error)
                 continue
-            base = self._keep(batch, BatchHeader._make(fields), frame)
-            self._answer_soon(waiter, place, AppendResult(base, -1, self.log_start_offset))
+            self._keep(batch, BatchHeader._make(fields), frame, waiter, place)
 
-    def _keep(self, batch: Buffer, header: BatchHeader, frame: bytes) -> int:
+    def _keep(self, batch: Buffer, header: BatchHeader, frame: bytes, waiter: AppendWaiter, place: int) -> None:
         """Store a batch, and look that the frame holds it as the ordinary path would have sent it."""
         entry = transcode.parse_entry(transcode.entry_in(frame)[0])
         (made,) = transcode.to_frames(
@@ -272,4 +272,4 @@ class DirectLog(MemoryLog):
         if header.producer_id >= 0:
             assert entry.sequence_id >> 47 == header.producer_epoch
         self._entry += 1
-        return self._take(batch, header, entry.publish_time)
+        self._append(batch, header, entry.publish_time, waiter, place)

@@ -164,10 +164,10 @@ class MemoryEngine:
         """Nothing to do: there is nobody to join."""
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`: retention, compaction, expiry of producers."""
+        """Do all that is due at `now_ms`: retention, compaction; producers expire by a clock of their own."""
         for log in [log for logs in self._logs.values() for log in logs]:
             log.retain(now_ms)
-            log.expire_producers(now_ms, self._settings.producer_id_expiration_ms)
+            log.expire_producers(self._settings.producer_id_expiration_ms)
             try:
                 await log.compact(now_ms)
             except Exception as error:  # the other logs are cleaned all the same

@@ -34,6 +34,7 @@ from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.memory.space import Space
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
+from kop.storage.steady_time import steady_ms
 from kop.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger(__name__)
@@ -107,12 +108,29 @@ class MemoryLog(Partition):
             waiter.append_failed(place, error)
             return
         append_time = self.policy.log_append_time
-        if verdict.batch is not None:  # a duplicate is answered as its original was, and not before that
-            base, time = verdict.batch.base_offset, verdict.batch.timestamp
-        else:
-            time = now_ms if append_time else header.max_timestamp
-            base = self._take(batch, header._replace(max_timestamp=time), now_ms)
-        self._answer_soon(waiter, place, AppendResult(base, time if append_time else -1, self.log_start_offset))
+        original = verdict.batch
+        if original is not None:  # a duplicate is answered as its original was, and not before that
+            time = original.timestamp if append_time else -1
+            self._answer_soon(waiter, place, AppendResult(original.base_offset, time, self.log_start_offset))
+            return
+        if append_time:
+            header = header._replace(max_timestamp=now_ms)
+        self._append(batch, header, now_ms, waiter, place)
+
+    def _append(self, batch: Buffer, header: BatchHeader, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Take a new batch; if this raises, nothing of it is left."""
+        base = self._end
+        stored = self._stored(batch, header, base, now_ms)
+        time = header.max_timestamp if self.policy.log_append_time else -1
+        result = AppendResult(base, time, self.log_start_offset)
+        try:
+            token = self._producers.append(header, base, steady_ms())
+            self._take(stored, waiter, place, result)
+        except BaseException:
+            self._producers.rollback(base)
+            raise
+        if token is not None:
+            self._producers.commit(token)
 
     def end_transaction(
         self,
@@ -131,17 +149,22 @@ class MemoryLog(Partition):
         if error is not None:
             waiter.append_failed(0, error)
             return waiter.future
-        base = self.high_watermark
-        if self._producers.needs_marker(producer_id, producer_epoch):
-            marker = build_marker(
-                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch, timestamp=now_ms
-            )
-            base = self._end
-            self._producers.commit(
-                self._producers.append_marker(producer_id, producer_epoch, base, now_ms, commit=commit)
-            )
-            self._store(marker, read_header(marker), base, now_ms)
-        self._answer_soon(waiter, 0, AppendResult(base, -1, self.log_start_offset))
+        if not self._producers.needs_marker(producer_id, producer_epoch):
+            self._answer_soon(waiter, 0, AppendResult(self.high_watermark, -1, self.log_start_offset))
+            return waiter.future
+        marker = build_marker(
+            producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch, timestamp=now_ms
+        )
+        base = self._end
+        stored = self._stored(marker, read_header(marker), base, now_ms)
+        result = AppendResult(base, -1, self.log_start_offset)
+        try:
+            token = self._producers.append_marker(producer_id, producer_epoch, base, now_ms, steady_ms(), commit=commit)
+            self._take(stored, waiter, 0, result)
+        except BaseException:
+            self._producers.rollback(base)
+            raise
+        self._producers.commit(token)
         return waiter.future
 
     @property
@@ -157,19 +180,20 @@ class MemoryLog(Partition):
     def _end(self) -> int:
         return self._taken[-1].last + 1 if self._taken else self.high_watermark
 
-    def _take(self, batch: Buffer, header: BatchHeader, now_ms: int) -> int:
-        base = self._end
-        entry = self._producers.append(header, base, now_ms)
-        if entry is not None:
-            self._producers.commit(entry)
-        self._store(batch, header, base, now_ms)
-        return base
-
-    def _store(self, batch: Buffer, header: BatchHeader, base: int, now_ms: int) -> None:
+    def _stored(self, batch: Buffer, header: BatchHeader, base: int, now_ms: int) -> StoredBatch:
         time = header.max_timestamp
         data = stamped(batch, base, time if self.policy.log_append_time else -1)
-        self._taken.append(StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
-        self._space.take(len(data), 1)
+        return StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data)
+
+    def _take(self, batch: StoredBatch, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
+        """Take a batch and answer it soon, or do neither and raise."""
+        self._taken.append(batch)
+        try:
+            self._answer_soon(waiter, place, result)
+        except BaseException:
+            self._taken.pop()
+            raise
+        self._space.take(len(batch.data), 1)
 
     def _answer_soon(self, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
         if not self._appends:
@@ -304,9 +328,9 @@ class MemoryLog(Partition):
         self._clean_offset = batches[last].base
         self._producers.transactions.drop_before(self._clean_offset)  # none of their records is left
 
-    def expire_producers(self, now_ms: int, ttl_ms: int) -> None:
+    def expire_producers(self, ttl_ms: int) -> None:
         """Forget idempotent producers that were not seen for `ttl_ms`."""
-        self._producers.expire(now_ms, ttl_ms)
+        self._producers.expire(steady_ms(), ttl_ms)
 
     def remove(self) -> None:
         """The topic was deleted: appends of this turn end with an error, the memory is free."""

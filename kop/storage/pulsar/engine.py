@@ -128,7 +128,7 @@ class PulsarEngine:
             confirm=self.deletion_guard.confirm,
             retains=self.write_checks.retains,
             deduplicates=self.write_checks.deduplicates,
-            knows_all_producers=lambda topic_id: self.topics.pulsar(topic_id).is_young,
+            knows_all_producers=lambda topic_id: self.topics.pulsar(topic_id).is_young(admin.now_ms()),
             mark_raw=self._raw_entries.mark,
             may_write_raw=self._raw_entries.allowed,
             entry_size_limit=self._entry_size_limits.of,

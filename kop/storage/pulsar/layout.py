@@ -54,16 +54,16 @@ CONFIGS_PROPERTY: Final = "kop.configs"
 RAW_PROPERTY: Final = "kop.raw_entries"
 """Set for good where a topic may hold batches as they came, on which Pulsar's compaction fails."""
 CREATED_PROPERTY: Final = "kop.created"
-"""When the topic was made, in milliseconds since 1970."""
+"""When the topic was made, in milliseconds since 1970 by Pulsar's clock."""
 UNFINISHED_PROPERTY: Final = "kop.unfinished"
 """Set from the creation of a topic until its policies are set."""
 DELETING_PROPERTY: Final = "kop.deleting"
-"""When a broker began to delete the topic, in ms since 1970: no producer may come back from then on."""
+"""When a broker began to delete the topic, in ms since 1970 by Pulsar's clock: no producer may come back then."""
 
 LOG_START: Final = "log_start"
 """The number kept of a partition whose start DeleteRecords moved: the first offset that may be read."""
 CLOCK_AHEAD: Final = "clock_ahead"
-"""The number kept of a partition with a record of the future: by how many ms it was ahead of the broker's clock."""
+"""The number kept of a partition with a record of the future: by how many ms it was ahead of Pulsar's clock."""
 
 _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)

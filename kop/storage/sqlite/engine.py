@@ -45,9 +45,11 @@ from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.wal import LostCommits
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
+from kop.storage.steady_time import steady_ms, wall_ahead_ms
 from kop.storage.tail_cache import TailCache, reads_bytes
 from kop.storage.topic_table import new_cluster_id
 from kop.storage.transaction_index import AbortedTransaction
+from kop.threads import Ended, tell
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,8 +87,10 @@ class SqliteEngine:
         lost: Losses,
         policy: Callable[[TopicInfo], LogPolicy],
         settings: SqliteSettings,
+        ended: Ended,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._ended = ended
         self.path = path
         self.directory = path.parent
         self.settings = settings
@@ -94,7 +98,7 @@ class SqliteEngine:
         page_size: int = conn.execute("PRAGMA page_size").fetchone()[0]
         self.cache = TailCache(settings.cache_bytes)
         self.read_budget = ReadBudget(reads_bytes(settings.cache_bytes), on_change=partial(self.cache.leave, "reads"))
-        self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader")
+        self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader", self._thread_ended)
         self.writer = Writer(
             self.loop,
             conn,
@@ -104,11 +108,20 @@ class SqliteEngine:
             settings,
             on_committed=self._on_committed,
             on_failed=self._on_failed,
+            ended=self._thread_ended,
         )
         context = LogContext(self.loop, self.writer, self.readers, self.cache, self._refusal, self._move_start)
         self.logs = SqliteLogTable(context, policy)
         self.maintenance = Maintenance(
-            self.loop, path, page_size, settings, self.writer, segments, self.cache, self.logs.all
+            self.loop,
+            path,
+            page_size,
+            settings,
+            self.writer,
+            segments,
+            self.cache,
+            self.logs.all,
+            self._thread_ended,
         )
         self._lock = held
         self._lost = lost
@@ -163,7 +176,7 @@ class SqliteEngine:
     @property
     def healthy(self) -> str | None:
         """None when the last commit succeeded, else what made it fail."""
-        return "the storage engine is closed" if self._closed else self.writer.failure
+        return "the storage engine is closed" if self._closed else self.writer.ended or self.writer.failure
 
     @property
     def losses(self) -> str | None:
@@ -185,7 +198,7 @@ class SqliteEngine:
             self._lock.close()
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`: retention, deletes, compaction, expiry of producers, snapshots, vacuum."""
+        """Do all that is due at `now_ms`: retention, deletes, compaction, snapshots, vacuum."""
         await self.maintenance.run(now_ms)
 
     def policies_changed(self) -> None:
@@ -212,6 +225,8 @@ class SqliteEngine:
         """Why a batch of `size` bytes cannot be taken now, or None."""
         if self._closed:
             return BackendError("the storage engine is closed")
+        if self.writer.ended is not None:
+            return BackendError(self.writer.ended)
         if self.writer.queued_bytes + size > self.settings.max_queued_bytes:
             return BackendError(f"{self.writer.queued_bytes >> 20} MiB wait for the disk already")
         return None
@@ -258,6 +273,14 @@ class SqliteEngine:
                 log.clean_offset = stored.clean_offset
                 log.snapshot_offset = stored.snapshot_offset
                 log.producer_states = stored.producers
+
+    def _thread_ended(self, name: str, error: BaseException) -> None:
+        """A thread of the engine has ended unexpectedly, this one: say so, and take no more batches."""
+        self._ended(name, error)
+        try:
+            self.loop.call_soon_threadsafe(self.writer.fail, f"the thread {name} has ended: {error!r}")
+        except RuntimeError:
+            pass  # the loop was closed meanwhile: nobody is left to be told
 
     def _on_committed(self, group: Sequence[QueuedAppend]) -> None:
         if self._failing and self.writer.failure is None:
@@ -323,11 +346,11 @@ def _take_over(
     conn.execute("COMMIT")
 
 
-def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
+def _load(conn: sqlite3.Connection) -> _State:
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
     aborted = _load_aborted(conn)
     logs = [
-        _load_log(conn, now_ms, aborted.get(row[1], ()), *row)
+        _load_log(conn, aborted.get(row[1], ()), *row)
         for row in conn.execute(
             "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers, transactions_from"
             " FROM log WHERE topic IS NOT NULL ORDER BY topic, partition"
@@ -350,7 +373,6 @@ def _load_aborted(conn: sqlite3.Connection) -> dict[int, list[AbortedTransaction
 
 def _load_log(
     conn: sqlite3.Connection,
-    now_ms: int,
     aborted: Sequence[AbortedTransaction],
     topic: int,
     log_id: int,
@@ -365,9 +387,15 @@ def _load_log(
         "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
         (log_id, snapshot_offset),
     ).fetchone()
-    producers = None
+    producers, used_ms = None, steady_ms()
     if snapshot is not None or aborted:
-        producers = ProducerStates.restore(json.loads(snapshot or "[]"), aborted, transactions_from=transactions_from)
+        producers = ProducerStates.restore(
+            json.loads(snapshot or "[]"),
+            aborted,
+            transactions_from=transactions_from,
+            wall_ahead_ms=wall_ahead_ms(),
+            used_ms=used_ms,
+        )
     if end is not None:
         for (head,) in conn.execute(
             "SELECT head FROM batch INDEXED BY batch_of_log"
@@ -378,7 +406,7 @@ def _load_log(
             marker = read_marker(head) if header.control else None
             if producers is None:
                 producers = ProducerStates()
-            producers.replay(header, header.base_offset, now_ms, marker, transactions_from=transactions_from)
+            producers.replay(header, header.base_offset, used_ms, marker, transactions_from=transactions_from)
     return _StoredLog(
         topic,
         log_id,
@@ -396,12 +424,14 @@ async def open_engine(
     *,
     policy: Callable[[TopicInfo], LogPolicy],
     settings: SqliteSettings | None = None,
+    ended: Ended = tell,
     **changes: Any,
 ) -> SqliteEngine:
     """Open the database at `path`, making it where there is none, and start the engine on the running loop.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic. `changes` are
-    fields of `SqliteSettings`. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
+    fields of `SqliteSettings`. `ended` is called if a thread of the engine ends unexpectedly; if it returns, the engine
+    takes no more batches, and says so. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
 
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
@@ -419,7 +449,7 @@ async def open_engine(
             None, _segments, conn, file, settings.segment_bytes, lost
         )
         await loop.run_in_executor(None, _take_over, conn, file, token, segments.kept, lost, now_ms)
-        state = await loop.run_in_executor(None, _load, conn, now_ms)
+        state = await loop.run_in_executor(None, _load, conn)
     except BaseException as error:
         if conn is not None:
             conn.close()
@@ -428,7 +458,7 @@ async def open_engine(
             raise BackendError(f"cannot read {file}: {error}") from error
         raise
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-    engine = SqliteEngine(file, held, conn, token, segments, losses_at_start, policy, settings)
+    engine = SqliteEngine(file, held, conn, token, segments, losses_at_start, policy, settings, ended)
     engine.restore(state)
     engine.maintenance.start()
     return engine

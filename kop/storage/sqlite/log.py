@@ -9,10 +9,11 @@ Must not know: threads, transactions; those are the writer's and the readers'.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kop.errors import KopError
+from kop.errors import InternalError, KopError
 from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
 from kop.records.markers import build_marker
 from kop.storage.base import (
@@ -25,13 +26,16 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
-from kop.storage.idempotence import Kind, ProducerStates
+from kop.storage.idempotence import BatchMetadata, Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
+from kop.storage.steady_time import steady_ms
 from kop.storage.tail_cache import Tail, TailCache
 from kop.storage.transaction_index import AbortedTransaction
+
+_log = logging.getLogger(__name__)
 
 ABORTED_KEPT_SECONDS = 300.0
 """How long the aborted transactions are told whose records are gone from the log. Somebody may have read some before,
@@ -114,7 +118,6 @@ class SqliteLog(Partition):
         from_zero: bool = False,
     ) -> None:
         """Queue a batch for the next commit; see `PartitionLog.submit`. A duplicate waits for its original."""
-        token = None
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
             waiter.append_failed(place, refusal)
@@ -133,32 +136,33 @@ class SqliteLog(Partition):
                 waiter.append_failed(place, error)
                 return
             if original is not None and kind is Kind.DUPLICATE:
-                if isinstance(original.owner, QueuedAppend):
-                    original.owner.follow(waiter, place)
+                if original.pending:
+                    self._follow(original, waiter, place)
                 else:
                     append_time = original.timestamp if append_time >= 0 else -1
                     waiter.appended(place, AppendResult(original.base_offset, append_time, self.log_start_offset))
                 return
-            token = states.append(header, base, now_ms)
         batch = stamped(batch, base, append_time)
-        self.end_offset = base + header.last_offset_delta + 1
         timestamp = header.max_timestamp
         entry = QueuedAppend(
             self,
             batch,
             base,
-            self.end_offset - 1,
+            base + header.last_offset_delta,
             timestamp if timestamp >= 0 else -now_ms,
             len(batch),
-            None if token is None else bytes(batch[:HEADER_SIZE]),
+            None if header.producer_id < 0 else bytes(batch[:HEADER_SIZE]),
             append_time,
             waiter,
             place,
-            token,
         )
-        if token is not None:
-            token.owner = entry  # so that a duplicate waits until its original is durable
-        self._context.writer.append(entry)
+        try:
+            if states is not None:  # the owner lets a duplicate wait until its original is durable
+                entry.token = states.append(header, base, steady_ms(), entry)
+            self._queue(entry)
+        except BaseException:
+            self._roll_back(base)
+            raise
 
     def end_transaction(
         self,
@@ -182,8 +186,8 @@ class SqliteLog(Partition):
             return waiter.future
         if not states.needs_marker(producer_id, producer_epoch):
             original = states.pending_marker(producer_id)
-            if original is not None and isinstance(original.owner, QueuedAppend):
-                original.owner.follow(waiter, 0)
+            if original is not None:
+                self._follow(original, waiter, 0)
             else:
                 waiter.appended(0, AppendResult(self.high_watermark, -1, self.log_start_offset))
             return waiter.future
@@ -196,8 +200,6 @@ class SqliteLog(Partition):
             base,
             append_time,
         )
-        token = states.append_marker(producer_id, producer_epoch, base, now_ms, commit=commit)
-        self.end_offset = base + 1
         entry = QueuedMarker(
             self,
             marker,
@@ -209,11 +211,30 @@ class SqliteLog(Partition):
             append_time,
             waiter,
             0,
-            token,
         )
-        token.owner = entry
-        self._context.writer.append(entry)
+        try:
+            entry.token = states.append_marker(
+                producer_id, producer_epoch, base, now_ms, steady_ms(), entry, commit=commit
+            )
+            self._queue(entry)
+        except BaseException:
+            self._roll_back(base)
+            raise
         return waiter.future
+
+    def _queue(self, entry: QueuedAppend) -> None:
+        """Hand a batch to the writer: the last of what may fail."""
+        self._context.writer.append(entry)
+        self.end_offset = entry.last + 1
+
+    def _follow(self, original: BatchMetadata, waiter: AppendWaiter, place: int) -> None:
+        """Let the sender of a batch that is not durable yet wait for it."""
+        if isinstance(original.owner, QueuedAppend):
+            original.owner.follow(waiter, place)
+            return
+        error = InternalError(f"{self.title}: nobody writes the batch at offset {original.base_offset}, sent again now")
+        _log.error("%s", error.message)
+        waiter.append_failed(place, error)
 
     @property
     def last_stable_offset(self) -> int:
@@ -255,12 +276,14 @@ class SqliteLog(Partition):
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """Undo all queued batches of the log from the first one of a failed commit on, and tell their waiters."""
-        self.end_offset = entries[0].base
-        if self.producer_states is not None:
-            for token in self.producer_states.rollback(self.end_offset):
-                token.owner = None
+        self._roll_back(entries[0].base)
         for entry in entries:
             entry.fail(self.gone() if self.deleted else error)
+
+    def _roll_back(self, offset: int) -> None:
+        self.end_offset = offset
+        if self.producer_states is not None:
+            self.producer_states.rollback(offset)
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""

@@ -35,7 +35,9 @@ from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS
 from kop.storage.sqlite.segments import Segments
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.writer import Writer
+from kop.storage.steady_time import steady_ms, wall_ahead_ms
 from kop.storage.tail_cache import TailCache
+from kop.threads import Ended
 
 _log = logging.getLogger(__name__)
 
@@ -99,16 +101,17 @@ class Maintenance:
         segments: Segments,
         cache: TailCache,
         logs: Callable[[], Sequence[SqliteLog]],
+        ended: Ended,
     ) -> None:
-        """`logs` gives every log of every topic."""
+        """`logs` gives every log of every topic; `ended` is told of threads that end unexpectedly."""
         self._loop = loop
         self._page_size = page_size
         self._settings = settings
         self._writer = writer
         self._segments = segments
         self._logs = logs
-        self._threads = Readers(loop, path, segments, 1, "maintenance")
-        self._checkpointer = Readers(loop, path, segments, 1, "checkpoint")
+        self._threads = Readers(loop, path, segments, 1, "maintenance", ended)
+        self._checkpointer = Readers(loop, path, segments, 1, "checkpoint", ended)
         self._cleaner = Cleaner(
             writer,
             self._threads,
@@ -155,12 +158,12 @@ class Maintenance:
         self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * self._page_size))
 
     async def run(self, now_ms: int) -> None:
-        """Do everything that is due at `now_ms`."""
+        """Do everything that is due at `now_ms`; producers expire by a clock of their own."""
         async with self._turn:
             await self._remove_due()
             while self._dead_logs and not self.closing:
                 await self._remove_due()
-            await self._expire_producers(now_ms)
+            await self._expire_producers()
             await self._retain(now_ms)
             self._find_to_clean()
             while self._to_clean and not self.closing:
@@ -219,7 +222,7 @@ class Maintenance:
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
                     self._look_at_segments = True  # one may have taken batches still at the last look
-                    await self._guarded("the expiry of producers", self._expire_producers(now_ms))
+                    await self._guarded("the expiry of producers", self._expire_producers())
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
                 if not self._to_clean and now >= cleaned + settings.cleaner_interval_ms() / 1000:
@@ -337,8 +340,8 @@ class Maintenance:
 
     # Producers.
 
-    async def _expire_producers(self, now_ms: int) -> None:
-        ttl = self._settings.producer_id_expiration_ms
+    async def _expire_producers(self) -> None:
+        ttl, now_ms = self._settings.producer_id_expiration_ms, steady_ms()
         for log in self._logs():
             if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
                 log.snapshot_outdated = True
@@ -586,7 +589,9 @@ def _dead(conn: sqlite3.Connection) -> list[int]:
 
 def _producers(log: SqliteLog) -> str | None:
     states = log.producer_states
-    return None if states is None or not len(states) else json.dumps(states.snapshot(), separators=(",", ":"))
+    if states is None or not len(states):
+        return None
+    return json.dumps(states.snapshot(wall_ahead_ms()), separators=(",", ":"))
 
 
 def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> None:

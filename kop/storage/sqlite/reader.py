@@ -17,7 +17,6 @@ import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from kop.errors import BackendError, ErrorCode
 from kop.storage.base import Buffer
 from kop.storage.sqlite.schema import connect
 from kop.storage.sqlite.segments import Segments
+from kop.threads import Ended, Threads
 
 T = TypeVar("T")
 
@@ -61,28 +61,34 @@ class BatchInFile(NamedTuple):
 
 
 class Readers:
-    """A pool of reading threads. `segments` are the files of the database at `path`."""
+    """A pool of reading threads, which all begin with it. `segments` are the files of the database at `path`."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, path: Path, segments: Segments, threads: int, name: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: Path,
+        segments: Segments,
+        threads: int,
+        name: str,
+        ended: Ended,
     ) -> None:
         self._loop = loop
         self._path = path
         self._segments = segments
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kop-sqlite-{name}")
+        self._pool = Threads(threads, f"kop-sqlite-{name}", ended)
 
     async def run(self, query: Callable[..., T], *args: object) -> T:
-        """Run `query(connection, *args)` on a thread. An sqlite3.Error or OSError becomes BackendError."""
+        """Run `query(connection, *args)` on a thread. What the database, the disk or memory refuses is BackendError."""
         try:
             job = self._loop.run_in_executor(self._pool, self._call, query, args)
         except RuntimeError as error:
             raise BackendError("the storage engine is closed") from error
         try:
             return await job
-        except (sqlite3.Error, OSError) as error:
-            raise BackendError(f"reading the database failed: {error}") from error
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            raise BackendError(f"reading the database failed: {str(error) or repr(error)}") from error
 
     async def read(self, query: Callable[..., T], *args: object) -> T:
         """As `run`, for a query that brings up batches: `query(connection, segments, *args)`."""

@@ -35,6 +35,7 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, TopicInfo
 from kop.storage.idempotence import BatchMetadata
 from kop.storage.sqlite.segments import Place, Segments
 from kop.storage.sqlite.settings import SqliteSettings
+from kop.threads import Ended, begin
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,6 +44,7 @@ MAX_COMMIT_BYTES = 8 << 20
 MAX_COMMIT_ROWS = 2048
 ROWS_PER_INSERT = 256
 """A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
+_THREAD = "kop-sqlite-writer"
 _ROW = "(?,?,?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
@@ -104,7 +106,6 @@ class QueuedAppend:
         log_append_time: int,
         waiter: AppendWaiter,
         place: int,
-        token: BatchMetadata | None,
     ) -> None:
         self.log = log
         self.data = data
@@ -116,7 +117,8 @@ class QueuedAppend:
         self.log_append_time = log_append_time
         self.waiter = waiter
         self.place = place
-        self.token = token
+        self.token: BatchMetadata | None = None
+        """The place of the batch in its producer's window, if it has a producer id."""
         self.stored_at: Place | None = None
         """Where the batch was written, where that is not its row."""
         self.followers: list[tuple[AppendWaiter, int]] | None = None
@@ -195,7 +197,9 @@ class Writer:
         *,
         on_committed: Callable[[Sequence[QueuedAppend]], None],
         on_failed: Callable[[Sequence[QueuedAppend], BackendError], None],
+        ended: Ended,
     ) -> None:
+        """`ended` is called if the thread, or what it has the loop do, ends unexpectedly; `fail` has to follow."""
         self._loop = loop
         self._conn = conn
         self._is_writer_sql = _writer_sql(token)
@@ -207,6 +211,8 @@ class Writer:
         self._beside_commit_bytes = settings.beside_commit_bytes
         self._on_committed = on_committed
         self._on_failed = on_failed
+        self._on_ended = ended
+        self._group: Sequence[QueuedAppend] = ()  # what the thread writes now
         self._appends: deque[QueuedAppend] = deque()
         self._ops: deque[_Op] = deque()
         self._queued = 0  # batches ever queued: by the loop
@@ -215,6 +221,8 @@ class Writer:
         self._wake.acquire()
         self._kick_planned = False
         self._stopping = False
+        self._stopped = False
+        self._halted = False
         self._next_space_check = 0.0
         self._since_space_check = 0
         self._short = False
@@ -229,20 +237,21 @@ class Writer:
         """What made the last commit fail; None once one succeeded again."""
         self.queued_bytes = 0
         """Bytes of batches taken and not yet committed."""
-        self._thread = threading.Thread(target=self._run, name="kop-sqlite-writer", daemon=True)
-        self._thread.start()
+        self.ended: str | None = None
+        """Why nothing is written any more; None while that is not so."""
+        self._thread = begin(_THREAD, self._run, ended)
 
     # On the loop.
 
     def append(self, entry: QueuedAppend) -> None:
-        """Queue a batch."""
-        self.queued_bytes += entry.size
-        self._queued += 1
-        self._appends.append(entry)
+        """Queue a batch. If this raises, the batch is not queued."""
         if not self._kick_planned:
             # At the end of this round of the loop: requests that came together share a commit.
-            self._kick_planned = True
             self._loop.call_soon(self._kick)
+            self._kick_planned = True
+        queued, queued_bytes = self._queued + 1, self.queued_bytes + entry.size
+        self._appends.append(entry)  # from here on the thread may take it
+        self._queued, self.queued_bytes = queued, queued_bytes
 
     def run(self, op: Callable[..., T], *args: Any, transaction: bool = True) -> asyncio.Future[T]:
         """Run `op(connection, *args)` on the writer's connection, after what is queued.
@@ -252,8 +261,8 @@ class Writer:
         An sqlite3.Error ends the future with BackendError, a KopError of `op` as it is; both undo what `op` did.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        if self._stopping:
-            future.set_exception(BackendError("the storage engine is closed"))
+        if self._stopping or self.ended is not None:
+            future.set_exception(BackendError(self.ended or "the storage engine is closed"))
             return future
         self._ops.append(_Op(op, args, transaction, self._queued, future))
         self._kick()
@@ -284,6 +293,21 @@ class Writer:
         if not probe.cancelled() and probe.exception() is None:
             self.failure = None
 
+    def fail(self, reason: str) -> None:
+        """Take nothing any more, since a thread has ended. What waits for the writer fails, if that is the thread."""
+        self.ended = self.ended or reason
+        if not self._stopped:
+            return  # another thread has ended: this one still writes what it was given
+        error = BackendError(self.ended)
+        lost = [*self._group, *self._appends]
+        self._group = ()
+        self._appends.clear()
+        self.queued_bytes = 0
+        while self._ops:
+            _reject(self._ops.popleft().future, error.fresh_copy())
+        if lost:
+            self._on_failed(lost, error)
+
     async def stop(self) -> None:
         """Write what is queued, end the thread, close the connection."""
         self._stopping = True
@@ -297,48 +321,63 @@ class Writer:
         if self._wake.locked():
             self._wake.release()
 
+    def _call(self, call: Callable[..., None], *args: Any) -> None:
+        """Do what the thread asked for. If that cannot be done, nobody knows what is written and what is not."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._halted = True
+            self._on_ended(_THREAD, error)
+            raise
+
     def _committed(self, group: Sequence[QueuedAppend], size: int, short: bool) -> None:
         self.queued_bytes -= size
         if not short:
             self.failure = None
         self._on_committed(group)
 
-    def _failed(self, group: Sequence[QueuedAppend], error: BackendError, handled: threading.Event) -> None:
-        try:
-            self.failure = error.message
-            logs = {entry.log for entry in group}
-            lost = [*group, *(entry for entry in self._appends if entry.log in logs)]
-            kept = [entry for entry in self._appends if entry.log not in logs]
-            self._appends.clear()
-            self._appends.extend(kept)
-            self._taken += len(lost) - len(group)
-            self.queued_bytes -= sum(entry.size for entry in lost)
-            self._on_failed(lost, error)
-        finally:
-            handled.set()
+    def _failed(self, group: Sequence[QueuedAppend], error: BackendError) -> None:
+        self.failure = error.message
+        logs = {entry.log for entry in group}
+        lost = [*group, *(entry for entry in self._appends if entry.log in logs)]
+        kept = [entry for entry in self._appends if entry.log not in logs]
+        self._appends.clear()
+        self._appends.extend(kept)
+        self._taken += len(lost) - len(group)
+        self.queued_bytes -= sum(entry.size for entry in lost)
+        self._on_failed(lost, error)
 
     # On the thread.
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._stopped = True
+
+    def _work(self) -> None:
         while True:
             if not self._wake.acquire(timeout=IDLE_SECONDS if self._bound else -1):
                 self._unbind()
                 continue
             while self._appends or self._ops:
+                if self._halted:  # what comes next may lie behind a hole
+                    raise RuntimeError("the loop could not take what was written, or was not")
                 if self._appends:
                     self._commit(*self._take())
                 if self._ops and self._ops[0].after <= self._taken:
-                    self._operate(self._ops.popleft())
+                    self._operate(self._ops[0])
+                    self._ops.popleft()
             if self._stopping:
                 return
 
     def _take(self) -> tuple[list[QueuedAppend], int]:
         queue, size = self._appends, 0
         group: list[QueuedAppend] = []
+        self._group = group
         while queue and size < MAX_COMMIT_BYTES and len(group) < MAX_COMMIT_ROWS:
-            entry = queue.popleft()
-            size += entry.size
-            group.append(entry)
+            group.append(queue[0])
+            size += queue.popleft().size
         self._taken += len(group)
         return group, size
 
@@ -364,9 +403,11 @@ class Writer:
                 self._conn.execute("COMMIT")
         except Exception as error:
             self._roll_back()
-            self._lose(group, BackendError(f"cannot write: {error}"))
+            self._unbind()  # where memory is short, a failed commit must not keep its bytes
+            self._lose(group, BackendError(f"cannot write: {_text(error)}"))
         else:
             self._to_loop(self._committed, group, size, self._short)
+            self._group = ()
 
     def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
         """Write the large batches of a group into a file, where they are many bytes together.
@@ -404,20 +445,27 @@ class Writer:
             raise sqlite3.OperationalError(_TAKEN_OVER)
 
     def _unbind(self) -> None:
-        """Let go of the bytes that prepared INSERTs hold: run each without a row, which writes nothing."""
-        for rows in self._bound:
+        """Let go of the bytes that prepared INSERTs hold: run each without a row, which writes nothing.
+
+        One that there is no memory for holds them until the next time.
+        """
+        for rows in [*self._bound]:
             try:
                 self._conn.execute(self._sql[rows], [None] * (_COLUMNS * rows))
             except sqlite3.Error:
                 pass  # a disk that fails; the next commit tells
-        self._bound.clear()
+            except MemoryError:
+                continue
+            self._bound.discard(rows)
         self._segments.release()
 
     def _lose(self, group: Sequence[QueuedAppend], error: BackendError) -> None:
         if not group:
             return
         handled = threading.Event()
-        self._to_loop(self._failed, group, error, handled)
+        self._to_loop(self._failed, group, error)
+        self._group = ()
+        self._to_loop(handled.set)
         while not handled.wait(0.5):
             if self._loop.is_closed():
                 return
@@ -429,8 +477,9 @@ class Writer:
         if self._conn.in_transaction:
             try:
                 self._conn.execute("ROLLBACK")
-            except sqlite3.Error:
-                pass  # SQLite has rolled back by itself
+            except (sqlite3.Error, MemoryError):
+                if self._conn.in_transaction:  # the next commit would be a part of it, and not durable
+                    raise
 
     def _shortage(self) -> BackendError | None:
         try:
@@ -466,14 +515,15 @@ class Writer:
                 self._conn.execute("COMMIT")
         except BaseException as error:
             self._roll_back()
-            failure = BackendError(f"cannot write: {error}") if isinstance(error, sqlite3.Error) else error
+            expected = isinstance(error, sqlite3.Error | MemoryError)
+            failure = BackendError(f"cannot write: {_text(error)}") if expected else error
             self._to_loop(_reject, op.future, failure)
         else:
             self._to_loop(_resolve, op.future, result)
 
     def _to_loop(self, call: Callable[..., None], *args: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(call, *args)
+            self._loop.call_soon_threadsafe(self._call, call, *args)
         except RuntimeError:
             pass  # the loop was closed meanwhile: nobody is left to be told
 
@@ -490,6 +540,10 @@ def _split(group: Sequence[QueuedAppend]) -> tuple[list[QueuedAppend], list[Queu
             lost.append(entry)
             losers.add(entry.log)
     return written, lost
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

@@ -10,7 +10,6 @@ tail checks the offset of each.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -554,9 +553,9 @@ class PulsarLog(Partition):
             self.context.spawn(close_ledger(self.context, self.partition_name, self.title, position.ledger))
 
     def _look_at_clock(self, max_timestamp: int) -> None:
-        ahead = max_timestamp - time.time() * 1000
+        ahead = max_timestamp - self.context.admin.now_ms()
         if ahead > self.clock_ahead:
-            self._clock_runs_ahead(int(ahead) + 1)
+            self._clock_runs_ahead(ahead + 1)
 
     # --- the tail on demand
 

@@ -17,7 +17,6 @@ Pulsar compacts a partition when so many bytes have come since the last time, in
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -144,7 +143,7 @@ class Compactions:
 
     async def _look_at(self, partition: PartitionView) -> Uncompacted | None:
         stats = await self._context.admin.stats(partition.partition_name, backlogs=True)
-        seen, key = uncompacted(stats, int(time.time() * 1000)), (partition.topic.name, partition.index)
+        seen, key = uncompacted(stats, self._context.admin.now_ms()), (partition.topic.name, partition.index)
         if seen is None:
             self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
             return None

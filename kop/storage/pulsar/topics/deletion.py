@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -136,7 +135,7 @@ class DeletionGuard:
                 raise
             properties = {}
         if properties.get(ID_PROPERTY) == str(topic_id):
-            return time.time() * 1000 - number(properties, DELETING_PROPERTY) > _DELETION_MS
+            return self._context.admin.now_ms() - number(properties, DELETING_PROPERTY) > _DELETION_MS
         self._context.spawn(self._topics.refresh(topic_id))
         return False
 

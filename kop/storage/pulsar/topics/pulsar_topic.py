@@ -6,7 +6,6 @@ Must not know: where such values are kept.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -32,16 +31,16 @@ class PulsarTopic:
         """Pulsar's name of a partition."""
         return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
 
-    @property
-    def is_young(self) -> bool:
-        """Whether a broker made the topic within the last hour. It deduplicates from its beginning, and Pulsar has
-        forgotten no producer yet: that takes 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
+    def is_young(self, now_ms: int) -> bool:
+        """Return True if a broker made the topic within the last hour, by Pulsar's clock (`Rest.now_ms`).
+
+        It deduplicates from its beginning, and Pulsar has forgotten no producer yet: that takes 6 idle hours
+        (brokerDeduplicationProducerInactivityTimeoutMinutes).
         """
         created = number(self.properties, CREATED_PROPERTY, -1)
-        return created >= 0 and time.time() - created / 1000 < _YOUNG_SECONDS
+        return created >= 0 and now_ms - created < _YOUNG_SECONDS * 1000
 
-    @property
-    def is_being_made(self) -> bool:
-        """Whether a broker is about to set the topic's policies, or was until a moment ago."""
-        age = time.time() - number(self.properties, CREATED_PROPERTY) / 1000
-        return UNFINISHED_PROPERTY in self.properties and age < ABANDONED_SECONDS
+    def is_being_made(self, now_ms: int) -> bool:
+        """Return True if a broker is about to set the topic's policies, or was until a moment ago."""
+        age_ms = now_ms - number(self.properties, CREATED_PROPERTY)
+        return UNFINISHED_PROPERTY in self.properties and age_ms < ABANDONED_SECONDS * 1000

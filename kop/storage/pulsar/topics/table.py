@@ -263,7 +263,7 @@ class PulsarTopics(TopicTable):
             ID_PROPERTY: str(topic.topic_id),
             NAME_PROPERTY: full_name,
             CONFIGS_PROPERTY: json.dumps(dict(topic.configs)),
-            CREATED_PROPERTY: str(int(time.time() * 1000)),
+            CREATED_PROPERTY: str(self._context.admin.now_ms()),
             UNFINISHED_PROPERTY: "true",
         }
         if self._policy(topic).raw_entries:
@@ -331,7 +331,7 @@ class PulsarTopics(TopicTable):
 
     def _is_being_made(self, topic_id: UUID) -> bool:
         known = self._pulsar.get(topic_id)
-        return known is not None and known.is_being_made
+        return known is not None and known.is_being_made(self._context.admin.now_ms())
 
     async def _await_maker(self, topic_id: UUID) -> None:
         end = self._context.loop.time() + MAKER_SECONDS
@@ -378,7 +378,7 @@ class PulsarTopics(TopicTable):
         Pulsar would drop records.
         """
         for topic_id, known in list(self._pulsar.items()):
-            if UNFINISHED_PROPERTY not in known.properties or known.is_being_made:
+            if UNFINISHED_PROPERTY not in known.properties or self._is_being_made(topic_id):
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
@@ -430,7 +430,7 @@ class PulsarTopics(TopicTable):
             if known.plain:
                 await admin.delete_plain(known.full_name)
             else:
-                await admin.set_properties(known.full_name, {DELETING_PROPERTY: str(int(time.time() * 1000))})
+                await admin.set_properties(known.full_name, {DELETING_PROPERTY: str(admin.now_ms())})
                 await admin.delete_partitioned(known.full_name)
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
