@@ -26,6 +26,7 @@ from kop.pulsar_client import outgoing as readable_outgoing
 from kop.pulsar_client.outgoing import Outgoing
 from kop.records import transcode
 from kop.records.batch import HEADER_SIZE, MAX_SEQUENCE, Codec, Record, build, read_header
+from kop.records.validation import TimeLimits
 from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE, DecompressionTurns
 from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectBudget, DirectWriter, direct_budget, direct_writer
@@ -39,6 +40,7 @@ OUTGOING = [
 ]
 
 NOW = 1_700_000_000_000
+LIMITS = TimeLimits()
 NUMBER = 7
 NAME = "kop-é-7".encode()
 MAX_SIZE = 5 * 1024 * 1024
@@ -213,7 +215,7 @@ class Sending:
     def submit(
         self, batch: bytearray, place: int = 0, *, now: float = 1.0, now_ms: int = NOW, compacted: bool = False
     ) -> bool:
-        return self.writer.submit(batch, self.told, place, now, now_ms, compacted) >= 0
+        return self.writer.submit(batch, self.told, place, now, now_ms, compacted, *LIMITS) >= 0
 
     def receipts(
         self, sequence_ids: Sequence[int], *, ledger: int = LEDGER, first: int = 0, end: int = 0, now: float = 2.0
