@@ -491,10 +491,10 @@ def test_the_budget_is_one_for_all_writers() -> None:
     both = direct_writer(NUMBER, NAME, second.outgoing, first.budget, first.limit, first.codecs, 0, MAX_SIZE, None, 0)
     assert both is not None
     assert first.submit(small())
-    assert both.submit(small(), second.told, 0, 1.0, NOW, False) == 0
+    assert both.submit(small(), second.told, 0, 1.0, NOW, False, *LIMITS) == 0
     assert first.budget.used == 2 * size
     assert not first.submit(small())
-    assert both.submit(small(), second.told, 0, 1.0, NOW, False) == -1
+    assert both.submit(small(), second.told, 0, 1.0, NOW, False, *LIMITS) == -1
     both.hand_over()
     assert first.budget.used == size
     assert first.submit(small())
@@ -705,9 +705,9 @@ def test_a_push_that_hands_the_writer_over_loses_no_batch() -> None:
         NUMBER, NAME, outgoing, budget, SizeLimit(), DirectCodecs(Turn().turns), 0, MAX_SIZE, None, 0
     )
     assert writer is not None
-    assert writer.submit(small(), told, 0, 1.0, NOW, False) == 0
+    assert writer.submit(small(), told, 0, 1.0, NOW, False, *LIMITS) == 0
     assert handed == [0]
-    assert writer.submit(small(), told, 0, 1.0, NOW, False) == -1
+    assert writer.submit(small(), told, 0, 1.0, NOW, False, *LIMITS) == -1
 
 
 # --- any sequence of calls
@@ -911,7 +911,7 @@ def circle(where: str) -> list[weakref.ref[PointsBack]]:
     requests = NATIVE.DirectRequests(other, back if where == "latencies" else None)
     requests.add("t", 0, -1, writer, 1 << 20, 1 << 60, 1 << 60, False, True)
     waiter: Any = back if where in {"in flight", "ended"} else Told()
-    assert writer.submit(small(), waiter, 0, 1.0, NOW, False) == 0
+    assert writer.submit(small(), waiter, 0, 1.0, NOW, False, *LIMITS) == 0
     if where == "ended":
         assert writer.receipts([(NUMBER, 0, 0, LEDGER, 0)], LEDGER, -1, 0, 0, 1.0)[0] == 1
     frame = produce_frame(small())
