@@ -152,8 +152,8 @@ async def test_records_are_found_by_time_whatever_their_producer_made_of_the_hea
             assert await fresh.find_by_time(base + 1) == TimestampOffset(offset + 1, base + 500)
             following = None if number + 1 == count else TimestampOffset(offset + 3, base + 1000)
             assert await fresh.find_by_time(base + 501) == following
-            (data,) = (bytes(buffer) for buffer in (await fresh.read(offset, 1, min_one=True)).buffers)
-            told, header = read_header(data).max_timestamp, read_header(honest[number])
+            (buffer,) = (await fresh.read(offset, 1, min_one=True)).buffers
+            told, header = read_header(buffer).max_timestamp, read_header(honest[number])
             plausible = header.codec and number % len(claims) and stored == "raw, with the mistake"
             assert plausible or told == header.max_timestamp
         assert await fresh.find_by_time(NOW + 1000 * count) is None
