@@ -16,11 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from typing import Final
 
 from kop.records.batch import BatchHeader, iter_records, rewrite, with_delete_horizon
 from kop.records.record import Record
 from kop.storage.base import MOST_UNCOMPRESSED, Buffer, LogPolicy
 from kop.storage.transaction_index import AbortedRecords, AbortedTransaction
+
+_LAST_MS: Final = 2**63 - 1
+"""The last time that a batch can name: of a tombstone that stays for ever, by the largest delete.retention.ms."""
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
@@ -33,6 +37,11 @@ def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_
         return False
     overdue = now_ms - oldest_ms > policy.max_compaction_lag_ms
     return overdue or dirty_bytes > policy.min_cleanable_dirty_ratio * max(cleanable_bytes, dirty_bytes)
+
+
+def delete_horizon(policy: LogPolicy, now_ms: int) -> int:
+    """Return from which time (ms) on a tombstone may go that a compaction at `now_ms` is the first to see."""
+    return min(now_ms + policy.delete_retention_ms, _LAST_MS)
 
 
 class NewestOffsets:

@@ -76,6 +76,17 @@ def test_configs_of_a_new_topic_hold_and_read_back(interop: Interop) -> None:
     assert configs["segment.bytes"][1]
 
 
+def test_retention_that_pulsar_cannot_count_is_for_ever_there_and_reads_back_as_given(interop: Interop) -> None:
+    """Debezium gives its schema history topic the largest number."""
+    largest, most_minutes = 2**63 - 1, (2**31 - 1) // 60
+    topic = interop.create(interop.name("largest"), retention_ms=str(largest), retention_bytes=str(largest))
+    for ms, minutes in ((largest, -1), (most_minutes * 60_000, most_minutes), (most_minutes * 60_000 + 1, -1)):
+        alter(interop, topic, retention_ms=str(ms))
+        assert policies(interop, topic)[0] == Retention(minutes, -1)
+        configs = described(interop, topic)
+        assert (configs["retention.ms"], configs["retention.bytes"]) == ((str(ms), False), (str(largest), False))
+
+
 def test_altered_configs_hold_and_read_back(interop: Interop) -> None:
     topic = interop.create(interop.name("altered"))
     alter(interop, topic, retention_ms=str(2 * DAY))

@@ -151,6 +151,23 @@ async def test_tombstones_stay_for_a_while(store: Store) -> None:
         assert [record.offset for record in await read_all(log)] == [1, 3, 4, 5]
 
 
+async def test_limits_of_kafkas_largest_number_keep_everything(store: Store) -> None:
+    largest = str(2**63 - 1)
+    async with store.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", delete_retention_ms=largest, min_cleanable_dirty_ratio="0")
+        kept = await make(engine, "kept", retention_ms=largest, retention_bytes=largest)
+        await put(kept, "a", "1", NOW)
+        await put(log, "a", "1")
+        await put(log, "a", None)
+        for i in range(3):
+            await put(log, f"{i}", "1")
+            await store.maintain(engine, NOW + i * 100 * 365 * DAY)
+        assert [(record.key, record.value) for record in await read_all(log)] == [
+            (b"a", None), (b"0", b"1"), (b"1", b"1"), (b"2", b"1")
+        ]  # fmt: skip
+        assert await read_values(kept) == ["1"]
+
+
 async def test_a_batch_that_inflates_a_thousandfold_is_compacted_and_looked_up(store: Store) -> None:
     """If compaction passed over such a batch, a tombstone behind it would go before the record that it deletes."""
     async with store.opened() as engine:

@@ -18,12 +18,13 @@ from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import PartitionedMetadata
-from kop.storage.base import TopicInfo
+from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
 from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.topics import ids as topic_ids
 from kop.storage.pulsar.topics import table as topics
+from kop.storage.pulsar.topics.policies import retention_of
 from kop.storage.topic_table import new_uuid
 
 GOOD = {"flush.ms": "60000"}
@@ -501,6 +502,43 @@ async def test_a_config_that_is_named_is_set_where_pulsar_has_another_value(
         made.policies.clear()  # by pulsar-admin topics remove-retention
         await engine.topics.set_configs(topic_id, WEEK_MS, {"retention.bytes"})
         assert made.policies == {"retention": WEEK}
+
+
+LONG_MAX = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("ms", "size", "wanted"),
+    [
+        (-1, -1, (-1, -1)),
+        (0, 0, (1, 1)),
+        (1, 1, (1, 1)),
+        (60_001, (1 << 20) + 1, (2, 2)),
+        (35_791_394 * 60_000, 2**51 - (1 << 20), (35_791_394, 2**31 - 1)),
+        (35_791_394 * 60_000 + 1, 2**51, (-1, -1)),
+        (31_536_000_000_000, 2**62, (-1, -1)),
+        (LONG_MAX, LONG_MAX, (-1, -1)),
+    ],
+)
+async def test_pulsar_is_never_told_less_than_a_topic_is_to_keep(ms: int, size: int, wanted: tuple[int, int]) -> None:
+    assert retention_of(LogPolicy(retention_ms=ms, retention_bytes=size)) == wanted
+    pulsar, configs = FakePulsar(), {"retention.ms": str(ms), "retention.bytes": str(size)}
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()))
+    async with loaded(pulsar) as engine:
+        changed = await engine.topics.set_configs(topic(engine, "t").topic_id, configs, set(configs))
+        assert changed.configs == configs
+        assert made.policies["retention"] == {"retentionTimeInMinutes": wanted[0], "retentionSizeInMB": wanted[1]}
+    async with loaded(pulsar) as engine:
+        assert await engine.topics.differing_configs(topic(engine, "t").topic_id) == {}
+
+
+async def test_a_retention_that_pulsar_has_and_kafka_cannot_name_is_the_largest() -> None:
+    pulsar = FakePulsar()
+    pulsar.add("t", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(WEEK_MS))
+    pulsar.namespace_policies["retention"] = {"retentionTimeInMinutes": 2**31 - 1, "retentionSizeInMB": LONG_MAX}
+    async with loaded(pulsar) as engine:
+        told = await engine.topics.differing_configs(topic(engine, "t").topic_id)
+        assert told == {"retention.ms": str((2**31 - 1) * 60_000), "retention.bytes": str(LONG_MAX)}
 
 
 async def test_each_policy_stands_behind_its_configs_alone() -> None:

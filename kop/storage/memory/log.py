@@ -30,7 +30,7 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
-from kop.storage.compaction import NewestOffsets, is_due
+from kop.storage.compaction import NewestOffsets, delete_horizon, is_due
 from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.memory.space import Space
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
@@ -400,7 +400,7 @@ def _cleaned(
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """
     newest = NewestOffsets(aborted=aborted)
-    horizon = now_ms + policy.delete_retention_ms
+    horizon = delete_horizon(policy, now_ms)
     changes: list[tuple[StoredBatch, StoredBatch | None]] = []
 
     def unread(batch: StoredBatch, error: KopError) -> None:

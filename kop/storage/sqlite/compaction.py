@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kop.errors import PeerError
 from kop.records.batch import BatchHeader, read_header
 from kop.storage.base import Buffer, LogPolicy
-from kop.storage.compaction import NewestOffsets, is_due
+from kop.storage.compaction import NewestOffsets, delete_horizon, is_due
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.log import SqliteLog, head_of
 from kop.storage.sqlite.reader import BatchRow, LostBatchError, Readers
@@ -109,7 +109,7 @@ class Cleaner:
     async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
         """False where it did not come to the end: the topic went, or the engine closes."""
         offset = start
-        horizon = now_ms + log.policy.delete_retention_ms
+        horizon = delete_horizon(log.policy, now_ms)
         while offset < end:
             if log.deleted or self.closing():
                 return False

@@ -7,7 +7,8 @@ Pulsar stores a policy first and obeys it later (https://pulsar.apache.org/docs/
 has not done what it says until the policy reads back.
 
 - retention.ms, retention.bytes -> retention, in whole minutes and MiB, rounded up: Pulsar drops whole ledgers, so it
-  always keeps somewhat more than was asked for. Without `delete` in cleanup.policy, all is kept.
+  always keeps somewhat more than was asked for. More than 68 years or 2 PiB is no limit there, and reads back as it was
+  given. Without `delete` in cleanup.policy, all is kept.
 - cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off. What the gateway's own topics keep after
   their first compaction is said in `compaction.py`.
 - max.message.bytes -> maxMessageSize, where the topic itself sets it, so that Pulsar's producers are held to it, too.
@@ -39,7 +40,11 @@ _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
 _SET_AGAIN_SECONDS: Final = 1.0
-_LARGEST: Final = 2**31 - 1
+_MOST_MINUTES: Final = (2**31 - 1) // 60
+"""Minutes of retention that Pulsar counts right: 68 years. It multiplies them by 60 in 32 bits, and refuses what
+becomes negative by that."""
+_MOST_MEBIBYTES: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
 _ENTRY_GROWTH: Final = 6
 _ENTRY_ROOM: Final = 64 * 1024
 """Bytes that an entry may have beside its records: names, schemas."""
@@ -58,9 +63,18 @@ def retention_of(policy: LogPolicy) -> Retention:
     """Pulsar's retention for a topic: minutes and MiB, -1 where there is no limit."""
     if not policy.delete:
         return Retention(-1, -1)
-    minutes = -1 if policy.retention_ms < 0 else min(max(-(-policy.retention_ms // _MINUTE), 1), _LARGEST)
-    megabytes = -1 if policy.retention_bytes < 0 else min(max(-(-policy.retention_bytes // _MIB), 1), _LARGEST)
-    return Retention(minutes, megabytes)
+    return Retention(
+        _limit(policy.retention_ms, _MINUTE, _MOST_MINUTES), _limit(policy.retention_bytes, _MIB, _MOST_MEBIBYTES)
+    )
+
+
+def _limit(value: int, unit: int, most: int) -> int:
+    """A limit in units of Pulsar, rounded up; -1 if there is none, or Pulsar cannot count so far.
+
+    What Pulsar cannot count is kept for ever: its largest limit would delete records that are to stay.
+    """
+    units = max(-(-value // unit), 1)
+    return units if value >= 0 and units <= most else -1
 
 
 def keeps(retention: Retention) -> bool:
@@ -90,7 +104,7 @@ async def differing_configs(admin: Admin, full_name: str, policy: LogPolicy, *, 
     if retention != retention_of(policy):
         delete = retention != FOREVER or not compact
         differing["retention.ms"] = str(max(retention.minutes * _MINUTE, -1))
-        differing["retention.bytes"] = str(max(retention.megabytes * _MIB, -1))
+        differing["retention.bytes"] = str(min(max(retention.megabytes * _MIB, -1), _LONG_MAX))
     if max_size != (max_size_of(policy, largest) or largest) and max_size < policy.max_message_bytes:
         differing["max.message.bytes"] = str(max_size)
     if (delete, compact) != (policy.delete, policy.compact):
