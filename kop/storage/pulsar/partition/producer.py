@@ -181,6 +181,11 @@ class PartitionProducer:
         """The latest loop time at which the producer was surely not fenced."""
         return float("-inf") if self._producer is None else self._producer.sure_at
 
+    @property
+    def connected(self) -> bool:
+        """Whether the producer is attached: no other broker has its name now."""
+        return self._producer is not None and self._producer.connected
+
     async def verify(self) -> None:
         """Ask Pulsar whether the producer is fenced. PulsarError where it is, or where Pulsar does not answer."""
         if self._producer is not None:
