@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from storage.batches import append, attached, batch, first, make, read_all, read_values
+from storage.batches import append, attached, batch, first, make, read_all, read_values, refused
 from storage.engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
@@ -265,6 +265,18 @@ async def test_a_batch_that_a_gateway_that_is_gone_stored_has_its_true_offset(pu
         assert await asyncio.gather(*again) == told
         assert await append_values(there, "new", producer=5, sequence=20) == 330 - 10 + 10
         assert other.counts["duplicates_found"] == 10
+
+
+async def test_a_batch_that_was_split_is_a_duplicate(pulsar_store: PulsarStore) -> None:
+    large = ["x" * (3 << 20), "y" * (3 << 20), "z"]
+    async with pulsar_store.opened() as engine:
+        told = await append_values(await make(engine), *large, producer=5)
+    async with pulsar_store.opened() as other:
+        there = await attached(other)
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            await append_values(there, large[1], producer=5, sequence=1)
+        assert await append_values(there, *large, producer=5) == told
+        assert await append_values(there, "new", producer=5, sequence=3) == told + 3
 
 
 async def test_the_first_batch_of_a_topic_is_answered_while_its_transaction_buffer_is_not_recovered(

@@ -171,7 +171,7 @@ class PartitionProducers:
         leader = self.lease.producer
         for producer in self._producers.values() if leader is None else (leader,):
             if producer.name == producer_name:
-                return producer.find(sequence_id)
+                return producer.find(sequence_id, count)
         return None
 
     def _leaders(self) -> PartitionProducer:
