@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast copier
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
 
 copier: $(VENV)/.test ## Kafka's own copier over Pulsar, while it and gateways are killed (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.copier $(ARGS)
+
+failover: $(VENV)/.test ## how transactions get on over Pulsar while the gateway is killed: two minutes (ARGS=--help; Java, Maven)
+	$(BIN)/python -m conformance.failover $(ARGS)
 
 lint: $(VENV)/.test ## format and check
 	$(BIN)/ruff format .

@@ -411,6 +411,12 @@ class TransactionStorage(Protocol):
         `partitions`: those that were added. Ended so, nothing of it can be committed any more.
         """
 
+    async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
+        """Return whether surely no other process can write into the transaction any more.
+
+        It may take long, and does no harm where it is cancelled. An error, too, is a False.
+        """
+
     async def end(self, ended: EndedTransaction) -> None:
         """Make its records readable, or hide them for good. Partitions that are gone are passed over."""
 

@@ -45,6 +45,10 @@ class MarkedTransactions:
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """See `TransactionStorage.confirm`. Nobody but the coordinator ends a transaction here."""
 
+    async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
+        """See `TransactionStorage.nobody_else_writes`. One process writes the logs."""
+        return True
+
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`. Raises the error of the first partition whose marker is not durable."""
         markers = [

@@ -10,6 +10,11 @@ coordinator may be verified for a broker that this one does not see: its end wai
 
 Nothing is verified of a transaction once its end is decided, and a verification is good from before it is asked for. So
 none is good any more that long after the decision: whatever a broker without offsets to end does, no end waits longer.
+
+Mostly it need not wait at all: a broker that was killed writes nothing, and storage knows that. So storage is asked
+whether any other broker has the partitions open for writing under the producer id (`nobody_else_writes`). A gateway
+that is killed every few seconds would else end nothing: each one that takes over would begin to wait anew. Offsets need
+no such wait: who coordinates them has fenced all others.
 """
 
 from __future__ import annotations
@@ -108,17 +113,18 @@ class TransactionEnds:
         """See `Markers.write`."""
         left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
         self.forget(ended.producer_id)
+        records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
+        in_records = ended._replace(partitions=records)
         of_offsets = {index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC}
         if self._others:
-            of_offsets = await self._tell_others(ended, of_offsets, decided, left_at)
+            of_offsets = await self._tell_others(ended, in_records, of_offsets, decided, left_at)
         else:
-            await _wait_until(min(left_at, decided) + LEASE_SECONDS)
-        records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
+            await self._wait_for_writers(in_records, min(left_at, decided) + LEASE_SECONDS)
         offsets = self.end_offsets(
             of_offsets, ended.producer_id, ended.producer_epoch, ended.storage_transaction, commit=ended.commit
         )
         if records or ended.storage_transaction:
-            error, _ = await asyncio.gather(offsets, self._storage.end(ended._replace(partitions=records)))
+            error, _ = await asyncio.gather(offsets, self._storage.end(in_records))
         else:
             error = await offsets
         if error:
@@ -150,11 +156,17 @@ class TransactionEnds:
         return error
 
     async def _tell_others(
-        self, ended: EndedTransaction, of_offsets: set[int], decided: float, left_at: float
+        self,
+        ended: EndedTransaction,
+        in_records: EndedTransaction,
+        of_offsets: set[int],
+        decided: float,
+        left_at: float,
     ) -> set[int]:
         """Have every other broker end its part. Returns the partitions of offsets that this broker coordinates.
 
-        `left_at`: when the last broker left that is not told and may have verified something.
+        `in_records`: the transaction without its partitions of offsets. `left_at`: when the last broker left that is
+        not told and may have verified something.
         """
         topic_id = self._offsets_topic()
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}
@@ -182,10 +194,24 @@ class TransactionEnds:
                 until = over
             if parts[broker_id]:
                 failed.append(error)
-        await _wait_until(until)
+        await self._wait_for_writers(in_records, until)
         if failed:
             raise failed[0]
         return own
+
+    async def _wait_for_writers(self, in_records: EndedTransaction, until: float) -> None:
+        """Wait until no broker that was not told writes into the transaction.
+
+        None does from `until` on, a time of `time.monotonic`, and none earlier where storage says so.
+        """
+        if (rest := until - time.monotonic()) <= 0:
+            return
+        try:
+            async with asyncio.timeout(rest):
+                if not await self._storage.nobody_else_writes(in_records):
+                    await asyncio.sleep(rest)
+        except TimeoutError:
+            pass
 
     async def _tell(self, broker_id: int, ended: EndedTransaction, of_offsets: list[int]) -> KopError | None:
         marker = WriteTxnMarkersRequest.WritableTxnMarker
@@ -216,9 +242,3 @@ class TransactionEnds:
                         text = f"it answers {code.name} for {of_topic.name}-{partition.partition_index}"
                         return KopError(text, code)
         return None
-
-
-async def _wait_until(at: float) -> None:
-    """Wait until a time of `time.monotonic`."""
-    if (rest := at - time.monotonic()) > 0:
-        await asyncio.sleep(rest)

@@ -16,6 +16,7 @@ from support.pulsar_gateway import PulsarGateway
 from support.waiting import until, wait_until
 
 from kop.errors import ErrorCode
+from kop.transactions import ends
 from kop.wire.messages import DescribeProducersRequest
 
 
@@ -230,3 +231,25 @@ def test_nobody_sees_an_open_transaction_on_a_topic_that_was_made_again(shared: 
     writer.producer.abort_transaction(SECONDS)
     shared.produce(topic, [{"value": "plain"}])
     assert [value for _, value in consumed(shared, topic, 1)] == ["plain"]
+
+
+def test_what_a_gateway_left_open_ends_as_soon_as_the_next_one_has_loaded_it(
+    interop: Interop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no lease, since Pulsar says that nobody else writes: gateways that live shortly get on, too."""
+    monkeypatch.setattr(ends, "LEASE_SECONDS", 3600.0)
+    topic = interop.create(interop.name())
+    gateway = PulsarGateway(interop.pulsar, "short-lived").start()
+    try:
+        for number in range(3):
+            producer = Transactional(gateway, "restarted")
+            producer.producer.begin_transaction()
+            producer.write(topic, f"committed {number}")
+            producer.producer.commit_transaction(SECONDS)
+            producer.producer.begin_transaction()
+            producer.write(topic, f"left open {number}")
+            gateway.restart()
+        Transactional(gateway, "restarted")
+    finally:
+        gateway.stop()
+    assert [value for _, value in consumed(interop, topic, 3)] == [f"committed {number}" for number in range(3)]

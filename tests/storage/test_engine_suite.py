@@ -469,6 +469,23 @@ async def test_sequences_and_epochs(store: Store) -> None:
         assert (view.producer_epoch, view.last_sequence, view.last_timestamp) == (0, 0, NOW)
 
 
+async def test_other_records_under_stored_sequences_are_no_duplicates_after_a_restart(store: Store) -> None:
+    """As before it, and as in Kafka: a duplicate has the sequences of a whole batch."""
+    stored = (["a", "b", "c", "d"], 0), (["e", "f"], 4), (["g"], 6)
+    async with store.opened() as engine:
+        log = await make(engine)
+        told = [await append(log, batch(values, producer=1, sequence=sequence)) for values, sequence in stored]
+    async with store.opened() as engine:
+        log = await attached(engine)
+        for values, sequence in ((["a"], 0), (["b"], 1), (["d"], 3), (["c", "d"], 2), (["d", "x"], 3), (["f", "g"], 5)):
+            with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+                await append(log, batch(values, producer=1, sequence=sequence))
+        again = [await append(log, batch(values, producer=1, sequence=sequence)) for values, sequence in stored]
+        assert [each.base_offset for each in again] == [each.base_offset for each in told]
+        await append(log, batch(["h"], producer=1, sequence=7))
+        assert await read_values(log) == list("abcdefgh")
+
+
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_windows_survive(store: Store, orderly: bool) -> None:
     if not store.promises.remembers_producers:

@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
-from storage.batches import append, attached, batch, first, make, read_all, read_values
+from storage.batches import append, attached, batch, first, make, read_all, read_values, refused
 from storage.engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
@@ -20,8 +21,10 @@ from kop.pulsar_client import Client, Producer, PulsarError
 from kop.pulsar_client.types import Receipt
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.base import PartitionLog
+from kop.records.transcode import EntryTransaction
+from kop.storage.base import EndedTransaction, PartitionLog
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import entry_sizes, tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog
 
@@ -265,6 +268,39 @@ async def test_a_batch_that_a_gateway_that_is_gone_stored_has_its_true_offset(pu
         assert await asyncio.gather(*again) == told
         assert await append_values(there, "new", producer=5, sequence=20) == 330 - 10 + 10
         assert other.counts["duplicates_found"] == 10
+
+
+async def test_a_batch_that_was_split_is_a_duplicate(pulsar_store: PulsarStore) -> None:
+    large = ["x" * (3 << 20), "y" * (3 << 20), "z"]
+    async with pulsar_store.opened() as engine:
+        told = await append_values(await make(engine), *large, producer=5)
+    async with pulsar_store.opened() as other:
+        there = await attached(other)
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            await append_values(there, large[1], producer=5, sequence=1)
+        assert await append_values(there, *large, producer=5) == told
+        assert await append_values(there, "new", producer=5, sequence=3) == told + 3
+
+
+async def test_who_else_writes_is_told_by_pulsar(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as other:
+        async with pulsar_store.opened() as engine:
+            here = await make(engine)
+            await append_values(here, "a", producer=5)
+            assert await here.nobody_else_writes(5), "this one does"
+            there = await attached(other)
+            assert await there.nobody_else_writes(6)
+            waiting = asyncio.create_task(there.nobody_else_writes(5))
+            ended = partial(EndedTransaction, "", 5, 0, frozenset({("t", 0)}), True, 2)
+            asked = other.transactions.nobody_else_writes
+            whole = asyncio.create_task(asked(ended(transaction_name(EntryTransaction(1, 2)))))
+            assert not await asked(ended(transaction_name(EntryTransaction(1, 2, sent_in=True))))
+            await append_values(here, "b", producer=5, sequence=1)
+            assert not waiting.done()
+            assert not whole.done()
+        assert await asyncio.gather(waiting, whole) == [True, True]
+        await append_values(there, "c", producer=5, sequence=2)
+        assert await read_values(there) == ["a", "b", "c"]
 
 
 async def test_the_first_batch_of_a_topic_is_answered_while_its_transaction_buffer_is_not_recovered(

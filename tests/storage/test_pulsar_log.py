@@ -1726,12 +1726,83 @@ async def test_a_batch_of_which_pulsar_drops_the_rest_with_a_stored_part_is_not_
     play = Play(41)
     play.broker.foreign(3, name="pid-41", sequence_id=0)
     play.broker.sequences["pid-41"] = 2
-    play.append(1, ("b", "c", "d", "e"))
+    play.append(0, ("a", "b", "c", "d", "e"))
     await settle()
     await play.run("D")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [ErrorCode.UNKNOWN_PRODUCER_ID]
     assert play.counts == {"duplicates_that_are_not_stored": 1}
+    await play.log.close()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1), (2, 2), (3, 1), (1, 3), (2, 5)])
+async def test_other_records_under_stored_sequences_are_out_of_order(first: int, count: int, seen: bool) -> None:
+    """As Kafka says, which compares whole batches. `seen`: the log knows by its tail what is stored."""
+    play = Play(41)
+    broker = play.broker
+    if seen:
+        await play.log.attach()
+    broker.foreign(4, name="pid-41", sequence_id=0)
+    broker.sequences["pid-41"] = 3
+    await play.log.attach()
+    await play.run("T")
+    play.append(first, tuple("abcdefg"[:count]))
+    await settle()
+    if broker.sent:
+        await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    play.append(0, ("a", "b", "c", "d"))
+    await settle()
+    if any(not sent.answered for sent in broker.sent):
+        await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    play.append(4, ("e",))
+    await settle()
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 3, 7]
+    await play.log.close()
+
+
+async def test_other_records_are_no_retry_of_a_batch_that_is_being_looked_for() -> None:
+    play = Play(41)
+    broker = play.broker
+    broker.foreign(4, name="pid-41", sequence_id=0)
+    broker.sequences["pid-41"] = 3
+    await play.log.attach()
+    play.append(0, ("a", "b", "c", "d"))
+    await settle()
+    for count in (1, 4, 1):  # while the first one has no receipt
+        play.append(0, tuple("abcd"[:count]))
+    await settle()
+    await play.run("D")
+    play.append(0, ("a",))  # while the stored batch is searched for
+    play.append(0, ("a", "b", "c", "d"))
+    await settle()
+    await play.run("D" * sum(not sent.answered for sent in broker.sent))
+    await until(lambda: None not in play.outcomes, seconds=20)
+    wrong = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert play.outcomes == [3, wrong, 3, wrong, wrong, 3]
+    await play.log.close()
+
+
+@pytest.mark.parametrize("pieces", [(2, 2), (1, 3), (1, 1, 1, 1)])
+async def test_a_batch_that_was_stored_in_pieces_is_known_however_it_would_be_cut_now(
+    pieces: tuple[int, ...],
+) -> None:
+    play = Play(41)
+    broker = play.broker
+    first = 0
+    for count in pieces:
+        broker.foreign(count, name="pid-41", sequence_id=first)
+        first += count
+    broker.sequences["pid-41"] = 3
+    await play.log.attach()
+    play.append(0, ("a", "b", "c", "d"))
+    await settle()
+    await play.run("D" * sum(not sent.answered for sent in broker.sent))
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [3]
     await play.log.close()
 
 
@@ -1752,7 +1823,15 @@ async def test_a_duplicate_that_is_found_nowhere_ends(producer: int, monkeypatch
     [
         ("", (0, 2), Stored(Outcome.UNKNOWN)),
         ("p0+2", (0, 2), Stored(Outcome.FOUND, 0, 1)),
-        ("p0+5", (3, 2), Stored(Outcome.FOUND, 3, 1)),
+        ("p0+5", (0, 5), Stored(Outcome.FOUND, 0, 1)),
+        ("p0+5", (0, 1), Stored(Outcome.OTHERS)),
+        ("p0+5", (1, 1), Stored(Outcome.OTHERS)),
+        ("p0+5", (3, 2), Stored(Outcome.OTHERS)),
+        ("p0+5", (3, 3), Stored(Outcome.OTHERS)),
+        ("p0+2 p2+4", (0, 4), Stored(Outcome.OTHERS)),
+        ("p0+2 p2+4", (1, 5), Stored(Outcome.OTHERS)),
+        ("p0+2 p2+4", (0, 6), Stored(Outcome.FOUND, 0, 2)),
+        ("p0+2 p0+2 p2+2", (0, 2), Stored(Outcome.FOUND, 0, 1)),
         ("p0+2 p2+2", (0, 4), Stored(Outcome.FOUND, 0, 2)),
         ("p0+2 q9+1 p2+2", (0, 4), Stored(Outcome.SCATTERED, -1, 3)),
         ("p0+2 p4+2", (2, 2), Stored(Outcome.ABSENT)),
@@ -1764,11 +1843,14 @@ async def test_a_duplicate_that_is_found_nowhere_ends(producer: int, monkeypatch
         ("p4+2", (2, 2), Stored(Outcome.UNKNOWN)),
         ("^ p4+2", (2, 2), Stored(Outcome.ABSENT)),
         ("p0+2", (2, 2), Stored(Outcome.UNKNOWN)),
-        ("p0+3 p4+2", (2, 2), Stored(Outcome.ABSENT)),
-        ("p0+3", (2, 2), Stored(Outcome.ABSENT)),
-        ("p0+3 q0+1", (2, 2), Stored(Outcome.ABSENT)),
-        ("p0+3 / q0+1", (2, 2), Stored(Outcome.UNKNOWN)),
-        ("p0+3 q0+1 $", (2, 2), Stored(Outcome.UNKNOWN)),
+        ("p0+3 p4+2", (2, 2), Stored(Outcome.OTHERS)),
+        ("p0+3 p4+2", (0, 4), Stored(Outcome.ABSENT)),
+        ("p0+3", (2, 2), Stored(Outcome.OTHERS)),
+        ("p0+3", (0, 4), Stored(Outcome.ABSENT)),
+        ("p0+3 q0+1", (0, 4), Stored(Outcome.ABSENT)),
+        ("p0+3 / q0+1", (2, 2), Stored(Outcome.OTHERS)),
+        ("p0+3 / q0+1", (0, 4), Stored(Outcome.UNKNOWN)),
+        ("p0+3 q0+1 $", (0, 4), Stored(Outcome.UNKNOWN)),
     ],
 )
 def test_what_a_stretch_of_the_log_proves(entries: str, wanted: tuple[int, int], expected: Stored) -> None:

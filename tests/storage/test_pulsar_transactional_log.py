@@ -907,6 +907,26 @@ async def test_the_probe_finds_whole_batches_fit_and_leaves_nothing(pulsar_store
         await until(gone)
 
 
+async def test_a_version_of_pulsar_is_tried_once(pulsar_store: PulsarStore) -> None:
+    """A start waits for no new topic, which a busy Pulsar broker takes seconds to make."""
+    tried: list[str | None] = []
+
+    async def seen(*_: object) -> str | None:
+        tried.append("unfit" if len(tried) < 2 else None)
+        return tried[-1]
+
+    with mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", seen):
+        for fits in (False, True, True):
+            async with pulsar_store.opened() as engine:
+                await engine.transactions.begin(1000)
+                assert engine.transactions.whole_batches is fits
+        assert tried == ["unfit", "unfit", None], "what is fit is remembered, and nothing else"
+        async with pulsar_store.opened() as engine:
+            with mock.patch.object(engine.admin, "version", mock.AsyncMock(return_value="another")):
+                await engine.transactions.begin(1000)
+        assert len(tried) == 4
+
+
 async def test_where_whole_batches_do_not_fit_each_record_is_an_entry(
     pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -960,7 +980,8 @@ async def test_packed_offsets_know_transactions_of_whole_batches_only(pulsar_sto
             await append(log, batch(["plain"]))
             await writer.end(commit=commit)
         await shows(log, "a", "b", "plain", "plain", "a", "b", "plain")
-    with mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", unfit):
+    another_version = mock.patch("kop.pulsar_client.admin.Admin.version", mock.AsyncMock(return_value="another"))
+    with another_version, mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", unfit):
         async with store.opened() as engine:
             with refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
                 await engine.transactions.begin(MINUTE)

@@ -68,8 +68,12 @@ class World:
         self.codes: dict[tuple[str, int], E] = {}
         """Of single partitions, where it is another one than that of the peer."""
         self.tags: dict[int, bytes] = {}
+        self.writers: bool | None = True
+        """Whether others may write into the transaction; None: storage does not answer."""
+        self.asked = 0
+        """How often storage was asked for that."""
         self.ends = TransactionEnds(
-            self,  # type: ignore[arg-type]  # ends call `end` alone of storage
+            self,  # type: ignore[arg-type]  # ends call these two alone of storage
             self,
             lambda: TOPIC_ID,
             self.cluster,
@@ -88,6 +92,13 @@ class World:
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         raise AssertionError("it is confirmed before its end is decided")
+
+    async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
+        assert ended.partitions <= {("t", 0)}
+        self.asked += 1
+        if self.writers is None:
+            await asyncio.get_running_loop().create_future()
+        return not self.writers
 
     async def end(self, ended: EndedTransaction) -> None:
         self.done.append(("records", set(ended.partitions)))
@@ -202,6 +213,43 @@ async def test_a_broker_that_left_delays_the_end_by_its_lease() -> None:
     await write(w, ended(("t", 0)))
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
+
+
+@pytest.mark.parametrize("others", [(), (2,), (2, 3)])
+async def test_no_lease_is_waited_for_where_storage_knows_that_nobody_else_writes(
+    others: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is killed again and again would else end nothing: each one would begin to wait anew."""
+    monkeypatch.setattr(module, "LEASE_SECONDS", 3600.0)
+    w = World(*others, 4)
+    w.writers = False
+    w.away = {2}
+    w.cluster.ids = [ME, *others]
+    w.cluster.changed()
+    async with asyncio.timeout(60):
+        await write(w, ended(("t", 0), (OFFSETS, 4 * len(w.cluster.ids))), time.monotonic())
+    assert w.done[-1] == ("records", {("t", 0)})
+    assert w.asked == 1
+
+
+@pytest.mark.parametrize("others", [(), (2,)])
+async def test_a_lease_is_waited_for_where_storage_does_not_answer(others: tuple[int, ...]) -> None:
+    w = World(*others)
+    w.writers = None
+    w.away = {2}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(60):
+        await write(w, ended(("t", 0)), time.monotonic())
+    assert loop.time() - began >= 0.04
+    assert w.done[-1] == ("records", {("t", 0)})
+
+
+@pytest.mark.parametrize("others", [(), (2,)])
+async def test_storage_is_not_asked_who_writes_where_every_broker_is_told(others: tuple[int, ...]) -> None:
+    w = World(*others)
+    await write(w, ended(("t", 0)))
+    assert w.asked == 0
 
 
 @pytest.mark.parametrize("leaves", [False, True])

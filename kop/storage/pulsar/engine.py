@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
@@ -30,7 +31,7 @@ from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused, kafka_error
-from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, ProducerNaming
+from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
@@ -135,13 +136,13 @@ class PulsarEngine:
             kept_number=self.partition_numbers.largest,
             keep_number=self.partition_numbers.keep,
         )
-        native = client.transactions()
+        self._native_transactions = native = client.transactions()
         self.transactions = PulsarTransactions(
             context,
             native,
             Fences(context, lambda: self.producer_naming.fences),
             self._partition,
-            probe=lambda: whole_batches_unfit(context, native, context.naming.probe_topic(secrets.token_hex(8))),
+            probe=self._whole_batches_unfit,
             packed=not self.mapping.dense,
         )
         self.compactions = Compactions(context, self._logs.all, self.topics.pulsar)
@@ -273,6 +274,23 @@ class PulsarEngine:
         await self.admin.close()
 
     # --- callbacks between the parts
+
+    async def _whole_batches_unfit(self) -> str | None:
+        """Return why whole batches cannot be in Pulsar's transactions; see `whole_batches_unfit`.
+
+        Where they were seen to fit, the cluster remembers the version of Pulsar: a start need not try that one again.
+        """
+        version = ""
+        with suppress(PulsarError):  # then it is tried, and not remembered
+            version = await self.admin.version()
+            if await self._cluster_topic.get_state(WHOLE_BATCHES_FIT) == version:
+                return None
+        topic = self.context.naming.probe_topic(secrets.token_hex(8))
+        unfit = await whole_batches_unfit(self.context, self._native_transactions, topic)
+        if unfit is None and version:
+            with suppress(PulsarError):
+                await self._cluster_topic.put_state(WHOLE_BATCHES_FIT, version)
+        return unfit
 
     def _partition(self, topic_name: str, partition: int) -> PulsarLog | None:
         topic = self.topics.get(topic_name)

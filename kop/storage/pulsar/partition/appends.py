@@ -125,6 +125,11 @@ class Append:
         """Whether the batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
         return self.header.producer_id >= 0
 
+    def has_sequences_of(self, header: BatchHeader) -> bool:
+        """Return whether a batch of the same producer and epoch has the same sequences."""
+        own = self.header
+        return (own.base_sequence, own.last_sequence) == (header.base_sequence, header.last_sequence)
+
     @property
     def placed(self) -> bool:
         """Whether the offset of the first record is known, and all others follow from it."""
@@ -198,6 +203,9 @@ class EntryProducer(Protocol):
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
         """Take receipts of entries: each was stored as an entry of a ledger, or before that, where these are -1."""
 
+    def others_are_stored(self, entry: InFlightEntry) -> None:
+        """Note that Pulsar dropped an entry because others have its sequence ids."""
+
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
         """Take the failure of an entry: Pulsar refused it, or it is not known whether it is stored."""
 
@@ -248,6 +256,16 @@ class InFlightEntry(PendingEntry):
     def count(self) -> int:
         """How many records the entry has."""
         return self.highest_sequence_id - self.sequence_id + 1
+
+    @property
+    def stored_range(self) -> tuple[int, int]:
+        """The sequence id and the number of the records of which an earlier copy is looked for.
+
+        They are the whole batch if all of that was stored before: it may have been split otherwise then.
+        """
+        if self.sent_again:
+            return self.sequence_id - self.first, self.append.header.last_offset_delta + 1
+        return self.sequence_id, self.count
 
     def stored(self, position: Position) -> None:
         """Hand the entry's receipt to its producer."""
@@ -465,10 +483,10 @@ class Appends:
         if self._searching is None:
             self._searching = self._loop.create_task(self._find_duplicates())
 
-    def searched(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
-        """The entry with this producer name and sequence id whose earlier copy is being looked for; None for none."""
+    def searched(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
+        """The entry of so many records of a producer whose earlier copy is being looked for; None for none."""
         for entry in self._duplicates:
-            if entry.sequence_id == sequence_id and entry.producer.name == producer_name:
+            if (entry.sequence_id, entry.count) == (sequence_id, count) and entry.producer.name == producer_name:
                 return entry
         return None
 
@@ -825,18 +843,21 @@ class Appends:
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
         """Search for a batch that is stored under this sequence id, and whose offset was not known in time."""
-        asked = self.searched(producer.name, sequence_id)
-        if asked is not None:
+        count = append.header.last_offset_delta + 1
+        asked = self.searched(producer.name, sequence_id, count)
+        if asked is not None and asked.whole:
             append.end_as(asked.append)
             return
         append.left = 1
-        nothing = transcode.SendFrame(b"", append.header.last_offset_delta + 1, 0, 0)
-        self.duplicate(InFlightEntry(append, nothing, 0, sequence_id, True, producer, 0.0, 0), old=True)
+        nothing = transcode.SendFrame(b"", count, 0, 0)
+        entry = InFlightEntry(append, nothing, 0, sequence_id, True, producer, 0.0, 0)
+        entry.sent_again = True
+        self.duplicate(entry, old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
         """Whether a record of a producer is found among the last entries; see `Wanted`. PulsarError and KopError."""
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
-        return stored.outcome is Outcome.FOUND
+        return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}
 
     async def _find_duplicates(self) -> None:
         backoff = Backoff(0.1, 1.0)
@@ -847,9 +868,7 @@ class Appends:
                 if not due:
                     await asyncio.sleep(LATE_TAIL_SECONDS / 2)
                     continue
-                wanted = [
-                    Wanted(entry.producer.name, entry.sequence_id, entry.count, entry.in_transaction) for entry in due
-                ]
+                wanted = [Wanted(entry.producer.name, *entry.stored_range, entry.in_transaction) for entry in due]
                 try:
                     answers = await self._search(wanted)
                 except Exception as error:  # whatever it is, the clients that wait have to be answered
@@ -880,11 +899,17 @@ class Appends:
         append = entry.append
         if stored.outcome is Outcome.FOUND:
             self._count(Fault.DUPLICATES_FOUND)
-            append.lies_at(stored.base, entry.first)
+            append.lies_at(stored.base, 0 if entry.sent_again else entry.first)
             append.time = stored.append_time if self._log.policy.log_append_time else -1
         elif stored.outcome is Outcome.SCATTERED:
             append.scattered = True
-        elif stored.outcome is Outcome.ABSENT:
+        elif stored.outcome is Outcome.OTHERS and append.idempotent:
+            self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
+            text = f"other records of the producer are stored with sequences from {append.header.base_sequence} on"
+            _log.info("%s: a batch of producer %s is refused: %s", self._log.title, entry.producer.name, text)
+            append.refuse(PeerError(text, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER))
+            entry.producer.others_are_stored(entry)
+        elif stored.outcome in {Outcome.ABSENT, Outcome.OTHERS}:
             # Pulsar drops it as a duplicate, because its first records, or later entries of its producer, are stored.
             self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
             text = "the batch, or a part of it, was refused when it was sent first, and what came behind is stored"

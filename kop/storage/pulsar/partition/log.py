@@ -388,6 +388,10 @@ class PulsarLog(Partition):
         if txn is not None:
             self._producers.join(producer_id, producer_epoch, txn)
 
+    async def nobody_else_writes(self, producer_id: int) -> bool:
+        """Return whether no other broker has the Pulsar producer of a producer id; see `PartitionProducers`."""
+        return await self._producers.nobody_else_writes(producer_id)
+
     def fenced(self, position: Position) -> None:
         """Note that a fence of this broker is stored at this position: batches of its transaction come behind it."""
         self.appends.fenced(position)

@@ -170,17 +170,29 @@ class PartitionProducer:
         waits = self._producer is not None and self._producer.pending
         return not waits and not self._queue and self._opening is None
 
-    def find(self, sequence_id: int) -> InFlightEntry | None:
-        """An entry without a receipt, or with one that says "duplicate" because an earlier one was lost."""
-        sent = None if self._producer is None else self._producer.find(sequence_id)
-        if isinstance(sent, InFlightEntry) and not sent.done:
+    def find(self, sequence_id: int, count: int) -> InFlightEntry | None:
+        """An entry of so many records without a receipt, or with one that says "duplicate" because an earlier one was
+        lost.
+        """
+        sent = self._under_way(sequence_id)
+        if sent is not None and sent.count == count:
             return sent
-        return self._appends.searched(self.name, sequence_id)
+        return self._appends.searched(self.name, sequence_id, count)
+
+    def _under_way(self, sequence_id: int) -> InFlightEntry | None:
+        """The entry without a receipt that begins with this sequence id."""
+        sent = None if self._producer is None else self._producer.find(sequence_id)
+        return sent if isinstance(sent, InFlightEntry) and not sent.done else None
 
     @property
     def sure_at(self) -> float:
         """The latest loop time at which the producer was surely not fenced."""
         return float("-inf") if self._producer is None else self._producer.sure_at
+
+    @property
+    def connected(self) -> bool:
+        """Whether the producer is attached: no other broker has its name now."""
+        return self._producer is not None and self._producer.connected
 
     async def verify(self) -> None:
         """Ask Pulsar whether the producer is fenced. PulsarError where it is, or where Pulsar does not answer."""
@@ -495,10 +507,16 @@ class PartitionProducer:
                 return
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
-            if known and (in_flight := self.find(first)) is not None:
-                append.end_as(in_flight.append)
+            if known and (in_flight := self._under_way(first)) is not None:
+                if in_flight.append.has_sequences_of(header):
+                    append.end_as(in_flight.append)
+                else:  # other records, and Pulsar is asked under one sequence id for one batch at a time
+                    self._appends.find_again(append, self, first)
                 return
-            if known and first + header.last_offset_delta <= self._path.stored.of(self.name):
+            if known and (
+                first + header.last_offset_delta <= self._path.stored.of(self.name)
+                or self._appends.searched(self.name, first, header.last_offset_delta + 1) is not None
+            ):
                 self._appends.find_again(append, self, first)
                 return
         else:
@@ -783,6 +801,11 @@ class PartitionProducer:
         if self._throttle.received(now, waited):
             taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
             entry.append.throttle_ms = still_to_wait(waited, taken, entry.size + behind)
+
+    def others_are_stored(self, entry: InFlightEntry) -> None:
+        """Begin anew behind what is stored, if the window has taken a batch that others stand in place of."""
+        if not entry.sent_again and not self.ended:
+            self._end(BackendError(f"{self._log.title}: what {self.name} has stored is asked again"))
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
         """Take the failure of an entry, which gets no receipt."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from kop.errors import KopError
+from kop.pulsar_client import PulsarError
 from kop.records.batch import BatchHeader
 from kop.records.transcode import EntryTransaction
 from kop.storage.base import AppendWaiter, ProducerView
@@ -81,6 +83,37 @@ class PartitionProducers:
             )
         return producer
 
+    async def nobody_else_writes(self, producer_id: int) -> bool:
+        """Return whether no other broker has the Pulsar producer of a producer id, once that is so.
+
+        A Pulsar broker gives its name to one connection at a time, and to the next one when it has taken all that the
+        former sent. So it is asked for, until it is free or the caller cancels this. False where Pulsar does not tell.
+        """
+        path, name = self._path, self._path.services.producer_naming().of(producer_id)
+        pause = 0.02
+        while True:
+            producer = self._producers.get(producer_id)
+            if producer is not None and producer.connected:
+                return True
+            try:
+                taken = await path.context.client.open_producer(
+                    path.log.partition_name,
+                    name=name,
+                    before_attach=path.check_exists,
+                    confirm=partial(path.services.confirm, path.log),
+                    lane=path.throttle.lane,
+                )
+            except PulsarError as error:
+                if error.code != "ProducerBusy":
+                    return False
+            except KopError:
+                return False
+            else:
+                await taken.close()
+                return True
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
     def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
         """The compiled writer for the batches that come behind this one of its producer; None where there is none."""
         if self.lease.producer is not None or header.producer_id in self._joined:  # whatever the batch's own epoch
@@ -138,7 +171,7 @@ class PartitionProducers:
         leader = self.lease.producer
         for producer in self._producers.values() if leader is None else (leader,):
             if producer.name == producer_name:
-                return producer.find(sequence_id)
+                return producer.find(sequence_id, count)
         return None
 
     def _leaders(self) -> PartitionProducer:

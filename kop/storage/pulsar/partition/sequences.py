@@ -11,8 +11,9 @@ there. 15 bits of epoch and 47 of sequence fill Pulsar's signed 64 bits.
 
 The window is this broker's own memory of what it sent; Pulsar's sequence id is what all brokers know. What lies at or
 below that and is not in the window was stored, or is being stored this moment for a broker that is gone: it is sent
-once more, so that Pulsar says which. Dropped as a duplicate there, it is DUPLICATE_SEQUENCE_NUMBER to the client, by
-which clients learn "stored" without an offset. A guess would be a wrong answer.
+once more, so that Pulsar says which. Dropped as a duplicate there, it is looked for in the log: Pulsar compares the
+first sequence id alone, and the entries tell whether they hold this very batch. If they lie too far back, it is
+DUPLICATE_SEQUENCE_NUMBER to the client, by which clients learn "stored" without an offset.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Verdict(NamedTuple):
     sequence_id: int | None = None
     """The batch is to be sent, its first record under this id."""
     known: bool = False
-    """Whether Pulsar had the batch before this broker began: it is sent to be confirmed, and is not taken."""
+    """True if Pulsar had these sequences before this broker began: the batch is sent to be confirmed, and not taken."""
     original: Sent | None = None
     """The batch is a duplicate of this one."""
     error: PeerError | None = None

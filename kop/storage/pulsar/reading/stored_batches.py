@@ -7,6 +7,9 @@ Entries of one producer lie in the order of their sequence ids: Pulsar's dedupli
 lower one. So a range of sequence ids that is missing between two entries of its producer, in a stretch of the log
 without gaps, was never stored.
 
+A batch is stored only where its range is that of whole entries: of one, or of several that it was split into. Where
+entries of its producer reach over an end of the range, they hold other batches, which have its sequence ids.
+
 The last entries are read by a reader of its own, which is fast. Where the Pulsar broker holds readers back (a dispatch
 rate, an open transaction), and for batches of transactions, fewer of them are looked at by REST, one request for each.
 """
@@ -58,6 +61,8 @@ class Outcome(Enum):
     FOUND = "found"
     SCATTERED = "scattered"
     """All messages are stored, with other messages between them, so that no one base offset tells where."""
+    OTHERS = "others"
+    """Entries that reach over an end of the range have its sequence ids: other messages are stored under these."""
     ABSENT = "absent"
     """Not all messages are stored, and they never will be, because later messages of the producer are."""
     UNKNOWN = "unknown"
@@ -116,20 +121,24 @@ class Stretch:
     def find(self, wanted: Wanted) -> Stored:
         """Where the messages lie."""
         first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
-        at, base, scattered = first, -1, False
+        at, base, scattered, others = first, -1, False, False
         before = after = None
         for entry in self._by_producer.get(wanted.producer_name, ()):
             if entry.sequence_id > at:
                 after = after or entry
                 continue
-            before = entry
-            if entry.sequence_id + entry.num_messages > at:
+            before, end = entry, entry.sequence_id + entry.num_messages
+            if end > behind or entry.sequence_id < first < end:
+                others = True
+            elif end > at:
                 here = entry.base + first - entry.sequence_id
                 scattered = scattered or base not in {-1, here}
-                base, at = here, entry.sequence_id + entry.num_messages
-                if at >= behind:
+                base, at = here, end
+                if at == behind:
                     outcome = Outcome.SCATTERED if scattered else Outcome.FOUND
                     return Stored(outcome, -1 if scattered else base, entry.append_time)
+        if others:
+            return Stored(Outcome.OTHERS)
         low = 0 if before is None else before.order + 1
         # Pulsar goes by the first sequence id of an entry: one that begins with a stored message is dropped as a whole.
         high = after.order if after is not None else self._order if at > first else -1

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final
+from typing import Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
 from kop.pulsar_client import PulsarError, Transactions, TxnId
@@ -54,6 +54,13 @@ _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
 log = logging.getLogger(__name__)
 
 
+class TransactionPartition(FencedPartition, Protocol):
+    """A partition that has a part in a transaction."""
+
+    async def nobody_else_writes(self, producer_id: int) -> bool:
+        """Return whether no other broker can write for a producer id; see `PartitionProducers.nobody_else_writes`."""
+
+
 class PulsarTransactions:
     """A `TransactionStorage` over Pulsar. `find` gives a partition by its topic's name and its number."""
 
@@ -62,7 +69,7 @@ class PulsarTransactions:
         context: PulsarContext,
         transactions: Transactions,
         fences: Fences,
-        find: Callable[[str, int], FencedPartition | None],
+        find: Callable[[str, int], TransactionPartition | None],
         *,
         probe: Callable[[], Awaitable[str | None]],
         packed: bool,
@@ -215,6 +222,21 @@ class PulsarTransactions:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
             raise refused from error
 
+    async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
+        """See `TransactionStorage.nobody_else_writes`.
+
+        A broker that takes the producer's name a moment later, for a batch of before, writes what is hidden with the
+        others where the transaction is aborted, and a duplicate where it is committed: whoever commits has all answers.
+        Records that are sent in the transaction are another matter, a late one holds readers back: False.
+        """
+        if ended.partitions and self._named(ended.storage_transaction).sent_in:
+            return False
+        existing = [self._find(*partition) for partition in ended.partitions]
+        answers = await asyncio.gather(
+            *(partition.nobody_else_writes(ended.producer_id) for partition in existing if partition is not None)
+        )
+        return all(answers)
+
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`."""
         named = self._named(ended.storage_transaction)
@@ -296,7 +318,7 @@ class PulsarTransactions:
             raise InternalError(f"{storage_transaction.hex()!r} names no transaction of Pulsar")
         return named
 
-    def _existing(self, name: str, partition: int) -> FencedPartition:
+    def _existing(self, name: str, partition: int) -> TransactionPartition:
         existing = self._find(name, partition)
         if existing is None:
             raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
