@@ -199,9 +199,9 @@ class DirectLog(MemoryLog):
             return
         batch = bytearray(batch)
         try:
-            found = check_records(batch, header, False, self.policy.max_uncompressed_bytes)
+            checked = check_records(batch, header, False, self.policy.max_uncompressed_bytes)
             header = checked_times(
-                batch, header, found.earliest, found.latest, self.policy, now_ms=now_ms, reserve=waiter.reserve
+                batch, header, checked.earliest, checked.latest, self.policy, now_ms=now_ms, reserve=waiter.reserve
             )
         except KopError as error:
             waiter.append_failed(place, error)
