@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import BatchHeader, Codec
 from kop.records.recompress import recompress
-from kop.records.validation import inflated
+from kop.records.validation import TimeLimits, inflated
 from kop.storage.base import Buffer, LogPolicy, TopicInfo
 
 INT_MAX: Final = 2**31 - 1
@@ -417,18 +417,13 @@ class ProduceRules:
     max_uncompressed_bytes: int
     """Where records have to be walked: the most that they may decompress to."""
     log_append_time: bool
-    before_max_ms: int
-    after_max_ms: int
+    time_limits: TimeLimits
     codec: Codec | None
     """compression.type; None: as the producer sent them."""
 
     def takes_times(self, earliest: int, latest: int, now_ms: int) -> bool:
         """Whether CreateTime from `earliest` to `latest` is near enough to `now_ms`; -1 is no time, and is taken."""
-        if self.log_append_time:
-            return True
-        return (earliest < 0 or now_ms - earliest <= self.before_max_ms) and (
-            latest < 0 or latest - now_ms <= self.after_max_ms
-        )
+        return self.log_append_time or self.time_limits.take(earliest, latest, now_ms)
 
     def changes_codec(self, header: BatchHeader) -> bool:
         """Whether a batch is stored in another codec than its own."""
@@ -543,6 +538,7 @@ class TopicConfigs:
             raw_entries=raw,
             max_uncompressed_bytes=_may_grow_to(max_message_bytes),
             max_message_bytes=max_message_bytes,
+            time_limits=self._time_limits(topic),
             limits_messages="max.message.bytes" in topic.configs,
         )
 
@@ -569,14 +565,18 @@ class TopicConfigs:
             compact="compact" in self.value(topic, "cleanup.policy"),
             max_uncompressed_bytes=_may_grow_to(max_message_bytes),
             log_append_time=self.value(topic, "message.timestamp.type") == "LogAppendTime",
-            before_max_ms=self.value(topic, "message.timestamp.before.max.ms"),
-            after_max_ms=self.value(topic, "message.timestamp.after.max.ms"),
+            time_limits=self._time_limits(topic),
             codec=_CODECS[self.value(topic, "compression.type")],
         )
         if len(self._rules) >= _MOST_KEPT:  # topics that are gone leave theirs behind
             self._rules.clear()
         self._rules[topic.topic_id] = (topic.configs, rules)
         return rules
+
+    def _time_limits(self, topic: TopicInfo) -> TimeLimits:
+        return TimeLimits(
+            self.value(topic, "message.timestamp.before.max.ms"), self.value(topic, "message.timestamp.after.max.ms")
+        )
 
     def max_message_bytes(self, topic: TopicInfo) -> int:
         """Largest record batch of the topic in bytes."""

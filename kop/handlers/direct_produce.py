@@ -106,8 +106,7 @@ class DirectProduce:
             max(header.producer_id, -1),
             writer,
             rules.max_message_bytes,
-            rules.before_max_ms,
-            rules.after_max_ms,
+            *rules.time_limits,
             rules.compact,
             rules.codec is None,
         )

@@ -7,6 +7,8 @@
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
 - compression.type other than `producer` stores the batch in that codec.
+- A batch with the LogAppendTime bit, as a copy from another topic has it, loses the bit; on a LogAppendTime topic it is
+  INVALID_TIMESTAMP.
 - Records with a timestamp that the topic does not allow are named in record_errors with INVALID_TIMESTAMP (KIP-467). Of
   a batch with more than 5,000 records none is named: its client takes all of them for refused.
 - A transactional batch needs a transactional id, else the whole request is TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Its
@@ -37,15 +39,15 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.produce_refusals import refused_by_log, refused_partition
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
 from kop.records.batch import (
-    HEADER_SIZE,
     LOG_OVERHEAD,
+    NO_TIMESTAMP,
     BatchHeader,
     check_produced,
     is_transactional,
     read_header,
-    stamp_max_timestamp,
+    stamp_create_time,
 )
-from kop.records.validation import MOST_NAMED, check_records, inflated, refuse_timestamps
+from kop.records.validation import check_records, inflated, refuse_times
 from kop.storage.base import AppendResult, Buffer, PartitionLog
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
@@ -66,8 +68,6 @@ _COORDINATOR_ERRORS = {
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.NETWORK_EXCEPTION,
 }
-_REFUSAL_BYTES = 200
-"""About what an answer holds of a record that is refused: a batch can have many in a few bytes."""
 _TOLD = -(1 << 62)
 _INT32: Final = struct.Struct(">i")
 
@@ -382,10 +382,10 @@ def _submit(
         header = BatchHeader._make(fields)
     else:
         header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
+    if header.log_append_time:
+        records, header = _with_create_time(answer, rules, records, header)
     stored, body = records, None
     if gw.engine.promises.checks_records:
-        if not rules.takes_times(header.base_timestamp, header.max_timestamp, ctx.now_ms):
-            _refuse_times(answer, rules, records, header, None)
         if header.codec and rules.changes_codec(header):
             body = _inflated(answer, rules, records, header)
     else:
@@ -402,7 +402,7 @@ def _submit(
             _refuse_times(answer, rules, records, header, body)
         if latest != header.max_timestamp and not rules.log_append_time:
             stored = records = records if isinstance(records, bytearray) else bytearray(records)
-            stamp_max_timestamp(stored, latest)  # as Kafka does: look-ups by time go by what the header says
+            stamp_create_time(stored, latest)  # as Kafka does: look-ups by time go by what the header says
             header = read_header(stored)
     stored, header = rules.stored(stored, header, body)
     del body  # a log that decompresses, too, would hold both
@@ -423,19 +423,36 @@ def _inflated(answer: ProduceAnswer, rules: ProduceRules, records: Buffer, heade
     return body
 
 
+def _with_create_time(
+    answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader
+) -> tuple[bytearray, BatchHeader]:
+    """Return a batch of LogAppendTime, copied from another topic, as one of CreateTime, and its header.
+
+    As in Kafka its records have the batch's largest timestamp when that is judged, and their own ones then.
+    INVALID_TIMESTAMP on a LogAppendTime topic, and if there is no such timestamp.
+    """
+    time, now_ms = header.max_timestamp, answer.ctx.now_ms
+    if rules.log_append_time or time == NO_TIMESTAMP:
+        raise PeerError("Producer should not set timestamp type to LogAppendTime", ErrorCode.INVALID_TIMESTAMP)
+    if not rules.takes_times(time, time, now_ms):
+        _refuse_times(answer, rules, records, header)
+    records = bytearray(records)
+    stamp_create_time(records, time)
+    return records, read_header(records)
+
+
 def _refuse_times(
-    answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None
+    answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None = None
 ) -> NoReturn:
-    """Raise INVALID_TIMESTAMP for a batch, naming its records. `body`: these without compression, where it is there."""
-    earliest, latest = answer.ctx.now_ms - rules.before_max_ms, answer.ctx.now_ms + rules.after_max_ms
-    if header.record_count <= MOST_NAMED:
-        answer.reserve(header.record_count * _REFUSAL_BYTES)
-        if body is None:
-            body = _inflated(answer, rules, records, header) if header.codec else memoryview(records)[HEADER_SIZE:]
-        refuse_timestamps(body, header, earliest, latest)
-    raise PeerError(
-        f"a batch has timestamps out of range: the timestamp should be within [{earliest}, {latest}]",
-        ErrorCode.INVALID_TIMESTAMP,
+    """Raise INVALID_TIMESTAMP for a batch. `body`: its records without compression, where they are there."""
+    refuse_times(
+        records,
+        header,
+        rules.time_limits,
+        answer.ctx.now_ms,
+        reserve=answer.reserve,
+        max_bytes=rules.max_uncompressed_bytes,
+        body=body,
     )
 
 

@@ -26,8 +26,9 @@ Times: TypeAlias = tuple[int, int, bool]
 ReadBatch: TypeAlias = tuple[int, Buffer | None, HeaderFields | None, Times | None]
 """Partition, records (None for null), header (None: to be checked), times (None: its records were not walked).
 
-With a header the batch is right as `kop.records.batch.check_produced` sees it, but for the topic's limit of its size;
-with times its records are what `kop.records.validation.check_records` lets through on a topic that is not compacted.
+With a header the batch is right as `kop.records.batch.check_produced` sees it, but for the topic's limit of its size,
+and is none of LogAppendTime; with times its records are what `kop.records.validation.check_records` lets through on a
+topic that is not compacted.
 """
 ReadTopic: TypeAlias = tuple[str | bytes, list[ReadBatch]]
 """A topic by name, or, from version 13 on, by the 16 bytes of its id."""

@@ -189,21 +189,26 @@ def walk(
 
 def pack(
     body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, compacted: bool
-) -> tuple[list[tuple[bytes, int]], list[int]]:
+) -> tuple[list[tuple[bytes, int]], list[int], int, int]:
     """The payloads, with the number of their messages, of the `count` records that fill `body`.
 
     `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
     `compacted` Pulsar's compaction keeps empty values, and the second list names the first MOST_REJECTED records that
-    have no key. INVALID_RECORD where a record is malformed, or offset deltas are not 0, 1, 2, ...
+    have no key. With them the smallest and the largest timestamp, as `walk` tells them. INVALID_RECORD where a record
+    is malformed, or offset deltas are not 0, 1, 2, ...
     """
     body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
     without_key: list[int] = []
+    earliest = latest = -1
     out = bytearray()
     in_piece = 0
     # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
     for index, timestamp, start, end in frames(body, count, 0, count - 1, base_timestamp, append_time):
         key, value, pos = key_and_value(body, start, end)
+        if timestamp >= 0:
+            latest = max(latest, timestamp)
+            earliest = timestamp if earliest < 0 else min(earliest, timestamp)
         headers = () if body[pos] == 0 and pos + 1 == end else _few(headers_of(body, pos, end))
         if key is None and compacted and len(without_key) < MOST_REJECTED:
             without_key.append(index)
@@ -220,7 +225,7 @@ def pack(
         in_piece += 1
     if in_piece:
         pieces.append((bytes(out), in_piece))
-    return pieces, without_key
+    return pieces, without_key, earliest, latest
 
 
 def send_frames(
@@ -236,21 +241,20 @@ def send_frames(
     sequence_base: int,
     publish_time: int,
     txn: Txn | None,
-) -> tuple[list[tuple[bytes, int, int]], list[int]]:
+) -> tuple[list[tuple[bytes, int, int]], list[int], int, int]:
     """As `pack` with the records from `start` on, each payload put into its SEND frame, without compression.
 
-    Returns the frames, each with the number of its messages and the size of its payload, and the numbers of the records
-    without a key.
+    Returns the frames, each with the number of its messages and the size of its payload, and the rest as `pack`.
     """
     records = bytes(memoryview(body)[start:])
-    pieces, without_key = pack(records, count, base_timestamp, append_time, room, compacted)
+    pieces, without_key, earliest, latest = pack(records, count, base_timestamp, append_time, room, compacted)
     frames: list[tuple[bytes, int, int]] = []
     sequence_id = sequence_base
     for payload, messages in pieces:
         frame = send_frame(payload, messages, 0, 0, False, producer_id, producer_name, sequence_id, publish_time, txn)
         frames.append((frame, messages, len(payload)))
         sequence_id += messages
-    return frames, without_key
+    return frames, without_key, earliest, latest
 
 
 def send_frame(

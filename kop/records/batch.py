@@ -56,8 +56,8 @@ __all__ = [
     "rewrite",
     "seal",
     "stamp",
+    "stamp_create_time",
     "stamp_log_append_time",
-    "stamp_max_timestamp",
     "with_delete_horizon",
 ]
 
@@ -82,6 +82,8 @@ LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
+_KEPT_BITS: Final = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
+"""What stays of the attributes of a batch whose largest timestamp is written."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC: Final = struct.Struct(">I")
@@ -235,9 +237,9 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
 
     `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110).
     Raises PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control
-    batch, base offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
-    (LogAppendTime set by a client), UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all),
-    INVALID_PRODUCER_EPOCH (a producer id with a negative epoch). Where Kafka is laxer or fails by accident,
+    batch, base offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE,
+    UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all), INVALID_PRODUCER_EPOCH (a producer id with a
+    negative epoch). LogAppendTime is for the topic to judge. Where Kafka is laxer or fails by accident,
     tests/records/test_record_vectors.py lists the difference.
     """
     size = len(data)
@@ -275,8 +277,8 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
         raise _corrupt("the checksum does not fit the batch")
     if count <= 0 or last_offset_delta + 1 != count:
         raise _invalid(f"{count} records with a last offset delta of {last_offset_delta}")
-    if attributes & ~(CODEC_MASK | TRANSACTIONAL_BIT):
-        _refuse_attributes(attributes)
+    if attributes & CONTROL_BIT:
+        raise _invalid("clients may not write control batches")
     if codec == 0 and count * MIN_RECORD_SIZE > size - HEADER_SIZE:
         raise _invalid(f"{size - HEADER_SIZE} bytes cannot hold {count} records")
     if producer_id >= 0:
@@ -292,13 +294,6 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
 def is_transactional(data: Buffer) -> bool:
     """True where `data` begins with a batch of magic 2 that says it belongs to a transaction; nothing is checked."""
     return len(data) >= HEADER_SIZE and data[_MAGIC_AT] == MAGIC and data[_ATTRIBUTES_AT + 1] & TRANSACTIONAL_BIT != 0
-
-
-def _refuse_attributes(attributes: int) -> None:
-    if attributes & CONTROL_BIT:
-        raise _invalid("clients may not write control batches")
-    if attributes & LOG_APPEND_TIME_BIT:
-        raise PeerError("clients may not set LogAppendTime", ErrorCode.INVALID_TIMESTAMP)
 
 
 def _misfit(data: Buffer) -> PeerError:
@@ -337,10 +332,12 @@ def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) 
     _INT.pack_into(buf, LOG_OVERHEAD, leader_epoch)
 
 
-def stamp_max_timestamp(buf: bytearray | memoryview, max_timestamp: int) -> None:
-    """Make `max_timestamp` the largest timestamp that the header of the batch in `buf` tells; renews the checksum."""
-    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, max_timestamp)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
+def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
+    """Let each record of the batch that fills `buf` have its own timestamp, the largest of which is `max_timestamp`.
+
+    The checksum is renewed. As in Kafka attributes without a meaning are cleared.
+    """
+    _stamp_times(buf, 0, max_timestamp)
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
@@ -348,9 +345,14 @@ def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
 
     As in Kafka base timestamp and records stay: readers take `max_timestamp` for every record.
     """
+    _stamp_times(buf, LOG_APPEND_TIME_BIT, now_ms)
+
+
+def _stamp_times(buf: bytearray | memoryview, bit: int, max_timestamp: int) -> None:
     (attributes,) = _SHORT.unpack_from(buf, _ATTRIBUTES_AT)
-    _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_BIT)
-    stamp_max_timestamp(buf, now_ms)
+    _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes & _KEPT_BITS | bit)
+    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, max_timestamp)
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:

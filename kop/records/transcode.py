@@ -26,6 +26,7 @@ from kop.records.batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD,
+    NO_TIMESTAMP,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
@@ -33,6 +34,7 @@ from kop.records.batch import (
     build,
     iter_batches,
     stamp,
+    stamp_create_time,
     stamp_log_append_time,
 )
 from kop.records.compression import compress, decompress
@@ -122,6 +124,10 @@ class SendFrame(NamedTuple):
     """Bytes of metadata and payload."""
     decompressed: int = 0
     """Bytes to which its records had to be decompressed."""
+    earliest: int = NO_TIMESTAMP
+    """The smallest timestamp (ms) of the whole batch that is a time; -1 if no record has one."""
+    latest: int = NO_TIMESTAMP
+    """The largest one; -1 if no record has one."""
 
 
 @raises_without_frames
@@ -160,7 +166,7 @@ def to_frames(
     frames: list[SendFrame] = []
     first = 0
     body = inflated(memoryview(batch)[: header.size], header.codec, max_bytes)
-    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, compacted)
+    pieces, without_key, *times = twin.pack(body, count, base_timestamp, append_time, split_at, compacted)
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
     for payload, messages in pieces:
@@ -173,7 +179,7 @@ def to_frames(
             packed, messages, codec if smaller else 0, len(payload), False,
             producer_id, name, sequence_base + first, publish_time, txn,
         )  # fmt: skip
-        frames.append(SendFrame(frame, messages, first, entry_size(frame), len(payload)))
+        frames.append(SendFrame(frame, messages, first, entry_size(frame), len(payload), *times))
         first += messages
     return frames
 
@@ -198,7 +204,7 @@ def plain_frames(
     _check_numbers(producer_name, sequence_base, count, publish_time)
     room = max_size - ENTRY_ROOM
     size = header.batch_length + LOG_OVERHEAD
-    made, without_key = twin.send_frames(
+    made, without_key, earliest, latest = twin.send_frames(
         batch if len(batch) == size else memoryview(batch)[:size],
         HEADER_SIZE,
         count,
@@ -219,7 +225,7 @@ def plain_frames(
     for frame, messages, payload_size in made:
         if payload_size > room:
             _check_room(first, payload_size, payload_size, room)
-        frames.append(SendFrame(frame, messages, first, entry_size(frame)))
+        frames.append(SendFrame(frame, messages, first, entry_size(frame), 0, earliest, latest))
         first += messages
     return frames
 
@@ -239,6 +245,8 @@ def to_raw_frame(
 ) -> SendFrame:
     """The SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
 
+    Its header says the largest timestamp of its records, whatever `header` says.
+
     Its records are walked as those of `to_frames`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
     INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a
     `txn`), MESSAGE_TOO_LARGE. A raw entry is never sent in its transaction.
@@ -252,10 +260,14 @@ def to_raw_frame(
         raise PeerError(
             f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
         )
-    whole = memoryview(batch)[: header.size]
-    size = len(check_records(whole, header, False, max_bytes).body)
+    whole: Buffer = memoryview(batch)[: header.size]
+    checked = check_records(whole, header, False, max_bytes)
+    if checked.latest != header.max_timestamp and not header.log_append_time:
+        whole = bytearray(whole)
+        stamp_create_time(whole, checked.latest)
     frame = twin.send_frame(whole, count, 0, 0, True, producer_id, name, sequence_base, publish_time, txn)
-    return SendFrame(frame, count, 0, entry_size(frame), size if header.codec else 0)
+    decompressed = len(checked.body) if header.codec else 0
+    return SendFrame(frame, count, 0, entry_size(frame), decompressed, checked.earliest, checked.latest)
 
 
 @raises_without_frames
@@ -359,7 +371,7 @@ def to_batch(
         )
     body = _inflate(view, payload, max_bytes) if view.compression else payload
     if view.raw:
-        return _from_raw(body, places, base_offset, log_append_time, in_transaction=view.txn_most >= 0)
+        return _from_raw(body, places, base_offset, log_append_time, max_bytes, in_transaction=view.txn_most >= 0)
     batch: bytes
     if view.compression:
         records: tuple[Buffer, ...]
@@ -445,7 +457,13 @@ def _check_room(first: int, size: int, packed: int, room: int) -> None:
 
 
 def _from_raw(
-    body: Buffer, num_messages: int, base_offset: int, log_append_time: int | None, *, in_transaction: bool
+    body: Buffer,
+    num_messages: int,
+    base_offset: int,
+    log_append_time: int | None,
+    max_bytes: int,
+    *,
+    in_transaction: bool,
 ) -> bytearray:
     """The batches in a raw entry; `in_transaction`: of a Pulsar transaction, which is committed if anybody reads it."""
     out = bytearray(body)
@@ -462,12 +480,30 @@ def _from_raw(
             stamp(batch, offset)
             if log_append_time is not None:
                 stamp_log_append_time(batch, log_append_time)
+            elif not header.log_append_time:
+                _correct_largest_timestamp(batch, header, max_bytes)
             offset += header.last_offset_delta + 1
     except PeerError as error:
         raise UndecodableEntryError("damaged", f"no raw batch: {error.message}") from None
     if offset - base_offset != num_messages:
         raise UndecodableEntryError("damaged", f"raw batches of {offset - base_offset} in {num_messages} messages")
     return out
+
+
+def _correct_largest_timestamp(batch: memoryview, header: BatchHeader, max_bytes: int) -> None:
+    """Let the header of a raw batch say the largest timestamp of its records, which its producer may not have set.
+
+    The records of a compressed batch are looked at only if the header cannot be right: it says less than the time that
+    they count from.
+    """
+    if header.codec and header.max_timestamp >= header.base_timestamp:
+        return
+    try:
+        latest = check_records(batch, header, False, max_bytes).latest
+    except PeerError:
+        return  # whoever reads the records is told
+    if latest != header.max_timestamp:
+        stamp_create_time(batch, latest)
 
 
 def _compress(codec: int, data: bytes) -> Buffer:

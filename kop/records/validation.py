@@ -9,8 +9,8 @@ Kafka is laxer or fails by accident, tests/records/test_record_vectors.py lists 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, NoReturn
 
 from kop.errors import ErrorCode, PeerError, raises_without_frames
 from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
@@ -20,6 +20,9 @@ from kop.records.twin import chosen
 
 MOST_NAMED = 5_000
 """A batch with more records has none of them named for its timestamp: 64 MiB can hold nine million."""
+
+_REFUSAL_BYTES = 200
+"""About what an answer holds of a record that is refused: a batch can have many in a few bytes."""
 
 twin = chosen()
 
@@ -69,21 +72,63 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
     return CheckedRecords(earliest, latest, memoryview(body)[start:])
 
 
-@raises_without_frames
-def refuse_timestamps(records: Buffer, header: BatchHeader, earliest: int, latest: int) -> None:
-    """Name the records of a batch whose timestamps (ms) are not from `earliest` to `latest`: INVALID_TIMESTAMP.
+class TimeLimits(NamedTuple):
+    """How far from the clock the timestamps of records may lie, in milliseconds."""
 
-    `records` are those of the batch without compression; INVALID_RECORD where they are malformed. Returns where each
-    has a timestamp that is allowed.
+    before_max_ms: int = 2**63 - 1
+    after_max_ms: int = 3_600_000
+
+    def take(self, earliest: int, latest: int, now_ms: int) -> bool:
+        """Return True if timestamps from `earliest` to `latest` are allowed at `now_ms`; -1 is no time, and is."""
+        return (earliest < 0 or now_ms - earliest <= self.before_max_ms) and (
+            latest < 0 or latest - now_ms <= self.after_max_ms
+        )
+
+
+NEAR_THE_CLOCK: Final = TimeLimits()
+"""Kafka's defaults."""
+
+
+@raises_without_frames
+def refuse_times(
+    data: Buffer,
+    header: BatchHeader,
+    limits: TimeLimits,
+    now_ms: int,
+    *,
+    reserve: Callable[[int], None],
+    max_bytes: int,
+    body: Buffer | None = None,
+) -> NoReturn:
+    """Raise INVALID_TIMESTAMP for the batch that fills `data`, with the records whose timestamps are not allowed.
+
+    The records of a LogAppendTime batch have its largest timestamp. `reserve` is told of the memory that this takes, up
+    to `max_bytes` for the records without compression, which are `body` if the caller has them.
     """
+    earliest, latest = now_ms - limits.before_max_ms, now_ms + limits.after_max_ms
+    if header.record_count <= MOST_NAMED:
+        reserve(header.record_count * _REFUSAL_BYTES)
+        if body is None and header.codec:
+            reserve(max_bytes)
+            body = inflated(data, header.codec, max_bytes)
+            reserve(len(body) - max_bytes)
+        _name_times(memoryview(data)[HEADER_SIZE:] if body is None else body, header, earliest, latest)
+    raise PeerError(
+        f"a batch has timestamps out of range: the timestamp should be within [{earliest}, {latest}]",
+        ErrorCode.INVALID_TIMESTAMP,
+    )
+
+
+def _name_times(records: Buffer, header: BatchHeader, earliest: int, latest: int) -> None:
     text = (
         "Timestamp {} of message with offset {} is out of range. "
         f"The timestamp should be within [{earliest}, {latest}]"
     )
     count = header.record_count
+    append_time = header.max_timestamp if header.log_append_time else None
     rejected = [
         (index, text.format(timestamp, index))
-        for index, timestamp, _, _ in frames(bytes(records), count, 0, count - 1, header.base_timestamp, None)
+        for index, timestamp, _, _ in frames(bytes(records), count, 0, count - 1, header.base_timestamp, append_time)
         if timestamp >= 0 and not earliest <= timestamp <= latest
     ]
     if rejected:

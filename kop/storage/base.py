@@ -25,6 +25,7 @@ from prometheus_client.core import Metric
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import BatchHeader
 from kop.records.entry_places import PlacedEntry
+from kop.records.validation import NEAR_THE_CLOCK, TimeLimits
 from kop.storage.transaction_index import AbortedTransaction
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -79,6 +80,8 @@ class LogPolicy:
     """Where the records of a batch have to be walked: the most that they may decompress to."""
     max_message_bytes: int = 1_048_588
     """The largest batch that is taken; whoever takes them checks that."""
+    time_limits: TimeLimits = NEAR_THE_CLOCK
+    """What timestamps records may have, unless `log_append_time`. An engine that checks records keeps to it."""
     limits_messages: bool = False
     """max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
 

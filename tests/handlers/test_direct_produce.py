@@ -29,7 +29,16 @@ from kop.app import Serving
 from kop.compiled import compiled_only
 from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
 from kop.handlers.api import Answer, ConnectionInfo
-from kop.records.batch import BatchHeader, Record, build, seal
+from kop.records.batch import (
+    BatchHeader,
+    Record,
+    build,
+    check_produced,
+    read_header,
+    seal,
+    stamp_create_time,
+    stamp_log_append_time,
+)
 from kop.records.compression import Codec
 from kop.records.record import content_of, put_record
 from kop.records.validation import RecordsRejectedError
@@ -186,15 +195,19 @@ class Producers:
             )
             for index in range(count)
         ]
-        return bytes(
-            build(
-                records,
-                codec=rng.choice([Codec.NONE] * 12 + [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]),
-                producer_id=producer,
-                producer_epoch=-1 if producer < 0 else epoch,
-                base_sequence=-1 if producer < 0 else sequence,
-            )
+        made = build(
+            records,
+            codec=rng.choice([Codec.NONE] * 12 + [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]),
+            producer_id=producer,
+            producer_epoch=-1 if producer < 0 else epoch,
+            base_sequence=-1 if producer < 0 else sequence,
         )
+        lie = rng.random()
+        if lie < 0.1:
+            stamp_create_time(made, rng.choice([-1, 0, NOW - 1, NOW, NOW + 1, 2**62]))
+        elif lie < 0.12:
+            stamp_log_append_time(made, rng.choice([-1, NOW, 2**62]))
+        return bytes(made)
 
     def _body(self, version: int) -> bytes:
         rng = self._rng
@@ -364,20 +377,71 @@ def test_a_change_of_a_topic_or_of_a_broker_setting_makes_it_look_again(
 # --- what compiled code must not take
 
 
-def test_timestamps_are_judged_by_what_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that checks records has the header looked at alone, whatever the timestamps of the records are."""
-    body = bytearray()
-    base = NOW - 10**7
-    put_record(body, NOW - base, 0, content_of(b"key", b"value", []))
-    odd = bytes(seal(BatchHeader(0, 0, 0, 2, 0, 0, 0, base, NOW, -1, -1, -1, 1), body))
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+def test_timestamps_are_judged_by_the_records_and_the_header_is_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec
+) -> None:
+    """Producers may leave the largest timestamp of a batch unset, and look-ups by time go by it."""
+
+    def lying(*times: int, base: int = NOW, claimed: int = NOW) -> bytes:
+        body = bytearray()
+        for index, timestamp in enumerate(times):
+            put_record(body, timestamp - base, index, content_of(b"key", b"value", []))
+        count = len(times)
+        return bytes(seal(BatchHeader(0, 0, 0, 2, 0, codec, count - 1, base, claimed, -1, -1, -1, count), body))
+
+    right = [
+        (lying(NOW, claimed=-1), NOW),
+        (lying(NOW, claimed=2**62), NOW),
+        (lying(NOW, base=NOW - 10**7), NOW),
+        (lying(NOW, base=NOW + 10**7, claimed=NOW + 10**7), NOW),
+        (lying(NOW - 5, NOW + 9, NOW - 7), NOW + 9),
+        (lying(-1, -1), -1),
+        (batch_of(codec=codec), NOW),
+    ]
+    wrong = [lying(NOW, NOW + 5000), lying(NOW - 5000, NOW), lying(NOW + 5000, base=NOW + 5000, claimed=-1)]
 
     async def main() -> None:
         async with two_sides(tmp_path, monkeypatch) as sides:
-            for records, directly in ((batch_of(), False), (batch_of(), True), (odd, False), (batch_of(), True)):
+            sides[0].store.hands_over = 0.0
+
+            async def produced(records: bytes, *, directly: bool) -> bytes:
                 data = [produce_of(side, [("narrow", [(0, records)])]) for side in sides]
-                await same_answers(sides, data, directly=directly)
+                return await same_answers(sides, data, directly=directly)
+
+            await produced(batch_of(codec=codec), directly=False)
+            for records, _ in right:
+                await produced(records, directly=True)
+            for records in wrong:
+                assert b"out of range. The timestamp should be within" in await produced(records, directly=False)
+                await produced(batch_of(), directly=True)
             assert sides[0].stored() == sides[1].stored()
-            assert len(sides[0].stored()["narrow", 0]) == 3
+            stored = sides[0].stored()["narrow", 0]
+            assert [read_header(each).max_timestamp for each in stored[1 : len(right) + 1]] == [
+                largest for _, largest in right
+            ]
+            for each in stored:
+                checked = bytearray(each)
+                checked[:8] = bytes(8)
+                check_produced(checked, max_message_bytes=1 << 20, zstd_allowed=True)
+
+    run(main())
+
+
+def test_a_batch_with_the_bit_of_log_append_time_goes_the_ordinary_way_and_loses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = bytearray(batch_of(3, timestamp=NOW - 500))
+    stamp_log_append_time(copied, NOW)
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            for records, directly in ((batch_of(), False), (bytes(copied), False), (batch_of(), True)):
+                data = [produce_of(side, [("t", [(0, records)])]) for side in sides]
+                assert error_of(await same_answers(sides, data, directly=directly)) == ErrorCode.NONE
+            assert sides[0].stored() == sides[1].stored()
+            header = read_header(sides[0].stored()["t", 0][1])
+            assert (header.attributes, header.max_timestamp) == (0, NOW - 500)
 
     run(main())
 

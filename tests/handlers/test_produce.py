@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import lz4.frame
 import pytest
-from support.damaged_batches import around, bomb, sealed
+from support.damaged_batches import T, around, bomb, sealed
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 
 from kop.errors import ErrorCode
@@ -297,14 +297,9 @@ def test_timestamps_are_judged_by_the_records_and_not_by_what_the_header_says(tm
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-@pytest.mark.parametrize("engine_checks", [False, True])
-def test_records_with_a_timestamp_that_is_not_allowed_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec, engine_checks: bool
-) -> None:
+def test_records_with_a_timestamp_that_is_not_allowed_are_named(tmp_path: Path, codec: Codec) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
-            engine = serving.gateway.engine
-            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=engine_checks))
             await topic(serving, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000")
             client = await RawClient.connect(serving)
             now = int(time.time() * 1000)
@@ -326,16 +321,11 @@ def test_records_with_a_timestamp_that_is_not_allowed_are_named(
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-@pytest.mark.parametrize("engine_checks", [False, True])
-def test_no_record_of_a_long_batch_is_named_for_its_timestamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec, engine_checks: bool
-) -> None:
+def test_no_record_of_a_long_batch_is_named_for_its_timestamp(tmp_path: Path, codec: Codec) -> None:
     """Else the client takes those that are not named for innocent."""
 
     async def main() -> None:
         async with gateway(tmp_path) as serving:
-            engine = serving.gateway.engine
-            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=engine_checks))
             await topic(serving, message_timestamp_before_max_ms="60000")
             client = await RawClient.connect(serving)
             part = await produce(client, batch([b"v"] * (MOST_NAMED + 1), codec=codec))
@@ -345,18 +335,68 @@ def test_no_record_of_a_long_batch_is_named_for_its_timestamp(
     run(main())
 
 
-def test_a_batch_whose_header_alone_has_a_time_that_is_not_allowed_names_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+@pytest.mark.parametrize("store", ["sqlite", "memory:"])
+def test_a_batch_copied_from_a_log_append_time_topic_gets_its_records_own_times(
+    tmp_path: Path, store: str, codec: Codec
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, **({} if store == "sqlite" else {"store": store})) as serving:
+            await topic(serving)
+            await topic(serving, "other codec", compression_type="zstd")
+            client = await RawClient.connect(serving)
+            honest = batch([b"a", b"b", b"c"], timestamp=5_000, codec=codec)
+            copied = around(honest[HEADER_SIZE:], 3, codec | 8, 5_000, max_timestamp=T)
+            assert (await produce(client, copied)).error_code == 0
+            assert await fetched(client) == honest
+            assert (await produce(client, copied, name="other codec")).error_code == 0
+            stored = await fetched(client, name="other codec")
+            header = read_header(stored)
+            assert (header.attributes, header.max_timestamp) == (Codec.ZSTD, 5_002)
+            assert [record.timestamp for record in iter_records(stored, max_bytes=1 << 20)] == [5_000, 5_001, 5_002]
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+@pytest.mark.parametrize("engine_checks", [False, True])
+def test_the_bit_of_log_append_time_is_refused_where_kafka_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec, engine_checks: bool
 ) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             engine = serving.gateway.engine
-            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=True))
+            monkeypatch.setattr(engine, "promises", replace(engine.promises, checks_records=engine_checks))
+            await topic(serving)
+            await topic(serving, "timed", message_timestamp_type="LogAppendTime")
+            client = await RawClient.connect(serving)
+            records = batch([b"a", b"b"], timestamp=5_000, codec=codec)[HEADER_SIZE:]
+            for name, time_of_all in (("timed", T), ("timed", -1), ("t", -1), ("t", 2**62)):
+                part = await produce(client, around(records, 2, codec | 8, 5_000, max_timestamp=time_of_all), name=name)
+                assert part.error_code == ErrorCode.INVALID_TIMESTAMP, (name, time_of_all)
+                named = [row.batch_index for row in part.record_errors]
+                assert named == ([0, 1] if time_of_all > 0 and name == "t" else [])
+            assert await fetched(client) + await fetched(client, name="timed") == b""
+
+    run(main())
+
+
+@pytest.mark.parametrize("bits", [0x40, 0x80, 0x100, 0x4000, -0x8000])
+def test_bits_without_a_meaning_go_if_the_header_is_written_anew(tmp_path: Path, bits: int) -> None:
+    """That of a delete horizon stays, as in Kafka."""
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
             await topic(serving)
             client = await RawClient.connect(serving)
-            lying = around(batch([b"a"])[HEADER_SIZE:], 1, Codec.NONE, 1000, max_timestamp=2**62)
-            part = await produce(client, lying)
-            assert (part.error_code, part.record_errors) == (ErrorCode.INVALID_TIMESTAMP, [])
+            records = batch([b"a", b"b"], timestamp=5_000)[HEADER_SIZE:]
+            for offset, (largest, kept) in enumerate(((5_001, bits), (-1, bits & 0x40), (T, bits & 0x40))):
+                sent = around(records, 2, bits, 5_000, max_timestamp=largest)
+                assert (await produce(client, sent)).error_code == 0
+                header = read_header(await fetched(client, 2 * offset))
+                assert (header.attributes, header.max_timestamp) == (kept, 5_001)
+            control = around(records, 2, 0x20, 5_000)
+            assert (await produce(client, control)).error_code == ErrorCode.INVALID_RECORD
 
     run(main())
 

@@ -81,6 +81,8 @@ def checked(records: memoryview | None, version: int, walks: bool) -> tuple[Any,
         return None, None
     try:
         header = check_produced(records, max_message_bytes=1 << 30, zstd_allowed=version >= 7)
+        if header.log_append_time:
+            return None, None
         times = None
         if walks and not header.codec:
             earliest, latest, without_key = _pure.walk(

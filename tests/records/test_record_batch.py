@@ -35,6 +35,7 @@ from kop.records.batch import (
     records_of,
     rewrite,
     stamp,
+    stamp_create_time,
     stamp_log_append_time,
 )
 from kop.records.validation import RecordsRejectedError, check_records
@@ -230,8 +231,14 @@ def test_a_batch_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None
     assert code_of(batch, max_message_bytes=len(batch) - 1) is ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_log_append_time_from_a_client_is_refused() -> None:
-    assert code_of(changed(build([Record(0, T, b"k", b"v")]), attributes=8)) is ErrorCode.INVALID_TIMESTAMP
+def test_create_time_takes_the_bit_of_log_append_time_and_those_without_a_meaning() -> None:
+    data = changed(build([Record(0, T, b"k", b"v"), Record(1, T + 9, b"k", b"v")]), attributes=0x59C8)
+    header = check_produced(data, max_message_bytes=LIMIT, zstd_allowed=True)
+    assert (header.log_append_time, header.attributes & 0x5980) == (True, 0x5980)
+    stamp_create_time(data, T + 9)
+    header = check_produced(data, max_message_bytes=LIMIT, zstd_allowed=True)
+    assert (header.attributes, header.max_timestamp) == (0x40, T + 9)
+    assert [record.timestamp for record in records(data)] == [T, T + 9]
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])

@@ -34,7 +34,6 @@ OURS = {
     "base offset in a damaged second batch": "INVALID_RECORD",  # more than one batch is refused before it is looked at
     "byte behind the batch": "INVALID_RECORD",  # Kafka cuts it off in silence
     "compression type 5": "UNSUPPORTED_COMPRESSION_TYPE",  # Kafka fails with an unexpected exception
-    "LogAppendTime set": "INVALID_TIMESTAMP",  # Kafka clears the bit, or refuses where the topic has it or no timestamp
     "transactional without producer id": "INVALID_RECORD",  # Kafka stores a transaction of nobody
     "offset deltas 0 and 0": "INVALID_RECORD",  # Kafka stores two records with one offset
     "offset delta 5": "INVALID_RECORD",

@@ -41,7 +41,7 @@ from support.damaged_batches import PLAIN, batches, bomb, sealed
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import transcode, validation
-from kop.records.batch import Codec, Record, build, iter_batches, iter_records, read_header
+from kop.records.batch import Codec, Record, build, iter_batches, iter_records, read_header, stamp_create_time
 from kop.records.record import content_of, put_record
 from kop.records.validation import RecordsRejectedError
 
@@ -387,6 +387,10 @@ def raw(records: list[Record], codec: int = Codec.NONE, count: int | None = None
 @given(records=record_lists(), codec=st.sampled_from(CODECS))
 def test_raw_entries_keep_the_batch_byte_for_byte(twin: ModuleType, records: list[Record], codec: Codec) -> None:
     batch, header = produced(records, codec)
+    if header.max_timestamp < -1:  # no record has a time
+        stamped = bytearray(batch)
+        stamp_create_time(stamped, -1)
+        batch = bytes(stamped)
     with using(twin):
         entry = transcode.to_raw_entry(
             batch, header, producer_name="p", sequence_base=5, publish_time=1, max_size=MAX_SIZE

@@ -143,7 +143,7 @@ def test_the_walk_names_no_more_than_a_thousand_records_without_a_key() -> None:
     body = body_of(records)
     assert same("walk", body, 0, 2500, 1, True) == (1, 1, list(range(1000)))
     assert same("walk", body, 0, 2500, 1, False) == (1, 1, [])
-    _, without_key = same("pack", body, 2500, 1, None, 1 << 20, True)
+    _, without_key, *_ = same("pack", body, 2500, 1, None, 1 << 20, True)
     assert without_key == list(range(1000))
 
 
@@ -165,7 +165,7 @@ def values(draw: st.DrawFn) -> str:
             return str(draw(st.one_of(int64, st.sampled_from([0, -1, 1, -(2**63) - 1, 2**64]))))
         case 2:
             headers = draw(header_lists)
-            ((payload, _),), _ = _pure.pack(
+            ((payload, _),), *_ = _pure.pack(
                 body_of([Record(0, 1, None, b"", tuple(headers))]), 1, 1, None, 1 << 20, False
             )
             single = pb.SingleMessageMetadata.FromString(payload[4 : 4 + int.from_bytes(payload[:4], "big")])
@@ -328,7 +328,7 @@ def test_very_many_headers(count: int) -> None:
     headers = tuple((b"%d" % (index % 1000), None) for index in range(count))
     packed = same("pack", body_of([Record(0, 1, None, b"", headers)]), 1, 1, None, 1 << 30, False)
     assert isinstance(packed, tuple)
-    ((payload, count),), _ = packed
+    ((payload, count),), *_ = packed
     records = same("unpack", payload, count, 0, 0)
     assert isinstance(records, tuple)
     assert records[1] == 1

@@ -24,6 +24,7 @@ from kop.pulsar_client import PulsarError, attachment
 from kop.records import transcode
 from kop.records.batch import MAX_SEQUENCE, read_header
 from kop.records.compression import Codec
+from kop.records.validation import TimeLimits
 from kop.storage.base import AppendResult, LogPolicy, ProducerView
 from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import appends, direct_batches, throttle
@@ -509,7 +510,9 @@ async def test_closing_what_is_idle_leaves_a_producer_that_compiled_code_uses(pr
         assert play.writer is writer, "all other batches share it"
     else:
         data = batch(("x",), producer=41, sequence=6)
-        assert writer.submit(data, OutcomeNote(), 0, clock(), 0, False) == -1, "what comes now opens another producer"
+        assert writer.submit(data, OutcomeNote(), 0, clock(), 0, False, *TimeLimits()) == -1, (
+            "what comes now opens another producer"
+        )
         await turns(30)
         assert not play.broker.open_names
         assert not play.log.producing
@@ -794,7 +797,10 @@ async def test_an_engine_that_closes_waits_for_what_compiled_code_has(producer: 
     play.log.end_direct()
     waiting = asyncio.ensure_future(budget.wait_until_empty())
     assert play.append().outcome is AGAIN
-    assert writer.submit(batch(("x",), producer=producer, sequence=6), OutcomeNote(), 0, 0.0, 0, False) == -1
+    assert (
+        writer.submit(batch(("x",), producer=producer, sequence=6), OutcomeNote(), 0, 0.0, 0, False, *TimeLimits())
+        == -1
+    )
     await play.run("SS R")
     await turns(30)
     assert not waiting.done()

@@ -26,6 +26,7 @@ from kop.pulsar_client import outgoing as readable_outgoing
 from kop.pulsar_client.outgoing import Outgoing
 from kop.records import transcode
 from kop.records.batch import HEADER_SIZE, MAX_SEQUENCE, Codec, Record, build, read_header
+from kop.records.validation import TimeLimits
 from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE, DecompressionTurns
 from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectBudget, DirectWriter, direct_budget, direct_writer
@@ -39,6 +40,7 @@ OUTGOING = [
 ]
 
 NOW = 1_700_000_000_000
+LIMITS = TimeLimits()
 NUMBER = 7
 NAME = "kop-é-7".encode()
 MAX_SIZE = 5 * 1024 * 1024
@@ -213,7 +215,7 @@ class Sending:
     def submit(
         self, batch: bytearray, place: int = 0, *, now: float = 1.0, now_ms: int = NOW, compacted: bool = False
     ) -> bool:
-        return self.writer.submit(batch, self.told, place, now, now_ms, compacted) >= 0
+        return self.writer.submit(batch, self.told, place, now, now_ms, compacted, *LIMITS) >= 0
 
     def receipts(
         self, sequence_ids: Sequence[int], *, ledger: int = LEDGER, first: int = 0, end: int = 0, now: float = 2.0
@@ -489,10 +491,10 @@ def test_the_budget_is_one_for_all_writers() -> None:
     both = direct_writer(NUMBER, NAME, second.outgoing, first.budget, first.limit, first.codecs, 0, MAX_SIZE, None, 0)
     assert both is not None
     assert first.submit(small())
-    assert both.submit(small(), second.told, 0, 1.0, NOW, False) == 0
+    assert both.submit(small(), second.told, 0, 1.0, NOW, False, *LIMITS) == 0
     assert first.budget.used == 2 * size
     assert not first.submit(small())
-    assert both.submit(small(), second.told, 0, 1.0, NOW, False) == -1
+    assert both.submit(small(), second.told, 0, 1.0, NOW, False, *LIMITS) == -1
     both.hand_over()
     assert first.budget.used == size
     assert first.submit(small())
@@ -703,9 +705,9 @@ def test_a_push_that_hands_the_writer_over_loses_no_batch() -> None:
         NUMBER, NAME, outgoing, budget, SizeLimit(), DirectCodecs(Turn().turns), 0, MAX_SIZE, None, 0
     )
     assert writer is not None
-    assert writer.submit(small(), told, 0, 1.0, NOW, False) == 0
+    assert writer.submit(small(), told, 0, 1.0, NOW, False, *LIMITS) == 0
     assert handed == [0]
-    assert writer.submit(small(), told, 0, 1.0, NOW, False) == -1
+    assert writer.submit(small(), told, 0, 1.0, NOW, False, *LIMITS) == -1
 
 
 # --- any sequence of calls
@@ -909,7 +911,7 @@ def circle(where: str) -> list[weakref.ref[PointsBack]]:
     requests = NATIVE.DirectRequests(other, back if where == "latencies" else None)
     requests.add("t", 0, -1, writer, 1 << 20, 1 << 60, 1 << 60, False, True)
     waiter: Any = back if where in {"in flight", "ended"} else Told()
-    assert writer.submit(small(), waiter, 0, 1.0, NOW, False) == 0
+    assert writer.submit(small(), waiter, 0, 1.0, NOW, False, *LIMITS) == 0
     if where == "ended":
         assert writer.receipts([(NUMBER, 0, 0, LEDGER, 0)], LEDGER, -1, 0, 0, 1.0)[0] == 1
     frame = produce_frame(small())

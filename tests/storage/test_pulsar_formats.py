@@ -6,6 +6,9 @@ Over a Pulsar without sockets. `test_pulsar_raw.py` has the same on a real one.
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from storage.batches import NOW, batch, records
@@ -16,9 +19,9 @@ from support.waiting import until
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.records import transcode
-from kop.records.batch import Codec, build, read_header
+from kop.records.batch import Codec, build, read_header, stamp_create_time
 from kop.records.record import Record
-from kop.records.validation import RecordsRejectedError
+from kop.records.validation import RecordsRejectedError, TimeLimits
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.partition import decompression_turns
 
@@ -56,6 +59,57 @@ async def test_a_raw_entry_is_the_batch_as_it_came(producer: int, codec: Codec) 
     assert play.outcomes == [3]
     assert (await served(play, 3))[12:] == came[12:]
     assert play.counts == {}
+    await play.log.close()
+
+
+@PRODUCERS
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("claimed", [-1, NOW, NOW + 10**9])
+async def test_the_largest_timestamp_is_that_of_the_records(
+    producer: int, raw: bool, codec: Codec, claimed: int
+) -> None:
+    """Kafka computes it: producers of others leave it unset."""
+    play = Play(producer, LogPolicy(raw_entries=raw))
+    honest = batch(("x", "y", "z"), timestamp=[NOW, NOW + 50, NOW + 20], producer=producer, sequence=0, codec=codec)
+    lying = bytearray(honest)
+    stamp_create_time(lying, claimed)
+    appended = play.log.append(lying, read_header(lying), now_ms=0)
+    await settle()
+    (sent,) = play.broker.sent
+    if raw:
+        assert sent.payload == honest
+    await play.run("SR T")
+    assert appended.result().base_offset == 3
+    assert (await served(play, 3))[16:] == honest[16:]
+    assert [view.last_timestamp for view in play.log.producers()] == [NOW + 50] * (producer >= 0)
+    await play.log.close()
+
+
+@PRODUCERS
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+async def test_timestamps_are_judged_by_the_records(producer: int, raw: bool, codec: Codec) -> None:
+    limits = TimeLimits(1000, 2000)
+    play = Play(producer, LogPolicy(raw_entries=raw, time_limits=limits))
+    now = int(time.time() * 1000)
+    outcomes: list[Any] = []
+    for times in ([now, now + 60_000], [now, now - 60_000], [now, now + 60_000] * 3_000):
+        data = batch(["v"] * len(times), timestamp=times, producer=producer, sequence=0, codec=codec)
+        stamp_create_time(data, now)
+        appended = play.log.append(data, read_header(data), now_ms=now)
+        await settle()
+        outcomes.append(appended.exception())
+    assert not play.broker.sent
+    assert [error.code for error in outcomes] == [ErrorCode.INVALID_TIMESTAMP] * 3
+    assert [[index for index, _ in error.records] for error in outcomes[:2]] == [[1], [1]]
+    assert not isinstance(outcomes[2], RecordsRejectedError), "of a long batch none is named"
+    play.log.policy = replace(play.log.policy, log_append_time=True)
+    play.append(timestamp=1)
+    play.log.policy = replace(play.log.policy, log_append_time=False)
+    play.append(timestamp=now)
+    await settle()
+    assert len(play.broker.sent) == 2
     await play.log.close()
 
 

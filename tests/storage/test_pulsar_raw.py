@@ -29,7 +29,7 @@ from support.waiting import SECONDS, until
 from kop.errors import ErrorCode
 from kop.pulsar_client import EARLIEST, Entry
 from kop.records import transcode
-from kop.records.batch import Codec, iter_batches, read_header
+from kop.records.batch import Codec, iter_batches, read_header, stamp_create_time
 from kop.storage.base import LogPolicy, PartitionLog, TimestampOffset, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import RAW_PROPERTY
@@ -120,6 +120,43 @@ async def test_both_formats_in_one_topic_read_as_one_log(pulsar_store: PulsarSto
                 assert now[12:] == came[12:], "with its producer, sequence and codec"
                 assert (header.producer_id, header.base_sequence) == (7, header.base_offset)
             assert header.codec in {codec, Codec.NONE}
+
+
+@pytest.mark.parametrize("stored", ["raw", "raw, with the mistake", "messages"])
+async def test_records_are_found_by_time_whatever_their_producer_made_of_the_header(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, stored: str
+) -> None:
+    """Clients leave the largest timestamp unset, and an earlier version stored it so."""
+    claims, codecs = (-1, 0, 10**6), (Codec.NONE, Codec.LZ4, Codec.GZIP)
+    count, offset = len(claims) * len(codecs), 0
+    honest: list[bytes] = []
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        if stored != "messages":
+            await engine.topics.set_configs(log.topic.topic_id, KAFKA)
+        if stored == "raw, with the mistake":
+            monkeypatch.setattr(transcode, "stamp_create_time", lambda *_: None)
+        for codec in codecs:
+            for claimed in claims:
+                base = NOW + 1000 * len(honest)
+                data = batch(["a", "b", "c"], timestamp=[base, base + 500, base + 200], codec=codec)
+                honest.append(bytes(data))
+                stamp_create_time(data, claimed if claimed < 0 else base + claimed)
+                await append(log, data)
+        monkeypatch.undo()
+        assert {view.raw for _, view in await entries(log)} == {stored != "messages"}
+    async with reopened(pulsar_store) as fresh:
+        assert await fresh.max_timestamp() == TimestampOffset(3 * count - 2, NOW + 1000 * count - 500)
+        for number in range(count):
+            base, offset = NOW + 1000 * number, 3 * number
+            assert await fresh.find_by_time(base + 1) == TimestampOffset(offset + 1, base + 500)
+            following = None if number + 1 == count else TimestampOffset(offset + 3, base + 1000)
+            assert await fresh.find_by_time(base + 501) == following
+            (buffer,) = (await fresh.read(offset, 1, min_one=True)).buffers
+            told, header = read_header(buffer).max_timestamp, read_header(honest[number])
+            plausible = header.codec and number % len(claims) and stored == "raw, with the mistake"
+            assert plausible or told == header.max_timestamp
+        assert await fresh.find_by_time(NOW + 1000 * count) is None
 
 
 async def test_a_retry_after_a_change_of_format_is_stored_once(pulsar_store: PulsarStore) -> None:

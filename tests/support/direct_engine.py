@@ -26,6 +26,7 @@ from kop.compiled import compiled_only
 from kop.errors import KopError
 from kop.records import transcode
 from kop.records.batch import BatchHeader, read_header
+from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.log import MemoryLog
@@ -33,6 +34,7 @@ from kop.storage.memory.space import Space
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer
+from kop.storage.pulsar.partition.record_times import checked_times
 
 _NUMBER = 12
 _NAME = b"a producer"
@@ -194,6 +196,15 @@ class DirectLog(MemoryLog):
         if self._error is not None:
             waiter.append_failed(place, self._error)
             return
+        batch = bytearray(batch)
+        try:
+            checked = check_records(batch, header, False, self.policy.max_uncompressed_bytes)
+            header = checked_times(
+                batch, header, checked.earliest, checked.latest, self.policy, now_ms=now_ms, reserve=waiter.reserve
+            )
+        except KopError as error:
+            waiter.append_failed(place, error)
+            return
         super().submit(batch, header, now_ms=now_ms, waiter=waiter, place=place, from_zero=from_zero)
 
     def _sent_directly(
@@ -202,7 +213,7 @@ class DirectLog(MemoryLog):
         if self._error is not None or self.policy.log_append_time:
             return False
         owned = batch if isinstance(batch, bytearray) else bytearray(batch)
-        return writer.submit(owned, waiter, place, 0.0, now_ms, self.policy.compact) >= 0
+        return writer.submit(owned, waiter, place, 0.0, now_ms, self.policy.compact, *self.policy.time_limits) >= 0
 
     # --- what Pulsar does
 

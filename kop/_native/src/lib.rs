@@ -147,10 +147,10 @@ mod _native {
         let records = cells.get(start..).unwrap_or_default();
         let most = if reject_null_keys { crate::walk::MOST_REJECTED } else { 0 };
         let found = crate::walk::walk(records, count, base_timestamp, most).map_err(|fault| fault.raise(py))?;
-        Ok((found.earliest, found.latest, found.without_key))
+        Ok((found.times.earliest, found.times.latest, found.without_key))
     }
 
-    type Pieces<'py> = (Vec<(Bound<'py, PyBytes>, u32)>, Vec<u32>);
+    type Pieces<'py> = (Vec<(Bound<'py, PyBytes>, u32)>, Vec<u32>, i64, i64);
 
     #[pyfunction]
     fn pack<'py>(
@@ -163,14 +163,13 @@ mod _native {
         compacted: bool,
     ) -> PyResult<Pieces<'py>> {
         let records = lent(py, &body)?;
-        let (pieces, without_key) =
-            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
-                .map_err(|fault| fault.raise(py))?;
-        let pieces = pieces.iter().map(|(payload, count)| (PyBytes::new(py, payload), *count)).collect();
-        Ok((pieces, without_key))
+        let packed = crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
+            .map_err(|fault| fault.raise(py))?;
+        let pieces = packed.pieces.iter().map(|(payload, count)| (PyBytes::new(py, payload), *count)).collect();
+        Ok((pieces, packed.without_key, packed.times.earliest, packed.times.latest))
     }
 
-    type Frames<'py> = (Vec<(Bound<'py, PyBytes>, u32, usize)>, Vec<u32>);
+    type Frames<'py> = (Vec<(Bound<'py, PyBytes>, u32, usize)>, Vec<u32>, i64, i64);
 
     fn framed<'py>(py: Python<'py>, about: &About<'_>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
         let head = crate::send::head(about, payload);
@@ -200,12 +199,11 @@ mod _native {
         txn: Option<(u64, u64, bool)>,
     ) -> PyResult<Frames<'py>> {
         let records = lent(py, &body)?.get(start..).unwrap_or_default();
-        let (pieces, without_key) =
-            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
-                .map_err(|fault| fault.raise(py))?;
-        let mut frames = Vec::with_capacity(pieces.len());
+        let packed = crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, compacted)
+            .map_err(|fault| fault.raise(py))?;
+        let mut frames = Vec::with_capacity(packed.pieces.len());
         let mut sequence_id = sequence_base;
-        for (payload, count) in &pieces {
+        for (payload, count) in &packed.pieces {
             let about = About {
                 producer_id,
                 producer_name,
@@ -219,7 +217,7 @@ mod _native {
             frames.push((framed(py, &about, payload)?, *count, payload.len()));
             sequence_id += u64::from(*count);
         }
-        Ok((frames, without_key))
+        Ok((frames, packed.without_key, packed.times.earliest, packed.times.latest))
     }
 
     #[pyfunction]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::walk::walk;
+use crate::walk::{walk, Span};
 
 struct Fields<'a> {
     data: &'a [u8],
@@ -141,6 +141,9 @@ pub const CODEC_MASK: i16 = 0x07;
 pub const LOG_APPEND_TIME_BIT: i16 = 0x08;
 const TRANSACTIONAL_BIT: i16 = 0x10;
 pub const CONTROL_BIT: i16 = 0x20;
+const DELETE_HORIZON_BIT: i16 = 0x40;
+/// What stays of the attributes of a batch whose largest timestamp is written; as in `kop.records.batch`.
+pub const KEPT_BITS: i16 = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT;
 const ZSTD: i16 = 4;
 /// Elements that the arrays of one message may have, all together.
 const MOST_ELEMENTS: usize = 1 << 18;
@@ -258,7 +261,8 @@ pub fn read_produce(body: &[u8], version: i16, walks: bool) -> Option<Produce<'_
                     let records = &data[HEADER_SIZE..];
                     match walk(records, header.record_count.into(), header.base_timestamp, 1) {
                         Ok(walked) => {
-                            batch.times = Some((walked.earliest, walked.latest, !walked.without_key.is_empty()))
+                            let Span { earliest, latest } = walked.times;
+                            batch.times = Some((earliest, latest, !walked.without_key.is_empty()))
                         }
                         Err(_) => batch.header = None,
                     }

@@ -6,12 +6,16 @@ use crate::proto::{put_bytes, put_number, put_property};
 use crate::text::{
     as_properties, is_text, to_base64, EMPTY_PAYLOAD, EMPTY_PROPERTY, HEADERS_PROPERTY, TIMESTAMP_PROPERTY,
 };
-use crate::walk::MOST_REJECTED;
+use crate::walk::{Span, MOST_REJECTED};
 
-/// Payloads with the number of their messages, and the numbers of records.
-pub type Packed = (Vec<(Vec<u8>, u32)>, Vec<u32>);
+pub struct Packed {
+    /// The payloads with the number of their messages.
+    pub pieces: Vec<(Vec<u8>, u32)>,
+    /// For a compacted topic the first records without a key.
+    pub without_key: Vec<u32>,
+    pub times: Span,
+}
 
-/// The payloads with the number of their messages, and for a compacted topic the first records without a key.
 pub fn pack(
     body: &[u8],
     count: i64,
@@ -23,6 +27,7 @@ pub fn pack(
     let room = usize::try_from(room).unwrap_or(0);
     let mut pieces = Vec::new();
     let mut without_key = Vec::new();
+    let mut times = Span::new();
     let mut out = Vec::with_capacity(body.len() + body.len() / 8 + 64);
     let mut in_piece = 0;
     let mut single = Vec::with_capacity(256);
@@ -33,6 +38,7 @@ pub fn pack(
             without_key.push(index);
         }
         index += 1;
+        times.add(record.timestamp);
         single.clear();
         let empty = compacted && record.value.is_some_and(<[u8]>::is_empty);
         let payload = if empty { Some(EMPTY_PAYLOAD) } else { record.value };
@@ -52,7 +58,7 @@ pub fn pack(
     if in_piece > 0 {
         pieces.push((out, in_piece));
     }
-    Ok((pieces, without_key))
+    Ok(Packed { pieces, without_key, times })
 }
 
 /// Writes the SMM of a record; None where its headers are malformed. `empty`: the payload stands for no bytes.

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use super::answer::{DirectAnswer, Name};
-use super::writer::{send, DirectWriter, Waiter, MOST_INFLATED};
+use super::writer::{send, DirectWriter, Limits, Waiter, MOST_INFLATED};
 use crate::produce::{BatchHeader, Topic, CODEC_MASK, FLEXIBLE};
 use crate::python::lent;
 
@@ -23,9 +23,7 @@ const NEWEST: i16 = 13;
 #[derive(Clone, Copy)]
 struct Rules {
     max_message_bytes: usize,
-    before_max_ms: i64,
-    after_max_ms: i64,
-    compact: bool,
+    of_records: Limits,
     any_codec: bool,
 }
 
@@ -52,8 +50,7 @@ struct CheckedBatch {
     writer: Py<DirectWriter>,
     header: BatchHeader,
     batch: Py<PyByteArray>,
-    /// Its records need keys.
-    compact: bool,
+    limits: Limits,
 }
 
 struct CheckedRequest {
@@ -93,7 +90,8 @@ impl DirectRequests {
         compact: bool,
         any_codec: bool,
     ) -> PyResult<()> {
-        let rules = Rules { max_message_bytes, before_max_ms, after_max_ms, compact, any_codec };
+        let of_records = Limits { before_max_ms, after_max_ms, compacted: compact };
+        let rules = Rules { max_message_bytes, of_records, any_codec };
         let new = || Target { rules, writers: HashMap::new() };
         let target = if let Ok(id) = topic.downcast::<PyBytes>() {
             self.ids.entry(id.as_bytes().try_into()?).or_insert_with(new)
@@ -144,7 +142,7 @@ impl DirectRequests {
         now: f64,
         now_ms: i64,
     ) -> PyResult<Option<Bound<'py, DirectAnswer>>> {
-        let checked = slf.borrow().check(py, lent(py, &frame)?, now_ms);
+        let checked = slf.borrow().check(py, lent(py, &frame)?);
         drop(frame);
         let Some(CheckedRequest { version, correlation_id, topics, batches }) = checked else { return Ok(None) };
         let (handler, latencies) = {
@@ -155,9 +153,9 @@ impl DirectRequests {
         let mut prepared = Vec::with_capacity(batches.len());
         let mut most_inflated = MOST_INFLATED;
         let (mut records, mut bytes) = (0, 0usize);
-        for CheckedBatch { writer, header, batch, compact } in batches {
+        for CheckedBatch { writer, mut header, batch, limits } in batches {
             let (writer, batch) = (writer.into_bound(py), batch.into_bound(py));
-            let framed = writer.borrow().framed(&batch, &header, now_ms, compact, &mut most_inflated, bytes)?;
+            let framed = writer.borrow().framed(&batch, &mut header, now_ms, &limits, &mut most_inflated, bytes)?;
             let Some(framed) = framed else { return Ok(None) };
             records += header.record_count as u64;
             bytes += batch.len();
@@ -196,7 +194,7 @@ impl DirectRequests {
 
 impl DirectRequests {
     /// Looks at all of a request, but not at its records. None where something about it is unusual.
-    fn check(&self, py: Python<'_>, frame: &[u8], now_ms: i64) -> Option<CheckedRequest> {
+    fn check(&self, py: Python<'_>, frame: &[u8]) -> Option<CheckedRequest> {
         if self.names.is_empty() && self.ids.is_empty() {
             return None;
         }
@@ -226,7 +224,7 @@ impl DirectRequests {
                 let (data, header) = (&body[batch.records?], batch.header?);
                 let writer = target.writers.get(&(batch.partition, header.producer_id.max(-1)))?;
                 let twice = checked.batches.iter().any(|other| other.writer.is(writer));
-                if twice || !target.rules.let_through(data.len(), &header, now_ms) {
+                if twice || !target.rules.let_through(data.len(), &header) {
                     return None;
                 }
                 partitions.push(batch.partition);
@@ -234,7 +232,7 @@ impl DirectRequests {
                     writer: writer.clone_ref(py),
                     header,
                     batch: PyByteArray::new(py, data).unbind(),
-                    compact: target.rules.compact,
+                    limits: target.rules.of_records,
                 });
             }
             let name = match topic {
@@ -248,12 +246,8 @@ impl DirectRequests {
 }
 
 impl Rules {
-    /// Whether a batch may be stored as it is.
-    fn let_through(&self, size: usize, header: &BatchHeader, now_ms: i64) -> bool {
-        let (earliest, latest) = (header.base_timestamp, header.max_timestamp);
-        (self.any_codec || header.attributes & CODEC_MASK == 0)
-            && size <= self.max_message_bytes
-            && (earliest < 0 || now_ms.saturating_sub(earliest) <= self.before_max_ms)
-            && (latest < 0 || latest.saturating_sub(now_ms) <= self.after_max_ms)
+    /// Whether a batch may be stored as it is, by all but its records.
+    fn let_through(&self, size: usize, header: &BatchHeader) -> bool {
+        (self.any_codec || header.attributes & CODEC_MASK == 0) && size <= self.max_message_bytes
     }
 }

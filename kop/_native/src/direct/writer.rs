@@ -13,11 +13,14 @@ use pyo3::types::{PyByteArray, PyBytes, PyList};
 
 use super::answer::{DirectAnswer, Row};
 use super::outgoing::{push, Outgoing};
-use crate::produce::{BatchHeader, CODEC_MASK, HEADER_SIZE};
+use crate::produce::{BatchHeader, CODEC_MASK, CRC_FROM, HEADER_SIZE, KEPT_BITS};
 use crate::python::{header_fields, lent};
 use crate::send::About;
+use crate::to_pulsar::Packed;
+use crate::walk::Span;
 
 const EPOCH_SHIFT: u32 = 47;
+const MAX_TIMESTAMP_AT: usize = 35;
 const MAX_SEQUENCE: i64 = 0x7fff_ffff;
 /// Batches that a producer's window remembers.
 const WINDOW: usize = 5;
@@ -43,6 +46,23 @@ impl DirectBudget {
     #[new]
     fn new(most: usize) -> Self {
         DirectBudget { used: 0, most, closed: false }
+    }
+}
+
+/// What the records of a batch have to keep to on one topic.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub before_max_ms: i64,
+    pub after_max_ms: i64,
+    /// They need keys.
+    pub compacted: bool,
+}
+
+impl Limits {
+    /// Whether timestamps from the earliest to the latest are near enough to `now_ms`; -1 is no time, and is taken.
+    fn take(&self, times: &Span, now_ms: i64) -> bool {
+        (times.earliest < 0 || now_ms.saturating_sub(times.earliest) <= self.before_max_ms)
+            && (times.latest < 0 || times.latest.saturating_sub(now_ms) <= self.after_max_ms)
     }
 }
 
@@ -178,7 +198,7 @@ impl DirectWriter {
         self.in_flight.front().map_or(-1, |entry| entry.sequence_id as i64)
     }
 
-    /// Sends a checked batch. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the batch
+    /// Sends a checked batch; the limits are those of its records' timestamps. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the batch
     /// has to go the ordinary way: then nothing has happened.
     #[allow(clippy::too_many_arguments)]
     fn submit(
@@ -189,15 +209,18 @@ impl DirectWriter {
         now: f64,
         now_ms: i64,
         compacted: bool,
+        before_max_ms: i64,
+        after_max_ms: i64,
     ) -> PyResult<i64> {
         let py = slf.py();
         let header = {
             let buffer = PyBuffer::<u8>::get(batch)?;
             BatchHeader::read(lent(py, &buffer)?)
         };
-        let Some(header) = header else { return Ok(-1) };
+        let Some(mut header) = header else { return Ok(-1) };
+        let limits = Limits { before_max_ms, after_max_ms, compacted };
         let mut most_inflated = MOST_INFLATED;
-        let framed = slf.borrow().framed(batch, &header, now_ms, compacted, &mut most_inflated, 0)?;
+        let framed = slf.borrow().framed(batch, &mut header, now_ms, &limits, &mut most_inflated, 0)?;
         let Some(framed) = framed else { return Ok(-1) };
         let prepared = framed.with(header, batch);
         send(slf, prepared, Waiter::Other(waiter), place, now)?;
@@ -342,16 +365,17 @@ impl DirectWriter {
             && budget.used.saturating_add(size) <= budget.most
     }
 
-    /// The frame of a checked batch; None where it cannot be one entry that comes next.
+    /// The frame of a checked batch; None where it cannot be one entry that comes next. Its header is given the largest
+    /// timestamp of its records.
     ///
     /// `most_inflated` is what compressed batches may still inflate to; what this one takes is subtracted. `others` are
     /// the bytes of batches that are about to be sent with it.
     pub fn framed(
         &self,
         batch: &Bound<'_, PyByteArray>,
-        header: &BatchHeader,
+        header: &mut BatchHeader,
         now_ms: i64,
-        compacted: bool,
+        limits: &Limits,
         most_inflated: &mut usize,
         others: usize,
     ) -> PyResult<Option<Framed>> {
@@ -374,15 +398,15 @@ impl DirectWriter {
         if body.is_none() {
             return Ok(None);
         }
-        let pieces = {
+        let Packed { pieces, times, .. } = {
             let buffer = PyBuffer::<u8>::get(&body)?;
             let Some(records) = lent(py, &buffer)?.get(begin..) else { return Ok(None) };
             if codec != 0 {
                 *most_inflated = most_inflated.saturating_sub(records.len());
             }
             let (count, room) = (header.record_count.into(), self.room as i64);
-            match crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, compacted) {
-                Ok((pieces, without_key)) if without_key.is_empty() => pieces,
+            match crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, limits.compacted) {
+                Ok(packed) if packed.without_key.is_empty() && limits.take(&packed.times, now_ms) => packed,
                 _ => return Ok(None),
             }
         };
@@ -416,6 +440,9 @@ impl DirectWriter {
             back.copy_from_slice(payload);
             Ok(())
         })?;
+        if times.latest != header.max_timestamp && !stamp_create_time(batch, header, times.latest)? {
+            return Ok(None);
+        }
         Ok(Some(Framed { sequence_id, frame: frame.unbind(), entry_size }))
     }
 
@@ -488,6 +515,22 @@ pub fn send(
 fn release(py: Python<'_>, budget: &Py<DirectBudget>, size: usize) {
     let mut budget = budget.borrow_mut(py);
     budget.used = budget.used.saturating_sub(size);
+}
+
+/// Writes the largest timestamp of the records, as `kop.records.batch.stamp_create_time`. False where the batch is too
+/// short.
+fn stamp_create_time(batch: &Bound<'_, PyByteArray>, header: &mut BatchHeader, max_timestamp: i64) -> PyResult<bool> {
+    let py = batch.py();
+    let buffer = PyBuffer::<u8>::get(batch)?;
+    let Some(cells) = buffer.as_mut_slice(py).filter(|cells| cells.len() >= HEADER_SIZE) else { return Ok(false) };
+    let write = |at: usize, bytes: &[u8]| cells[at..].iter().zip(bytes).for_each(|(cell, &byte)| cell.set(byte));
+    header.attributes &= KEPT_BITS;
+    header.max_timestamp = max_timestamp;
+    write(CRC_FROM, &header.attributes.to_be_bytes());
+    write(MAX_TIMESTAMP_AT, &max_timestamp.to_be_bytes());
+    header.crc = crc32c::crc32c(&lent(py, &buffer)?[CRC_FROM..]);
+    write(CRC_FROM - 4, &header.crc.to_be_bytes());
+    Ok(true)
 }
 
 /// Writes the base offset and leader epoch 0 into a batch; its checksum covers neither. False where it is too short.

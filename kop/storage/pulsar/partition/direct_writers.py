@@ -51,10 +51,18 @@ class DirectWriter(Protocol):
     stored_up_to: int
 
     def submit(
-        self, batch: bytearray, waiter: AppendWaiter, place: int, now: float, now_ms: int, compacted: bool
+        self,
+        batch: bytearray,
+        waiter: AppendWaiter,
+        place: int,
+        now: float,
+        now_ms: int,
+        compacted: bool,
+        before_max_ms: int,
+        after_max_ms: int,
     ) -> int:
-        """Send a checked batch. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the
-        batch has to go the ordinary way: then nothing has happened."""
+        """Send a checked batch; the limits are those of its records' timestamps. Returns to how many bytes a compressed
+        one was inflated, 0 for others; -1 where the batch has to go the ordinary way: then nothing has happened."""
 
     def receipts(
         self,

@@ -41,6 +41,7 @@ from kop.storage.pulsar.partition.direct_batches import (
 from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
+from kop.storage.pulsar.partition.record_times import checked_times
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.stored_sequences import StoredSequences
@@ -506,6 +507,7 @@ class PartitionProducer:
         assert producer is not None
         try:
             frames = self._frames(append, first, producer.id, confirm=known)
+            self._check_times(append, frames[0])
             self._services.mapping.check(frames, self._log.last_position)
             if self._path.entry_size_limit.bytes and not known:
                 self._check_sizes(frames)
@@ -513,6 +515,7 @@ class PartitionProducer:
             append.refuse(error)
             append.end(self._log.log_start_offset)
             return
+        header = append.header
         if self.sequences is None:
             self._next = first + header.last_offset_delta + 1
         elif not known:
@@ -597,7 +600,7 @@ class PartitionProducer:
             except KopError:
                 return False  # the ordinary way says so to the client
         now, now_ms = self._loop.time(), int(time.time() * 1000)
-        inflated = self._direct.writer.submit(batch, waiter, place, now, now_ms, policy.compact)
+        inflated = self._direct.writer.submit(batch, waiter, place, now, now_ms, policy.compact, *policy.time_limits)
         if most:
             waiter.reserve(max(inflated, 0) - most)
         return inflated >= 0
@@ -669,6 +672,18 @@ class PartitionProducer:
                         f"Exceed maximum message size: an entry of {size} bytes, the topic takes {limit.bytes}",
                     )
                 )
+
+    def _check_times(self, append: Append, made: transcode.SendFrame) -> None:
+        """Check the timestamps that the records of a batch were found to have, and let its header say them."""
+        append.header = checked_times(
+            append.batch,
+            append.header,
+            made.earliest,
+            made.latest,
+            self._log.policy,
+            now_ms=int(time.time() * 1000),
+            reserve=append.reserve,
+        )
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
         """Encode a batch for Pulsar, in the topic's entry format; its first record has the sequence id `first`.

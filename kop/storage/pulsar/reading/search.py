@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
-from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
+from kop.records.batch import BatchHeader, first_at_or_after, iter_batches, max_timestamp_record
+from kop.records.validation import check_records
 from kop.storage.base import Buffer, ReadResult, TimestampOffset
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.sparse_index import Ledgers, SparseIndex, ledgers_with_entries, next_probe
@@ -388,7 +389,7 @@ class PartitionSearch:
         from_offset = await self._from_time(timestamp, clock_ahead)
         async for batch in self._batches(from_offset):
             _, header = next(iter_batches(batch))
-            if header.max_timestamp >= timestamp:
+            if _largest_timestamp(batch, header) >= timestamp:
                 record = first_at_or_after(
                     batch, header, timestamp, max_bytes=_MOST_INFLATED, from_offset=self._log.log_start_offset
                 )
@@ -407,7 +408,7 @@ class PartitionSearch:
             begin, best = 0, None  # that record may be gone
         async for batch in self._batches(max(begin, self._log.log_start_offset)):
             _, header = next(iter_batches(batch))
-            if best is None or header.max_timestamp > best.timestamp:
+            if best is None or _largest_timestamp(batch, header) > best.timestamp:
                 record = max_timestamp_record(
                     batch, header, max_bytes=_MOST_INFLATED, from_offset=self._log.log_start_offset
                 )
@@ -415,6 +416,19 @@ class PartitionSearch:
                     best = TimestampOffset(*record)
             self._largest_timestamp = header.next_offset, best
         return best
+
+
+def _largest_timestamp(batch: Buffer, header: BatchHeader) -> int:
+    """Return the largest timestamp of a batch's records.
+
+    The header of a compressed batch is not believed: one that is stored as it came may have a producer's mistake.
+    """
+    if not header.codec or header.log_append_time:
+        return header.max_timestamp
+    try:
+        return check_records(batch, header, False, _MOST_INFLATED).latest
+    except KopError:  # it has gaps, which Pulsar's compaction left: such a batch was made of an entry's messages
+        return header.max_timestamp
 
 
 def _oldest_position(stats: dict[str, Any]) -> Position:
