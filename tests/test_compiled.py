@@ -14,7 +14,7 @@ from kop import compiled
 
 SOURCE = Path(compiled.__file__).parent / "_native/src/lib.rs"
 CLASSES = SOURCE.with_name("direct")
-OF_FORMAT = (18, "a294fbf6680c8ff8")
+OF_FORMAT = (19, "a4c9ff51696b239e")
 """A number, and the digest of the functions that it stands for."""
 
 
