@@ -36,7 +36,7 @@ TOPICS, PARTITIONS = 2, 2
 RECORDS = 5
 """Of each transaction."""
 SPACING = 4.0, 7.0
-"""Seconds from one kill to the next; the start of the gateway is a part of them."""
+"""Seconds from the open port of a gateway to its end."""
 LEAST_SHARE = 0.44
 """Of the records that are acknowledged in peace, those that have to be under kills in the same time."""
 FIRST_SECONDS = 2.0
@@ -120,11 +120,10 @@ class Load:
 def kill_repeatedly(target: Target, rng: random.Random, seconds: float) -> list[float]:
     """Kill the gateway every few seconds, and start it again at once; returns when its port was open each time."""
     (server,) = target.servers
-    at = time.monotonic()
-    end = at + seconds
+    end = time.monotonic() + seconds
     opened: list[float] = []
-    while (at := at + rng.uniform(*SPACING)) < end:
-        time.sleep(max(at - time.monotonic(), 0))  # for so long the gateway serves
+    while (pause := rng.uniform(*SPACING)) < end - time.monotonic():
+        time.sleep(pause)  # for so long the gateway serves
         server.kill()
         server.start()
         opened.append(time.monotonic())
