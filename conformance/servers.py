@@ -56,6 +56,8 @@ class Kop:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="kop-conformance-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
+        self.more_settings: Mapping[str, str] = {}
+        """What it is told beside `settings` at its next start."""
 
     @property
     def log(self) -> Path:
@@ -95,7 +97,7 @@ class Kop:
         """Start it, and wait until it listens. StartFailed."""
         self.address = self.address or f"127.0.0.1:{_free_port()}"
         command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]
-        for name, value in self._settings.items():
+        for name, value in (*self._settings.items(), *self.more_settings.items()):
             command += ["--set", f"{name}={value}"]
         # The variables of the suites are none of the server's, which refuses a KOP_ that it does not know.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KOP_SPARK_")}

@@ -1,10 +1,10 @@
 """librdkafka (confluent-kafka): topics, and loads in a process of their own, which print one JSON object.
 
-python -m conformance.bench.client produce BOOTSTRAP TOPIC SECONDS BATCH_BYTES
+python -m conformance.bench.client produce BOOTSTRAP TOPIC SECONDS BATCH_BYTES [MOST]
 python -m conformance.bench.client latency BOOTSTRAP TOPIC SECONDS RATE
 python -m conformance.bench.client transactions BOOTSTRAP TOPIC SECONDS RECORDS [MOST]
 python -m conformance.bench.client flushes BOOTSTRAP TOPIC SECONDS RECORDS
-python -m conformance.bench.client read BOOTSTRAP TOPIC RECORDS ISOLATION TIMES
+python -m conformance.bench.client read BOOTSTRAP TOPIC RECORDS ISOLATION TIMES [PARTITIONS]
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ def delete(bootstrap: str, topic: str) -> None:
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
 
 
-def produce(bootstrap: str, topic: str, seconds: float, batch_bytes: int) -> dict[str, float]:
-    """Produce as fast as the client can, acks=all, from before it connects to the last acknowledgement."""
+def produce(bootstrap: str, topic: str, seconds: float, batch_bytes: int, most: int = 2**62) -> dict[str, float]:
+    """Produce as fast as the client can, acks=all, from before it connects to the last acknowledgement.
+
+    It ends after `seconds`, or after `most` records.
+    """
     failed = 0
 
     def delivered(error: object, _message: object) -> None:
@@ -74,7 +77,7 @@ def produce(bootstrap: str, topic: str, seconds: float, batch_bytes: int) -> dic
     )
     value = os.urandom(RECORD_BYTES)
     sent = 0
-    while sent & 255 or time.perf_counter() < began + seconds:
+    while sent < most and (sent & 255 or time.perf_counter() < began + seconds):
         try:
             producer.produce(topic, value)
             sent += 1
@@ -199,8 +202,8 @@ def transactions(
     }
 
 
-def read(bootstrap: str, topic: str, records: int, isolation: str, times: int) -> dict[str, float]:
-    """Read a topic of one partition from its start, so many times, each with a new consumer."""
+def read(bootstrap: str, topic: str, records: int, isolation: str, times: int, partitions: int = 1) -> dict[str, float]:
+    """Read a topic from its start, so many times, each with a new consumer."""
     began = time.perf_counter()
     for _ in range(times):
         consumer = Consumer(
@@ -211,7 +214,7 @@ def read(bootstrap: str, topic: str, records: int, isolation: str, times: int) -
                 "isolation.level": isolation,
             }
         )
-        consumer.assign([TopicPartition(topic, 0, 0)])
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
         seen = 0
         while seen < records:
             messages = consumer.consume(min(1000, records - seen), 30)
@@ -234,14 +237,14 @@ def main() -> None:
     """Run one load."""
     what, bootstrap, topic, *rest = sys.argv[1:]
     if what == "produce":
-        result = produce(bootstrap, topic, float(rest[0]), int(rest[1]))
+        result = produce(bootstrap, topic, float(rest[0]), *map(int, rest[1:]))
     elif what in ("transactions", "flushes"):
         result = transactions(bootstrap, topic, float(rest[0]), *map(int, rest[1:]), plain=what == "flushes")
     elif what == "read":
-        result = read(bootstrap, topic, int(rest[0]), rest[1], int(rest[2]))
+        result = read(bootstrap, topic, int(rest[0]), rest[1], *map(int, rest[2:]))
     else:
         result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
-    print(json.dumps(result))
+    print(json.dumps(result | {"client_cpu_seconds": time.process_time()}))
 
 
 if __name__ == "__main__":

@@ -47,17 +47,21 @@ class Engines:
         return ""
 
     def round(self, row: Row, number: int) -> dict[str, Run]:
-        """Each server once, and the row's peer where there is one; every second round in the opposite order."""
+        """Each server once, and the row's peers where there are any; every second round in the opposite order."""
         if row.load.startswith("bare"):
             assert self.native is not None
             return {KOP: self.native.bare(row, self.sizes)}
+        for server in self.servers:
+            server.run_with(row.cache_bytes, self.sizes)
         servers = [*self.servers, *([self.kafka] if self.kafka and row.beside_kafka else [])]
         if number % 2 == 0:
             servers.reverse()
         if row.load == "fetch":
             return self._read(row, servers)
+        if row.load == "behind":
+            return self._behind(row, servers)
         runs = {server.name: SIMPLE[row.load](server, row, self.sizes) for server in servers}
-        if self.native is not None and not row.beside_kafka and (peer := self.native.peer(row, self.sizes)):
+        if self.native is not None and row.beside_perf and (peer := self.native.peer(row, self.sizes)):
             runs["pulsar-client" if row.load == "latency" else PERF] = peer
         return runs
 
@@ -72,12 +76,27 @@ class Engines:
             if row.source != "memory":
                 server.restart()
             runs[server.name] = loads.fetch(server, *filled[server.name], times)
-        if self.native is not None and self.native.perf is not None:
-            topic, count = filled[KOP]
-            runs[PERF] = self.native.perf.consume(f"{self.servers[0].namespace}/{topic}", count)
+        if (peer := self._perf_reads(row, *filled[KOP])) is not None:
+            runs[PERF] = peer
         for server in servers:
             server.forget(filled[server.name][0])
         return runs
+
+    def _behind(self, row: Row, servers: list[Server]) -> dict[str, Run]:
+        topics, runs = {}, {}
+        for server in servers:
+            topics[server.name], runs[server.name] = loads.behind(server, row)
+        if (peer := self._perf_reads(row, topics[KOP], loads.BEHIND_RECORDS)) is not None:
+            runs[PERF] = peer
+        for server in servers:
+            server.forget(topics[server.name])
+        return runs
+
+    def _perf_reads(self, row: Row, topic: str, records: int) -> Run | None:
+        """What pulsar-perf needs for what a gateway has put into Pulsar; None if it is no peer of the row."""
+        if self.native is None or self.native.perf is None or not row.beside_perf:
+            return None
+        return self.native.perf.consume(f"{self.servers[0].namespace}/{topic}", records)
 
 
 @contextmanager

@@ -32,11 +32,18 @@ class Run:
     p50_ms: float | None = None
     p99_ms: float | None = None
     client_cpu_seconds: float | None = None
+    write_seconds: float | None = None
+    """The time that writing the records took, where a row has that and the reading of them."""
 
 
 def rate(run: Run) -> float | None:
     """Records a second."""
     return run.records / run.seconds if run.seconds else None
+
+
+def write_rate(run: Run) -> float | None:
+    """Records written a second."""
+    return run.records / run.write_seconds if run.write_seconds else None
 
 
 def cpu_a_record(run: Run) -> float | None:
@@ -68,7 +75,7 @@ def p99(run: Run) -> float | None:
     return run.p99_ms
 
 
-RATIOS: list[tuple[str, Figure]] = [("rate", rate), ("CPU", cpu_a_record), ("p99", p99)]
+RATIOS: list[tuple[str, Figure]] = [("rate", rate), ("CPU", cpu_a_record), ("p99", p99), ("written", write_rate)]
 FIGURES: list[tuple[str, Figure, int]] = [
     ("CPU us/record", cpu_a_record, 2),
     ("CPU us/request", cpu_a_request, 0),
@@ -76,6 +83,7 @@ FIGURES: list[tuple[str, Figure, int]] = [
     ("records/s", rate, 0),
     ("p50 ms", p50, 2),
     ("p99 ms", p99, 2),
+    ("written/s", write_rate, 0),
 ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from conformance.bench import client
 from conformance.bench.figures import Run
@@ -25,6 +25,8 @@ WARM_UP = (Row("warm-up-small", "produce", batch_bytes=1024, idempotent=True), R
 MEMORY_RECORDS = 40_000
 """A gateway keeps the newest 50 MiB of a partition: all of it comes from memory."""
 MEMORY_TIMES = 10
+BEHIND_RECORDS = 200_000
+"""Of the writer that a reader is behind."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,20 @@ class Server:
             self.process.stop()
             self.process.start()
 
-    def timed(self, module: str, *command: object) -> Run:
-        """A load, and what this server used while it ran."""
-        settle(self.process.pid)
+    def run_with(self, cache_bytes: int | None, sizes: Sizes) -> None:
+        """A gateway that has another cache starts again with this one, and is warmed up; a Kafka goes on."""
+        if not isinstance(self.process, Kop):
+            return
+        settings = {} if cache_bytes is None else {"kop.cache.bytes": str(cache_bytes)}
+        if self.process.more_settings != settings:
+            self.process.more_settings = settings
+            self.restart()
+            warm_up(self, sizes)
+
+    def timed(self, module: str, *command: object, at_once: bool = False) -> Run:
+        """A load, and what this server used while it ran. With `at_once` also what it still had to do, if any."""
+        if not at_once:
+            settle(self.process.pid)
         before = cpu_seconds(self.process.pid)
         result = load(module, *command)
         return Run(**({"cpu_seconds": cpu_seconds(self.process.pid) - before} | result))
@@ -159,6 +172,14 @@ def isolation(server: Server, row: Row, sizes: Sizes) -> Run:
     run = server.timed("client", "read", server.address, topic, records, row.isolation, times)
     server.forget(topic)
     return run
+
+
+def behind(server: Server, row: Row) -> tuple[str, Run]:
+    """librdkafka reads a topic whose writer has just ended. Returns the topic, too, which stays."""
+    topic = server.topic(row)
+    written = server.timed("client", "produce", server.address, topic, 3600, row.batch_bytes, BEHIND_RECORDS)
+    reading = ("client", "read", server.address, topic, BEHIND_RECORDS, row.isolation, 1, row.partitions)
+    return topic, replace(server.timed(*reading, at_once=True), write_seconds=written.seconds)
 
 
 def fetch(server: Server, topic: str, records: int, times: int) -> Run:

@@ -18,7 +18,17 @@ IN_FLIGHT_BYTES = 4 * 2**20
 
 Engine = Literal["pulsar", "embedded"]
 Load = Literal[
-    "produce", "librdkafka", "bare-in", "fetch", "bare-out", "commit", "latency", "transactions", "flushes", "isolation"
+    "produce",
+    "librdkafka",
+    "bare-in",
+    "fetch",
+    "bare-out",
+    "commit",
+    "latency",
+    "transactions",
+    "flushes",
+    "isolation",
+    "behind",
 ]
 Isolation = Literal["read_committed", "read_uncommitted"]
 Source = Literal["memory", "gateway-cold", "broker-cold"]
@@ -46,6 +56,10 @@ class Row:
     transaction_records: int = 1000
     """Records of a transaction, or between two flushes."""
     isolation: Isolation = "read_committed"
+    cache_bytes: int | None = None
+    """The gateway's `kop.cache.bytes`; None: as it comes."""
+    family: str = ""
+    """A name that stands for this row and others like it."""
     longer: int = 1
     """So many times as long as others: what happens once, at the start, would be most of it."""
 
@@ -62,21 +76,29 @@ class Row:
     @property
     def beside_kafka(self) -> bool:
         """Whether its peer is an Apache Kafka, and not what goes to Pulsar without a gateway."""
-        return self.engine == "embedded" or self.load in ("commit", *_TRANSACTIONAL)
+        return self.engine == "embedded" or self.load in ("commit", "behind", *_TRANSACTIONAL)
+
+    @property
+    def beside_perf(self) -> bool:
+        """True if `pulsar-perf` is a peer of it over Pulsar."""
+        return not self.beside_kafka or (self.load == "behind" and self.cache_bytes is not None)
 
     @property
     def client(self) -> str:
         """What drives it."""
         if self.load.startswith("bare"):
             return "bare client"
-        return "librdkafka" if self.load in ("librdkafka", "latency", *_TRANSACTIONAL) else "raw"
+        return "librdkafka" if self.load in _LIBRDKAFKA else "raw"
 
 
 _TRANSACTIONAL = ("transactions", "flushes", "isolation")
+_LIBRDKAFKA = ("librdkafka", "latency", "behind", *_TRANSACTIONAL)
 
 
 SIZES = {"1k": 1024, "4k": 4096, "16k": 16_384, "64k": 65_536, "1m": 1_048_576}
 COMPRESSED = {name: SIZES[name] for name in ("16k", "64k")}
+OUT_BEHIND = "out-behind"
+SMALL_CACHE_BYTES = 64 * 2**20
 
 _WITH_AND_WITHOUT: tuple[tuple[str, Load], ...] = ("", "transactions"), ("-plain", "flushes")
 _BOTH = [
@@ -103,6 +125,19 @@ _BOTH = [
     Row("in-64k-librdkafka", "librdkafka"),
     Row("out-memory", "fetch"),
     Row("out-gateway-cold", "fetch", source="gateway-cold"),
+    *(
+        Row(
+            f"{OUT_BEHIND}-{name}-{partitions}{suffix}",
+            "behind",
+            batch_bytes=SIZES[name],
+            partitions=partitions,
+            cache_bytes=cache_bytes,
+            family=OUT_BEHIND,
+        )
+        for suffix, cache_bytes in (("", None), ("-small-cache", SMALL_CACHE_BYTES))
+        for name in ("64k", "1m")
+        for partitions in (1, 8)
+    ),
     Row("commit", "commit"),
     Row("latency", "latency"),
     *(
@@ -129,13 +164,19 @@ ROWS = [
 def chosen(part: str, patterns: list[str]) -> list[Row]:
     """The rows of an engine (or `all`) whose names match one of the shell patterns; all where there is no pattern.
 
+    A family stands for its rows.
+
     ValueError for a pattern that matches no row.
     """
     for pattern in patterns:
-        if not any(fnmatch(row.name, pattern) for row in ROWS):
+        if not any(_is_called(row, pattern) for row in ROWS):
             raise ValueError(f"no row is called {pattern}; --list names them")
     return [
         row
         for row in ROWS
-        if part in ("all", row.engine) and (not patterns or any(fnmatch(row.name, name) for name in patterns))
+        if part in ("all", row.engine) and (not patterns or any(_is_called(row, pattern) for pattern in patterns))
     ]
+
+
+def _is_called(row: Row, pattern: str) -> bool:
+    return fnmatch(row.name, pattern) or (row.family != "" and row.family == pattern)

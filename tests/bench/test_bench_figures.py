@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from conformance.bench.figures import (
@@ -18,6 +20,7 @@ from conformance.bench.figures import (
     rate,
     ratio,
     report,
+    write_rate,
 )
 from conformance.bench.rows import ROWS, SIZES, Row, chosen
 
@@ -61,6 +64,20 @@ def test_rows_are_chosen_by_engine_and_by_patterns() -> None:
     assert [row.name for row in chosen("pulsar", ["*-in-1k", "*commit"])] == ["pulsar-in-1k", "pulsar-commit"]
 
 
+def test_a_family_stands_for_its_rows() -> None:
+    behind = chosen("embedded", ["out-behind"])
+    assert behind == chosen("embedded", ["*-out-behind-*"])
+    assert {(row.batch_bytes, row.partitions, row.cache_bytes) for row in behind} == {
+        (size, partitions, cache)
+        for size in (65_536, 1_048_576)
+        for partitions in (1, 8)
+        for cache in (None, 67_108_864)
+    }
+    assert [row.name for row in chosen("pulsar", ["out-behind"])] == [
+        row.name.replace("embedded", "pulsar") for row in behind
+    ]
+
+
 def test_a_pattern_without_a_row_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="no row is called in-2k"):
         chosen("all", ["*-in-1k", "in-2k"])
@@ -75,6 +92,8 @@ def test_figures_of_a_run() -> None:
     assert cpu_a_request(RUN) == pytest.approx(100)
     assert cpu_a_gib(RUN) == pytest.approx(0.1 / (4000 * 1024) * 2**30)
     assert p99(RUN) is None
+    assert write_rate(RUN) is None
+    assert write_rate(replace(RUN, write_seconds=8)) == 500
 
 
 def test_a_figure_that_a_run_does_not_have_is_none() -> None:

@@ -11,7 +11,7 @@ import crc32c
 import pytest
 import uvloop
 
-from conformance.bench import raw
+from conformance.bench import client, raw
 from conformance.bench.client import create, delete, read, transactions
 from conformance.bench.kafka_frames import CommitRequest, FetchRequest, ProduceRequest, batch, read_uvarint, uvarint
 from kop.records.batch import check_produced, iter_records, read_header
@@ -138,6 +138,13 @@ def test_transactions_and_flushes_count_all_but_the_first_and_are_read_by_both_k
     assert end_of(broker, name) == (40 if plain else 44)
     for isolation in ("read_committed", "read_uncommitted"):
         assert read(broker.bootstrap, name, 40, isolation, 2)["records"] == 80
+
+
+def test_so_many_records_are_written_to_all_partitions_and_read_from_them(broker: Broker) -> None:
+    name = f"bench-{next(numbers)}"
+    create(broker.bootstrap, name, 3)
+    assert client.produce(broker.bootstrap, name, 60, 16_384, 1000)["records"] == 1000
+    assert read(broker.bootstrap, name, 1000, "read_committed", 1, 3)["bytes"] == 1000 * 1024
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -83,6 +84,65 @@ def test_each_row_has_the_peer_that_does_the_same(asked: list[str], tmp_path: Pa
     over = native() if row.engine == "pulsar" else None
     runs = Engines(QUICK, [server(KOP, tmp_path)], kafka=server(KAFKA, tmp_path), native=over).round(row, 1)
     assert runs.keys() == {KOP} | peers
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache_bytes", "peers"),
+    [
+        ("embedded", None, [KAFKA]),
+        ("embedded", 2**26, [KAFKA]),
+        ("pulsar", None, [KAFKA]),
+        ("pulsar", 2**26, [KAFKA, PERF]),
+    ],
+)
+def test_a_reader_behind_its_writer_has_kafka_beside_it_and_with_a_small_cache_pulsar_perf(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    engine: Literal["embedded", "pulsar"],
+    cache_bytes: int | None,
+    peers: list[str],
+) -> None:
+    done: list[tuple[object, ...]] = []
+
+    def behind(server: Server, _row: Row) -> tuple[str, Run]:
+        done.append(("read", server.name))
+        return f"of-{server.name}", RUN
+
+    def consume(_perf: PulsarPerf, topic: str, records: int) -> Run:
+        done.append((topic, records))
+        return RUN
+
+    monkeypatch.setattr(loads, "behind", behind)
+    monkeypatch.setattr(PulsarPerf, "consume", consume)
+    monkeypatch.setattr(Server, "run_with", lambda _server, size, _sizes: done.append(("cache", size)))
+    monkeypatch.setattr(Server, "forget", lambda _server, topic: done.append(("forget", topic)))
+    over = native() if engine == "pulsar" else None
+    engines = Engines(QUICK, [server(KOP, tmp_path)], kafka=server(KAFKA, tmp_path), native=over)
+    engines.servers[0].namespace = "public/n"
+
+    runs = engines.round(Row("r", "behind", engine=engine, cache_bytes=cache_bytes), 1)
+
+    assert list(runs) == [KOP, *peers]
+    assert done == [
+        ("cache", cache_bytes),
+        ("read", KOP),
+        ("read", KAFKA),
+        *([("public/n/of-kop", loads.BEHIND_RECORDS)] if PERF in peers else []),
+        ("forget", "of-kop"),
+        ("forget", f"of-{KAFKA}"),
+    ]
+
+
+def test_a_gateway_starts_again_where_a_row_has_another_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Server, "restart", lambda _server: done.append("restart"))
+    monkeypatch.setattr(loads, "warm_up", lambda _server, _sizes: done.append("warm up"))
+    process = Kop(tmp_path)
+    gateway = Server(KOP, process)
+    for size in (None, 2**26, 2**26, None):
+        gateway.run_with(size, QUICK)
+        done.append(str(process.more_settings.get("kop.cache.bytes")))
+    assert done == ["None", "restart", "warm up", "67108864", "67108864", "restart", "warm up", "None"]
 
 
 def test_rows_that_cannot_be_measured_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
