@@ -29,7 +29,7 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 CONNECT_SECONDS = 3.0
 BOOTSTRAP_MS = 10_000
 """How long a server may take to answer the first requests."""
-CLOSE_MS = 1000
+CLOSE_MS = 500
 """How long a consumer may take to leave its group at the end."""
 SAY_SECONDS = 5.0
 """After how many seconds without an answer a command says that it waits."""

@@ -37,6 +37,8 @@ Examples:
 COMMIT_SECONDS = 5.0
 LAST_COMMIT_SECONDS = 5.0
 """How long a server may take for the last commit, when the command has to end."""
+SILENT_COMMIT_SECONDS = 0.3
+"""How long a server may take that has owed an answer before."""
 REBALANCE_SECONDS = 30.0
 """How long the last commit waits for a rebalance."""
 _MOVED_ON = "the group has moved on without this member; its last records will be read again"
@@ -54,7 +56,9 @@ _MOVED_ON = "the group has moved on without this member; its last records will b
 @click.option(
     "--until-end", is_flag=True, help="Stop at the end that each partition has now; begin at the first record."
 )
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="Stop before this offset of each partition.")
+@click.option(
+    "--to-offset", type=click.IntRange(0), metavar="N", help="Stop before this offset of each partition, or at its end."
+)
 @click.option("--until", metavar="TIME", help="Stop at the first record of this time or later, as --since takes it.")
 @click.option(
     "-p",
@@ -233,9 +237,9 @@ def _seek(consumer: Any, keys: Sequence[Any], from_beginning: bool, offset: int 
 
 def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int | None) -> dict[Any, int]:
     """The first offset of each partition that is not read any more."""
-    if to_offset is not None:
-        return dict.fromkeys(keys, to_offset)
     ends: dict[Any, int] = consumer.end_offsets(keys)
+    if to_offset is not None:
+        return {key: min(end, to_offset) for key, end in ends.items()}
     if until is not None:
         for key, first in consumer.offsets_for_times(dict.fromkeys(keys, until)).items():
             if first is not None:
@@ -355,15 +359,18 @@ class Printed:
         """Commit what is left. A rebalance has some time to end first: what it brings is not printed."""
         from kafka import errors
 
+        if not self._next:
+            return
         end = time.monotonic() + REBALANCE_SECONDS
+        limit = SILENT_COMMIT_SECONDS if troubles(self._consumer) else LAST_COMMIT_SECONDS
         try:
-            while not self.commit(LAST_COMMIT_SECONDS):
+            while not self.commit(limit):
                 if time.monotonic() > end:
                     note(_MOVED_ON)
                     return
                 self._consumer.poll(timeout_ms=100)
         except errors.KafkaTimeoutError:
-            fail(f"the last commit was not answered within {LAST_COMMIT_SECONDS:g} s; its records will be read again")
+            fail(f"the last commit was not answered within {limit:g} s; its records will be read again")
 
 
 # -- how a record looks

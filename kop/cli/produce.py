@@ -163,7 +163,7 @@ def command(
     if failure or sent < form.lines:
         unanswered = f", {waiting:,} unanswered" if waiting else ""
         counts = f"{sent:,} of {form.lines:,} {'was' if sent == 1 else 'were'} sent{unanswered}"
-        fail(f"{failure}; {counts}" if failure else counts)
+        fail("; ".join(filter(None, [failure, counts if form.lines else None])))
     if not quiet:
         note(_summary(sent, lines.bytes, time.monotonic() - begin))
 

@@ -157,6 +157,10 @@ class _Lane:
     held_until: float | None = None
     """Once a batch has failed: when its lane may go on, one batch at first. None while all is well."""
     next_sequence: int = 0
+    acknowledged: int = 0
+    """The sequence behind the last batch that was acknowledged."""
+    renumber: bool = False
+    """True after a batch was taken out: the others get new sequences before they are sent again."""
 
 
 class Outbox:
@@ -205,6 +209,8 @@ class Outbox:
                 continue
             if lane.held_until is not None and (lane.flying or now < lane.held_until):
                 continue
+            if lane.renumber and not lane.flying:
+                self._number_again(lane)
             batch = lane.waiting[lane.flying]
             room -= len(batch.data)
             if chosen and room < 0:
@@ -220,6 +226,8 @@ class Outbox:
         """A batch is where it should be."""
         lane = self._remove(partition, batch)
         lane.held_until = None
+        if batch.sequence is not None:
+            lane.acknowledged = add_sequence(batch.sequence, batch.records)
         self.sent += batch.records
         self.sent_bytes += len(batch.data)
 
@@ -230,25 +238,25 @@ class Outbox:
         lane.held_until = now + RETRY_SECONDS
 
     def refused(self, partition: int, batch: SentBatch, now: float) -> None:
-        """A batch will never be written: those behind it get the sequences from its own on."""
+        """A batch will never be written: those behind it get its sequences."""
         lane = self._remove(partition, batch)
-        assert batch.sequence is not None
-        self._number_again(lane, batch.sequence)
+        lane.renumber = True
         lane.held_until = now
 
     def split(self, partition: int, batch: SentBatch, now: float) -> None:
         """A batch of several records was too large: put two halves in its place."""
-        lane = self._remove(partition, batch)
-        assert batch.sequence is not None
+        lane = self._lanes[partition]
+        place = lane.waiting.index(batch)
+        self._remove(partition, batch)
         header = read_header(batch.data)
         records = list(iter_records(batch.data, header, max_bytes=MAX_BYTES))
         middle = len(records) // 2
         for half in (records[middle:], records[:middle]):
             data = build(half, base_offset=half[0].offset, codec=header.codec)
             data[:8] = bytes(8)
-            lane.waiting.appendleft(SentBatch(data, len(half), batch.made))
+            lane.waiting.insert(place, SentBatch(data, len(half), batch.made))
             self.waiting_bytes += len(data)
-        self._number_again(lane, batch.sequence)
+        lane.renumber = True
         lane.held_until = now
 
     def is_first(self, partition: int, batch: SentBatch) -> bool:
@@ -263,10 +271,11 @@ class Outbox:
         return lane
 
     @staticmethod
-    def _number_again(lane: _Lane, sequence: int) -> None:
+    def _number_again(lane: _Lane) -> None:
         for batch in lane.waiting:
             batch.sequence = None
-        lane.next_sequence = sequence
+        lane.next_sequence = lane.acknowledged
+        lane.renumber = False
 
 
 # -- sending
@@ -533,7 +542,10 @@ class Sender:
 
         def answered(answer: Any) -> None:
             self._under_way[leader] -= 1
-            self._take(due, answer)
+            try:
+                self._take(due, answer)
+            except Exception as error:  # kafka-python would go on in silence
+                self._failure = self._failure or one_line(f"{type(error).__name__}: {error}; this is a bug of kop")
 
         def failed(error: Exception) -> None:
             self._under_way[leader] -= 1
