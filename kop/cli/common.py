@@ -378,6 +378,29 @@ def misadvertised(broker: int, address: Address, problem: str) -> str:
     )
 
 
+def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
+    """The partitions of topics, asked for by their names: a server lists those of its own namespace only.
+
+    A topic that there is not has none.
+    """
+    from kafka import errors
+    from kafka.protocol.metadata import MetadataRequest
+
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    manager = _manager(made)
+    partitions: dict[str, set[int]] = {}
+    for topic in manager.run(manager.send, request).topics:
+        if topic.error_code not in {0, errors.UnknownTopicOrPartitionError.errno}:
+            fail(f"{topic.name}: {reason(topic.error_code)}")
+        partitions[topic.name] = {partition.partition_index for partition in topic.partitions}
+    return partitions
+
+
 @contextlib.contextmanager
 def admin(bootstrap: str) -> Iterator[Any]:
     """A KafkaAdminClient."""

@@ -20,6 +20,7 @@ from kop.cli.common import (
     fail,
     no_topic,
     note,
+    partitions_of,
     troubles,
 )
 from kop.cli.lines import to_json
@@ -153,14 +154,14 @@ def command(
     key = None if only_key is None else only_key.encode()
     stop = StopSignals()
     with client("KafkaConsumer", bootstrap, **settings) as consumer:
-        _check(consumer, topics)
+        present = _partitions(consumer, topics)
         reading = Reading(consumer, timeout, stop)
         if group is not None:
             if sys.stdout.isatty() or sys.stderr.isatty():
                 note(f"joining the group {group}")
             reading.join(topics)
         else:
-            keys = _assign(consumer, topics, partitions)
+            keys = _assign(consumer, present, partitions)
             _seek(consumer, keys, from_beginning, offset, since_ms)
             if any(ends):
                 reading.ends = _ends(consumer, keys, to_offset, until_ms)
@@ -194,19 +195,21 @@ def _moment(option: str, text: str | None) -> int | None:
 # -- where reading begins and ends
 
 
-def _check(consumer: Any, topics: tuple[str, ...]) -> None:
-    known = consumer.topics()
-    missing = [topic for topic in topics if topic not in known and not consumer.partitions_for_topic(topic)]
+def _partitions(consumer: Any, topics: tuple[str, ...]) -> dict[str, set[int]]:
+    """The partitions of each topic; ends the command for one that there is not."""
+    present = partitions_of(consumer, topics)
+    missing = [topic for topic in topics if not present.get(topic)]
     if missing:
+        known = consumer.topics()
         fail("\n".join(no_topic(topic, known) for topic in missing))
+    return present
 
 
-def _assign(consumer: Any, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[Any]:
+def _assign(consumer: Any, topics: Mapping[str, set[int]], partitions: tuple[int, ...]) -> list[Any]:
     from kafka import TopicPartition
 
     keys = []
-    for topic in topics:
-        present = consumer.partitions_for_topic(topic) or set()
+    for topic, present in topics.items():
         if absent := set(partitions) - present:
             fail(f"{topic} has no partition {', '.join(map(str, sorted(absent)))}; it has {len(present)}")
         keys += [TopicPartition(topic, number) for number in sorted(set(partitions) or present)]

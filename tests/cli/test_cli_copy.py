@@ -54,12 +54,12 @@ def topics(kop: Kop) -> tuple[str, str]:
 
 
 def test_a_copy_by_a_pipe_has_equal_records(kop: Kop, topics: tuple[str, str]) -> None:
-    one, other = topics
-    kop.ok("produce", one, "--json", given=lines(RECORDS))
-    printed = kop.ok("consume", one, "--json", "--until-end")
+    source, target = topics
+    kop.ok("produce", source, "--json", given=lines(RECORDS))
+    printed = kop.ok("consume", source, "--json", "--until-end")
     assert read(printed) == RECORDS
-    kop.ok("produce", other, "--json", "-z", "zstd", given=printed.encode())
-    assert read(kop.ok("consume", other, "--json", "--until-end")) == RECORDS
+    kop.ok("produce", target, "--json", "-z", "zstd", given=printed.encode())
+    assert read(kop.ok("consume", target, "--json", "--until-end")) == RECORDS
 
 
 def test_what_a_line_leaves_out_is_chosen(kop: Kop, topics: tuple[str, str]) -> None:

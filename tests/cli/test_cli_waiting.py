@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from cli.cli_support import environment
@@ -22,16 +21,20 @@ from support.waiting import SECONDS
 
 IMPATIENT = "from kop.cli import common; common.SAY_SECONDS = 0.5; from kop.cli import main; main.main()"
 
+CONTROLLING = "import os; os.close(os.open(os.ttyname(0), os.O_RDWR)); "
+"""Makes the terminal of stdin that of the session, so that Ctrl-C is a signal."""
+
 
 class Server:
     """A `kop serve` of this module's own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", ""),
-                *("--store", f"sqlite:{directory}/kop.db", "--set", "group.initial.rebalance.delay.ms=1500"),
+                *("--store", "memory:", "--set", "group.initial.rebalance.delay.ms=1500"),
+                *("--set", "kop.memory.bytes=1048576"),
             ],
             env=environment(),
             stderr=subprocess.DEVNULL,
@@ -59,8 +62,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("paused"))
+def server() -> Iterator[Server]:
+    made = Server()
     try:
         yield made
     finally:
@@ -73,13 +76,12 @@ class Terminal:
     def __init__(self, server: Server, *arguments: str, **variables: str) -> None:
         self._screen, theirs = pty.openpty()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", IMPATIENT, *arguments],
+            [sys.executable, "-c", CONTROLLING + IMPATIENT, *arguments],
             env=environment(KOP_BOOTSTRAP=server.address, TERM="xterm", **variables),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # it becomes the controlling terminal
         )
         os.close(theirs)
         self.shown = ""
@@ -187,15 +189,17 @@ def test_the_time_of_produce_is_over(server: Server) -> None:
 
 
 def test_a_server_that_refuses_for_now_is_named_with_its_words(server: Server) -> None:
-    """No replica is in sync as often as this topic wants it."""
-    assert run(server, "topics", "create", "strict", "-c", "min.insync.replicas=2").returncode == 0
-    outcome = run(server, "produce", "strict", "--timeout", "2", given=b"a\nb\n")
+    """Its memory is full."""
+    outcome = run(server, "produce", "full", "--timeout", "2", given=(b"x" * 999 + b"\n") * 3000)
+    run(server, "topics", "delete", "full")
     lines = outcome.stderr.decode().splitlines()
     assert outcome.returncode == 1, lines
-    assert lines[0].startswith("NOT_ENOUGH_REPLICAS: ")
-    assert lines[0].endswith("; 2 records wait, for 2 s at most (Ctrl-C ends)")
-    assert lines[-1].startswith("kop: NOT_ENOUGH_REPLICAS: ")
-    assert lines[-1].endswith("; given up after 2 s; 0 of 2 were sent, 2 unanswered")
+    assert re.fullmatch(
+        r"KAFKA_STORAGE_ERROR: the memory .*; [\d,]+ records wait, for 2 s at most \(Ctrl-C ends\)", lines[0]
+    )
+    assert re.fullmatch(
+        r"kop: KAFKA_STORAGE_ERROR: .*; given up after 2 s; [\d,]+ of [\d,]+ were sent, [\d,]+ unanswered", lines[-1]
+    )
 
 
 def test_consume_says_that_its_server_does_not_answer(server: Server) -> None:
@@ -246,9 +250,10 @@ COMPLETING = {"_KOP_COMPLETE": "bash_complete", "COMP_WORDS": "kop consume com",
 def test_names_complete_from_the_server_or_not_at_all(server: Server) -> None:
     run(server, "topics", "create", "completed")
 
-    def complete(address: str) -> tuple[str, str]:
+    def complete(address: str, seconds: float = 0.8) -> tuple[str, str]:
+        patience = f"from kop.cli import completion, main; completion.SECONDS = {seconds}; main.main()"
         completed = subprocess.run(
-            [sys.executable, "-m", "kop.cli.main"],
+            [sys.executable, "-c", patience],
             env=environment(KOP_BOOTSTRAP=address, **COMPLETING),
             capture_output=True,
             text=True,
@@ -257,7 +262,7 @@ def test_names_complete_from_the_server_or_not_at_all(server: Server) -> None:
         )
         return completed.stdout.strip(), completed.stderr
 
-    assert complete(server.address) == ("plain,completed", "")
+    assert complete(server.address, SECONDS) == ("plain,completed", "")
     with server.paused():
         assert complete(server.address) == ("", "")
     assert complete(f"127.0.0.1:{free_port()}") == ("", "")
