@@ -312,7 +312,7 @@ def no_kafka(bootstrap: str) -> str:
 
 def _manager(made: Any) -> Any:
     """The connections of a client of kafka-python."""
-    return made._manager if hasattr(made, "_manager") else made._client._manager
+    return made._sender._client._manager if hasattr(made, "_sender") else made._client._manager
 
 
 def brokers(made: Any) -> list[tuple[int, Address]]:

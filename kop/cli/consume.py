@@ -39,7 +39,7 @@ COMMIT_SECONDS = 5.0
 LAST_COMMIT_SECONDS = 5.0
 """How long a server may take for the last commit, when the command has to end."""
 SILENT_COMMIT_SECONDS = 0.3
-"""How long a server may take that has owed an answer before."""
+"""How long a server may take that owes an answer by now."""
 REBALANCE_SECONDS = 30.0
 """How long the last commit waits for a rebalance."""
 _MOVED_ON = "the group has moved on without this member; its last records will be read again"
@@ -178,7 +178,7 @@ def command(
                     break
         finally:
             sys.stdout.flush()
-            printed.finish()
+            printed.finish(silent=bool(troubles(consumer)))
         if sys.stdout.isatty() or sys.stderr.isatty():
             note(f"{printed.count:,} {'record' if printed.count == 1 else 'records'}")
         if reading.problem is not None and printed.count != max_messages:
@@ -358,14 +358,17 @@ class Printed:
         self._next.clear()
         return True
 
-    def finish(self) -> None:
-        """Commit what is left. A rebalance has some time to end first: what it brings is not printed."""
+    def finish(self, silent: bool = False) -> None:
+        """Commit what is left. A rebalance has some time to end first: what it brings is not printed.
+
+        A server that is `silent`, which owes an answer by now, has less.
+        """
         from kafka import errors
 
         if not self._next:
             return
         end = time.monotonic() + REBALANCE_SECONDS
-        limit = SILENT_COMMIT_SECONDS if troubles(self._consumer) else LAST_COMMIT_SECONDS
+        limit = SILENT_COMMIT_SECONDS if silent else LAST_COMMIT_SECONDS
         try:
             while not self.commit(limit):
                 if time.monotonic() > end:
