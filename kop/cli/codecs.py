@@ -1,4 +1,5 @@
-"""Compression for kafka-python's clients through cramjam, so that no codec needs a package of its own.
+"""What kafka-python's clients are changed by: compression through cramjam, so that no codec needs a package of its own,
+and topics of any name.
 
 Owns: the four functions that kafka-python takes from optional packages (python-snappy, lz4, zstandard).
 Must not know: anything of kop. It changes kafka-python's modules for the whole process: commands only.
@@ -34,8 +35,9 @@ def zstd_decode(payload: bytes | memoryview) -> bytes:
 
 
 def install() -> None:
-    """Give kafka-python every codec. Cheap to call again."""
-    from kafka import codec
+    """Give kafka-python every codec, and let servers say which names of topics are legal. Cheap to call again."""
+    from kafka import cluster, codec
+    from kafka.consumer import subscription_state
     from kafka.record import default_records
 
     codec.snappy = SimpleNamespace(
@@ -45,3 +47,8 @@ def install() -> None:
     codec.lz4 = codec.zstd = cramjam  # only asked whether it is there
     default_records.lz4_encode, default_records.lz4_decode = lz4_encode, lz4_decode
     default_records.zstd_encode, default_records.zstd_decode = zstd_encode, zstd_decode
+    cluster.ensure_valid_topic_name = subscription_state.ensure_valid_topic_name = _any_name
+
+
+def _any_name(name: str) -> None:
+    """Take every name: those of a gateway may be TENANT/NAMESPACE/TOPIC."""

@@ -7,11 +7,15 @@ Must not know: kop's server side; commands talk to a server through kafka-python
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
+import shutil
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -25,6 +29,11 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 CONNECT_SECONDS = 3.0
 BOOTSTRAP_MS = 10_000
 """How long a server may take to answer the first requests."""
+CLOSE_MS = 500
+"""How long a consumer may take to leave its group at the end."""
+SAY_SECONDS = 5.0
+"""After how many seconds without an answer a command says that it waits."""
+SAY_AGAIN_SECONDS = 30.0
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 T = TypeVar("T")
@@ -147,8 +156,9 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
 
 def quiet_client() -> None:
     """Keep kafka-python's log to itself unless --debug asks for it: errors reach the user as our own lines."""
-    root = click.get_current_context().find_root()
-    logging.getLogger("kafka").setLevel(logging.INFO if root.meta.get("kop.debug") else logging.CRITICAL + 1)
+    context = click.get_current_context(silent=True)
+    debug = context is not None and context.find_root().meta.get("kop.debug")
+    logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL + 1)
 
 
 def reason(code: int, message: str | None = None) -> str:
@@ -206,6 +216,24 @@ def one_line(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+class StopSignals:
+    """Notes SIGINT and SIGTERM instead of raising KeyboardInterrupt.
+
+    A client has threads and locks: an exception in the middle of its code may leave a lock taken that closing it
+    waits for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+
+
 # -- connection
 
 
@@ -249,14 +277,14 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
     from kop.cli import codecs
 
     codecs.install()
-    settings = {"client_id": f"kop-{os.getpid()}", "reconnect_backoff_max_ms": 1000} | settings
-    servers = [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses(bootstrap)]
+    settings = {"client_id": client_id(), "reconnect_backoff_max_ms": 1000} | settings
     try:
-        made = getattr(kafka, kind)(bootstrap_servers=servers, bootstrap_timeout_ms=BOOTSTRAP_MS, **settings)
+        made = getattr(kafka, kind)(bootstrap_servers=servers(bootstrap), bootstrap_timeout_ms=BOOTSTRAP_MS, **settings)
     except kafka.errors.KafkaTimeoutError:
-        fail(f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)")
+        fail(no_kafka(bootstrap))
     try:
-        yield made
+        with watched(made):
+            yield made
     except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError):
         for broker, address in brokers(made):
             if problem := unreachable(address):
@@ -264,13 +292,82 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
         raise
     finally:
         with contextlib.suppress(Exception):
-            made.close()
+            made.close(**({"autocommit": False, "timeout_ms": CLOSE_MS} if kind == "KafkaConsumer" else {}))
+
+
+def servers(bootstrap: str) -> list[str]:
+    """The addresses of a --bootstrap value as kafka-python takes them."""
+    return [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses(bootstrap)]
+
+
+def client_id() -> str:
+    """The name by which servers know this command."""
+    return f"kop-{os.getpid()}"
+
+
+def no_kafka(bootstrap: str) -> str:
+    """The line for a server that takes connections and no more."""
+    return f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)"
+
+
+def _manager(made: Any) -> Any:
+    """The connections of a client of kafka-python."""
+    return made._sender._client._manager if hasattr(made, "_sender") else made._client._manager
 
 
 def brokers(made: Any) -> list[tuple[int, Address]]:
     """Id and address of each broker, as the server named them when the client connected."""
-    cluster = made._metadata if hasattr(made, "_metadata") else made._client.cluster
-    return [(broker.node_id, Address(broker.host, broker.port)) for broker in cluster.brokers()]
+    return [(broker.node_id, Address(broker.host, broker.port)) for broker in _manager(made).cluster.brokers()]
+
+
+@contextlib.contextmanager
+def watched(made: Any) -> Iterator[None]:
+    """Say, while a client works, which server it waits for in vain: kafka-python tries on in silence."""
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(made, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+
+
+def _watch(made: Any, over: threading.Event) -> None:
+    said: dict[int, float] = {}
+    since: dict[int, float] = {}
+    while not over.wait(0.5):
+        now = time.monotonic()
+        silent = troubles(made)
+        for broker in since.keys() - silent.keys():
+            del since[broker]
+            said.pop(broker, None)
+        for broker, (begun, address) in silent.items():
+            begin = since.setdefault(broker, begun)
+            if now - begin < SAY_SECONDS or now - said.get(broker, 0.0) < SAY_AGAIN_SECONDS:
+                continue
+            problem = unreachable(address)
+            if not over.is_set():
+                what = f"no connection to {address} ({problem})" if problem else f"{address} does not answer"
+                note(f"{what}; waiting since {now - begin:.0f} s (Ctrl-C ends)")
+            said[broker] = now
+
+
+def troubles(made: Any) -> dict[int, tuple[float, Address]]:
+    """The brokers that a client cannot reach or that owe it an answer: since when, and their addresses."""
+    manager = _manager(made)
+    now = time.monotonic()
+    silent: dict[int, tuple[float, Address]] = {}
+    known = dict(brokers(made))
+    for broker, connection in list(manager._conns.items()):
+        with contextlib.suppress(IndexError):  # answered by now
+            begin = connection.in_flight_requests[0][2]
+            if now - begin > 1 and broker in known:
+                silent[broker] = begin, known[broker]
+    for broker in list(manager._backoff):
+        if broker in known:
+            silent[broker] = now, known[broker]
+    return silent
 
 
 def misadvertised(broker: int, address: Address, problem: str) -> str:
@@ -279,6 +376,29 @@ def misadvertised(broker: int, address: Address, problem: str) -> str:
         f"broker {broker} tells clients to connect to {address}, which does not work from here ({problem}); "
         "it has to advertise another address"
     )
+
+
+def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
+    """The partitions of topics, asked for by their names: a server lists those of its own namespace only.
+
+    A topic that there is not has none.
+    """
+    from kafka import errors
+    from kafka.protocol.metadata import MetadataRequest
+
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    manager = _manager(made)
+    partitions: dict[str, set[int]] = {}
+    for topic in manager.run(manager.send, request).topics:
+        if topic.error_code not in {0, errors.UnknownTopicOrPartitionError.errno}:
+            fail(f"{topic.name}: {reason(topic.error_code)}")
+        partitions[topic.name] = {partition.partition_index for partition in topic.partitions}
+    return partitions
 
 
 @contextlib.contextmanager
@@ -302,7 +422,34 @@ def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs:
             time.sleep(0.2)
 
 
+def topic_names(bootstrap: str) -> list[str]:
+    """The topics of a server, internal ones left out."""
+    with admin(bootstrap) as made:
+        return [topic["name"] for topic in made.describe_topics() if not topic["is_internal"]]
+
+
+def no_topic(name: str, known: Iterable[str]) -> str:
+    """The line for a topic that there is not: it names those of `known` that may be meant."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), 3)
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{name}: {reason(3)} ({guess}`kop topics list` shows what there is)"
+
+
 # -- output
+
+
+def json_option(command: Command) -> Command:
+    """Add `--json`."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print JSON, with the field names of docs/commands.md."
+    )(command)
+
+
+def print_json(value: object) -> None:
+    """Print a JSON document."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def is_terminal() -> bool:
@@ -311,32 +458,36 @@ def is_terminal() -> bool:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns: plain in a pipe, one line a row; on a terminal with a bold head, folded to its width.
+    """Print aligned columns under a head, one line a row.
 
-    A column whose name begins with ">" is aligned to the right.
+    On a terminal that is too narrow each row becomes a block, a line a column: no name is ever broken. A column whose
+    name begins with ">" is aligned to the right.
     """
     heads = [column.lstrip(">") for column in columns]
     right = [column.startswith(">") for column in columns]
-    body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    if is_terminal():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for head, to_right in zip(heads, right, strict=True):
-            table.add_column(head, justify="right" if to_right else "left", overflow="fold", no_wrap=to_right)
-        for row in body:
-            table.add_row(*(Text(cell) for cell in row))
-        Console(highlight=False).print(table)
-        return
+    body = [[_cell(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [heads, *body]) for i in range(len(heads))]
-    for line in [heads, *body]:
+    if is_terminal() and sum(widths) + 2 * (len(widths) - 1) > shutil.get_terminal_size().columns:
+        margin = max(map(len, heads))
+        for number, row in enumerate(body):
+            if number:
+                click.echo()
+            for head, cell in zip(heads, row, strict=True):
+                click.echo(f"{bold(head.ljust(margin))}  {cell}")
+        return
+    for number, line in enumerate([heads, *body]):
         cells = (
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(line, widths, right, strict=True)
         )
-        click.echo("  ".join(cells).rstrip())
+        text = "  ".join(cells).rstrip()
+        click.echo(text if number else bold(text))
+
+
+def _cell(value: object) -> str:
+    """The text of a cell; what would move the cursor of a terminal is shown by its escape."""
+    text = "-" if value is None else str(value)
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def bold(text: str) -> str:

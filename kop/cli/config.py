@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from kop.cli.common import CliUsageError, bold
+from kop.cli.common import CliUsageError, bold, note
 from kop.cli.notes import NOTES
 from kop.cli.settings import load, settings_options
-from kop.config import SettingRow, suggest
+from kop.config import Config, SettingRow, suggest
 
 EPILOG = """\b
 Examples:
@@ -21,8 +21,12 @@ Examples:
   kop config --changed              only what differs from the defaults"""
 
 
+def _setting_names(_: click.Context, __: click.Parameter, begin: str) -> list[str]:
+    return [row.name for row in Config().table() if row.name.startswith(begin)]
+
+
 @click.command("config", epilog=EPILOG)
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_setting_names)
 @click.option("--changed", is_flag=True, help="Show only settings that are not at their default.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object for each setting.")
 @settings_options
@@ -40,6 +44,8 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool, **flags: Any) 
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return
+    if not rows:
+        note("every setting is at its default" if not names else "these settings are at their default")
     for row in rows:
         _show(row)
         if names and row.name in NOTES:

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import signal
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from kop.cli.common import bootstrap_option, client, fail, note, reason
+from kop.cli import completion
+from kop.cli.common import (
+    CliUsageError,
+    StopSignals,
+    bootstrap_option,
+    client,
+    fail,
+    no_topic,
+    note,
+    partitions_of,
+    troubles,
+)
+from kop.cli.lines import to_json
+from kop.cli.times import parse_moment
 
 EPILOG = """\b
 Examples:
   kop consume orders                         new records, until Ctrl-C
   kop consume orders --from-beginning --max-messages 10
   kop consume orders --group billing --print-key
-  kop consume orders --partition 0 --offset 1200 --timeout 2 --json"""
+  kop consume orders --partition 0 --offset 1200 --timeout 2 --json
+  kop consume orders --since PT1H --until-end --format '{offset} {key}'
+  kop consume orders --json --until-end | kop produce copy --json"""
 
 COMMIT_SECONDS = 5.0
+LAST_COMMIT_SECONDS = 5.0
+"""How long a server may take for the last commit, when the command has to end."""
+SILENT_COMMIT_SECONDS = 0.3
+"""How long a server may take that owes an answer by now."""
 REBALANCE_SECONDS = 30.0
 """How long the last commit waits for a rebalance."""
 _MOVED_ON = "the group has moved on without this member; its last records will be read again"
 
 
 @click.command("consume", epilog=EPILOG)
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=completion.topics)
 @click.option("-B", "--from-beginning", is_flag=True, help="Begin at the first record, not with new ones.")
 @click.option(
     "-o", "--offset", type=int, metavar="N", help="Begin at this offset; -N is N before the end of each partition."
 )
+@click.option(
+    "--since", metavar="TIME", help="Begin at the first record of a time (2026-01-31T12:00) or a duration (PT1H)."
+)
+@click.option(
+    "--until-end", is_flag=True, help="Stop at the end that each partition has now; begin at the first record."
+)
+@click.option(
+    "--to-offset", type=click.IntRange(0), metavar="N", help="Stop before this offset of each partition, or at its end."
+)
+@click.option("--until", metavar="TIME", help="Stop at the first record of this time or later, as --since takes it.")
 @click.option(
     "-p",
     "--partition",
@@ -43,7 +71,11 @@ _MOVED_ON = "the group has moved on without this member; its last records will b
     help="Read only this partition; may be repeated.",
 )
 @click.option(
-    "-g", "--group", metavar="NAME", help="Join this group: share its partitions, go on at its offsets, commit."
+    "-g",
+    "--group",
+    metavar="NAME",
+    help="Join this group: share its partitions, go on at its offsets, commit.",
+    shell_complete=completion.groups,
 )
 @click.option("-n", "--max-messages", type=click.IntRange(1), metavar="N", help="Stop after N records.")
 @click.option(
@@ -51,15 +83,18 @@ _MOVED_ON = "the group has moved on without this member; its last records will b
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="Stop when no record came for so long.",
+    help="Stop when no record came for so long; a member of a group counts from its first partitions on.",
 )
+@click.option("--read-committed", is_flag=True, help="Leave out records of transactions that are open or aborted.")
+@click.option("--filter", "only_key", metavar="KEY", help="Print only records with this key.")
 @click.option("--print-key", is_flag=True, help="Print the key and a tab before the value.")
 @click.option("--print-headers", is_flag=True, help="Print headers as name=value,... and a tab before the rest.")
+@click.option("--format", "template", metavar="TEXT", help="Print this for each record, with its fields in braces.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print a JSON object for each record: topic, partition, offset, timestamp, ...",
+    help="Print a JSON object for each record, as `kop produce --json` takes it.",
 )
 @bootstrap_option
 def command(
@@ -67,74 +102,129 @@ def command(
     topics: tuple[str, ...],
     from_beginning: bool,
     offset: int | None,
+    since: str | None,
+    until_end: bool,
+    to_offset: int | None,
+    until: str | None,
     partitions: tuple[int, ...],
     group: str | None,
     max_messages: int | None,
     timeout: float | None,
-    **look: bool,
+    read_committed: bool,
+    only_key: str | None,
+    print_key: bool,
+    print_headers: bool,
+    template: str | None,
+    as_json: bool,
 ) -> None:
     """Print the records of topics, one a line, until Ctrl-C, which is a clean end.
 
     With --group the offsets of printed records are committed; without it nothing is left behind.
     In --json, bytes that are not UTF-8 are in key_base64, value_base64 and the like.
+    In --format, {topic}, {partition}, {offset}, {timestamp} (ms), {time}, {key}, {value} and {headers} are the fields,
+    \\t and \\n are tab and new line.
 
-    The isolation level is read_uncommitted: where the server hands them out, records of open and of aborted
-    transactions are printed, too.
+    Without --read-committed records of open and of aborted transactions are printed, too, where the server hands them
+    out. --until-end stops in front of open transactions then, else behind the last record.
     """
-    if group is not None and (offset is not None or partitions):
-        raise click.UsageError("--group goes on where the group left: it goes with neither --offset nor --partition")
-    if offset is not None and from_beginning:
-        raise click.UsageError("give --from-beginning or --offset")
+    begins = [from_beginning, offset is not None, since is not None]
+    ends = [until_end, to_offset is not None, until is not None]
+    if group is not None and (offset is not None or since is not None or partitions or any(ends)):
+        raise click.UsageError(
+            "--group goes on where the group left: it goes with none of --offset, --since, --partition, --until-end, "
+            "--to-offset, --until"
+        )
+    if sum(begins) > 1:
+        raise click.UsageError("give one of --from-beginning, --offset, --since")
+    if sum(ends) > 1:
+        raise click.UsageError("give one of --until-end, --to-offset, --until")
+    if sum([as_json, template is not None, print_key or print_headers]) > 1:
+        raise click.UsageError("give one of --json, --format, --print-key with --print-headers")
+    since_ms, until_ms = _moment("--since", since), _moment("--until", until)
+    write = _writer(as_json, template, print_key, print_headers)
+    # What has an end is read from its beginning.
+    from_beginning = from_beginning or (any(ends) and not any(begins))
     settings: dict[str, Any] = {
         "group_id": group,
         "enable_auto_commit": False,
-        "auto_offset_reset": "earliest" if from_beginning or offset is not None else "latest",
+        "auto_offset_reset": "earliest" if from_beginning or any(begins) else "latest",
         "allow_auto_create_topics": False,
+        "isolation_level": "read_committed" if read_committed else "read_uncommitted",
     }
+    key = None if only_key is None else only_key.encode()
+    stop = StopSignals()
     with client("KafkaConsumer", bootstrap, **settings) as consumer:
-        _check(consumer, topics)
+        present = _partitions(consumer, topics)
+        reading = Reading(consumer, timeout, stop)
         if group is not None:
-            consumer.subscribe(list(topics))
+            if sys.stdout.isatty() or sys.stderr.isatty():
+                note(f"joining the group {group}")
+            reading.join(topics)
         else:
-            _assign(consumer, topics, partitions, from_beginning, offset)
-        if sys.stdout.isatty() and not from_beginning and offset is None and group is None:
+            keys = _assign(consumer, present, partitions)
+            _seek(consumer, keys, from_beginning, offset, since_ms)
+            if any(ends):
+                reading.ends = _ends(consumer, keys, to_offset, until_ms)
+        if sys.stdout.isatty() and not any([*begins, *ends, group]):
             note("waiting for new records (--from-beginning for old ones too); Ctrl-C ends")
         printed = Printed(consumer, commits=group is not None)
-        stop = StopSignals()
         try:
-            for record in _records(consumer, timeout, stop):
-                _print(record, **look)
-                printed.add(record)
+            for record in reading.records():
+                wanted = key is None or record.key == key
+                if wanted:
+                    sys.stdout.buffer.write(write(record) + b"\n")
+                printed.add(record, wanted)
                 if stop.came or printed.count == max_messages:
                     break
         finally:
             sys.stdout.flush()
-            printed.finish()
+            printed.finish(silent=bool(troubles(consumer)))
         if sys.stdout.isatty() or sys.stderr.isatty():
             note(f"{printed.count:,} {'record' if printed.count == 1 else 'records'}")
+        if reading.problem is not None and printed.count != max_messages:
+            fail(reading.problem)
 
 
-def _check(consumer: Any, topics: tuple[str, ...]) -> None:
-    known = consumer.topics()
-    missing = [topic for topic in topics if topic not in known and not consumer.partitions_for_topic(topic)]
+def _moment(option: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_moment(text)
+    except ValueError as error:
+        raise CliUsageError(f"{option}: {error}") from None
+
+
+# -- where reading begins and ends
+
+
+def _partitions(consumer: Any, topics: tuple[str, ...]) -> dict[str, set[int]]:
+    """The partitions of each topic; ends the command for one that there is not."""
+    present = partitions_of(consumer, topics)
+    missing = [topic for topic in topics if not present.get(topic)]
     if missing:
-        fail("\n".join(f"{topic}: {reason(3)}" for topic in missing))
+        known = consumer.topics()
+        fail("\n".join(no_topic(topic, known) for topic in missing))
+    return present
 
 
-def _assign(
-    consumer: Any, topics: tuple[str, ...], partitions: tuple[int, ...], from_beginning: bool, offset: int | None
-) -> None:
+def _assign(consumer: Any, topics: Mapping[str, set[int]], partitions: tuple[int, ...]) -> list[Any]:
     from kafka import TopicPartition
 
     keys = []
-    for topic in topics:
-        present = consumer.partitions_for_topic(topic) or set()
+    for topic, present in topics.items():
         if absent := set(partitions) - present:
             fail(f"{topic} has no partition {', '.join(map(str, sorted(absent)))}; it has {len(present)}")
         keys += [TopicPartition(topic, number) for number in sorted(set(partitions) or present)]
     consumer.assign(keys)
+    return keys
+
+
+def _seek(consumer: Any, keys: Sequence[Any], from_beginning: bool, offset: int | None, since: int | None) -> None:
     if from_beginning:
         consumer.seek_to_beginning()
+    elif since is not None:
+        firsts, ends = consumer.offsets_for_times(dict.fromkeys(keys, since)), consumer.end_offsets(keys)
+        for key in keys:
+            first = firsts.get(key)
+            consumer.seek(key, ends[key] if first is None else first.offset)
     elif offset is None:
         consumer.seek_to_end()
         for key in keys:
@@ -148,37 +238,83 @@ def _assign(
             consumer.seek(key, wanted)
 
 
-class StopSignals:
-    """Notes SIGINT and SIGTERM instead of raising KeyboardInterrupt.
-
-    The consumer has threads and locks: an exception in the middle of its code may leave a lock taken that closing it
-    waits for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.
-    """
-
-    def __init__(self) -> None:
-        self.came = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: object) -> None:
-        if self.came:
-            raise KeyboardInterrupt
-        self.came = True
+def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int | None) -> dict[Any, int]:
+    """The first offset of each partition that is not read any more."""
+    ends: dict[Any, int] = consumer.end_offsets(keys)
+    if to_offset is not None:
+        return {key: min(end, to_offset) for key, end in ends.items()}
+    if until is not None:
+        for key, first in consumer.offsets_for_times(dict.fromkeys(keys, until)).items():
+            if first is not None:
+                ends[key] = min(ends[key], first.offset)
+    return ends
 
 
-def _records(consumer: Any, timeout: float | None, stop: StopSignals) -> Iterator[Any]:
-    """Records as they come; ends when none came for `timeout` seconds, or a signal came."""
-    last = time.monotonic()
-    while not stop.came:
-        wait = 0.5 if timeout is None else min(0.5, max(0.0, last + timeout - time.monotonic()))
-        batch = consumer.poll(timeout_ms=int(wait * 1000))
-        for records in batch.values():
-            yield from records
-        if batch:
-            sys.stdout.flush()
-            last = time.monotonic()
-        elif timeout is not None and time.monotonic() - last >= timeout:
-            return
+class Reading:
+    """The records of a consumer as they come, to the ends that are set, a silence or a signal."""
+
+    def __init__(self, consumer: Any, timeout: float | None, stop: StopSignals) -> None:
+        self.ends: Mapping[Any, int] | None = None
+        """The first offset of each partition that is not read any more; None for no end."""
+        self.problem: str | None = None
+        """Why the records ended too early."""
+        self._consumer = consumer
+        self._timeout = timeout
+        self._stop = stop
+        self._last: float | None = time.monotonic()
+
+    def join(self, topics: Sequence[str]) -> None:
+        """Become a member of the consumer's group. The silence is counted from its first partitions on."""
+        from kafka import ConsumerRebalanceListener
+
+        self._last = None
+
+        def joined() -> None:
+            self._last = self._last or time.monotonic()
+
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+            def on_partitions_revoked(self, revoked: Any) -> None:
+                pass
+
+            def on_partitions_assigned(self, assigned: Any) -> None:
+                joined()
+
+        self._consumer.subscribe(list(topics), listener=Listener())
+
+    def records(self) -> Iterator[Any]:
+        """Records as they come."""
+        open_ends = None if self.ends is None else dict(self.ends)
+        while not self._stop.came:
+            if open_ends is not None:
+                for key, end in list(open_ends.items()):
+                    position = self._consumer.position(key, timeout_ms=1000)
+                    if position is not None and position >= end:
+                        del open_ends[key]
+                        self._consumer.pause(key)
+                if not open_ends:
+                    return
+            left = 0.5 if self._timeout is None or self._last is None else self._last + self._timeout - time.monotonic()
+            batch = self._consumer.poll(timeout_ms=int(min(0.5, max(0.0, left)) * 1000))
+            for key, records in batch.items():
+                end = None if self.ends is None else self.ends[key]
+                for record in records:
+                    if end is None or record.offset < end:
+                        yield record
+            if batch:
+                sys.stdout.flush()
+                self._last = time.monotonic()
+            elif self._timeout is not None and self._last is not None and left <= 0:
+                self.problem = self._why_silent(open_ends)
+                return
+
+    def _why_silent(self, open_ends: Mapping[Any, int] | None) -> str | None:
+        """Why a silence is no clean end; None if it is one."""
+        for _, address in troubles(self._consumer).values():
+            return f"{address} does not answer; there may be more records"
+        if open_ends:
+            key, end = min(open_ends.items())
+            return f"no record for {self._timeout:g} s, and {key.topic}-{key.partition} was to be read up to {end}"
+        return None
 
 
 class Printed:
@@ -191,17 +327,17 @@ class Printed:
         self._next: dict[Any, int] = {}
         self._last = time.monotonic()
 
-    def add(self, record: Any) -> None:
-        """Note a printed record."""
+    def add(self, record: Any, counted: bool = True) -> None:
+        """Note a record that was printed, or left out by a filter."""
         from kafka import TopicPartition
 
-        self.count += 1
+        self.count += counted
         if self._commits:
             self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
             if time.monotonic() - self._last > COMMIT_SECONDS:
                 self.commit()
 
-    def commit(self) -> bool:
+    def commit(self, seconds: float | None = None) -> bool:
         """Commit what was printed since the last commit; partitions that went to other members are theirs now.
 
         False while the group rebalances: the offsets are kept for the next commit.
@@ -214,7 +350,7 @@ class Printed:
         self._last = time.monotonic()
         if offsets:
             try:
-                self._consumer.commit(offsets)
+                self._consumer.commit(offsets, timeout_ms=None if seconds is None else seconds * 1000)
             except errors.RebalanceInProgressError:
                 return False
             except errors.CommitFailedError:
@@ -222,49 +358,70 @@ class Printed:
         self._next.clear()
         return True
 
-    def finish(self) -> None:
-        """Commit what is left. A rebalance has some time to end first: what it brings is not printed."""
+    def finish(self, silent: bool = False) -> None:
+        """Commit what is left. A rebalance has some time to end first: what it brings is not printed.
+
+        A server that is `silent`, which owes an answer by now, has less.
+        """
+        from kafka import errors
+
+        if not self._next:
+            return
         end = time.monotonic() + REBALANCE_SECONDS
-        while not self.commit():
-            if time.monotonic() > end:
-                note(_MOVED_ON)
-                return
-            self._consumer.poll(timeout_ms=100)
+        limit = SILENT_COMMIT_SECONDS if silent else LAST_COMMIT_SECONDS
+        try:
+            while not self.commit(limit):
+                if time.monotonic() > end:
+                    note(_MOVED_ON)
+                    return
+                self._consumer.poll(timeout_ms=100)
+        except errors.KafkaTimeoutError:
+            fail(f"the last commit was not answered within {limit:g} s; its records will be read again")
 
 
-def _print(record: Any, *, print_key: bool, print_headers: bool, as_json: bool) -> None:
+# -- how a record looks
+
+
+def _writer(as_json: bool, template: str | None, print_key: bool, print_headers: bool) -> Callable[[Any], bytes]:
+    """What makes a line of a record."""
     if as_json:
-        sys.stdout.buffer.write(json.dumps(_json(record), ensure_ascii=False).encode() + b"\n")
-        return
-    parts = []
-    if print_headers:
-        parts.append(b",".join(name.encode() + b"=" + _bytes(value) for name, value in record.headers))
-    if print_key:
-        parts.append(_bytes(record.key))
-    parts.append(_bytes(record.value))
-    sys.stdout.buffer.write(b"\t".join(parts) + b"\n")
+        return to_json
+    if template is None:
+        template = "{headers}\\t" * print_headers + "{key}\\t" * print_key + "{value}"
+    parts = _parsed(template)
+    return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
+
+
+def _parsed(template: str) -> list[bytes | Callable[[Any], bytes]]:
+    """The pieces of a template: text, and what shows a field."""
+    parts: list[bytes | Callable[[Any], bytes]] = []
+    for text, name in re.findall(r"([^{]+)|\{([^{}]*)\}?", template):
+        if text:
+            parts.append(re.sub(r"\\([tn\\])", lambda match: {"t": "\t", "n": "\n"}.get(match[1], "\\"), text).encode())
+        elif name in _FIELDS:
+            parts.append(_FIELDS[name])
+        else:
+            names = ", ".join(f"{{{known}}}" for known in _FIELDS)
+            raise CliUsageError(f"--format has no field {{{name}}}; it has {names}")
+    return parts
 
 
 def _bytes(value: bytes | None) -> bytes:
     return b"null" if value is None else bytes(value)
 
 
-def _json(record: Any) -> dict[str, Any]:
-    return {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        **_text("key", record.key),
-        **_text("value", record.value),
-        "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
-    }
+def _time(record: Any) -> bytes:
+    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 
-def _text(name: str, value: bytes | None) -> dict[str, str | None]:
-    if value is None:
-        return {name: None}
-    try:
-        return {name: bytes(value).decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
+_FIELDS: Mapping[str, Callable[[Any], bytes]] = {
+    "topic": lambda record: record.topic.encode(),
+    "partition": lambda record: b"%d" % record.partition,
+    "offset": lambda record: b"%d" % record.offset,
+    "timestamp": lambda record: b"%d" % record.timestamp,
+    "time": _time,
+    "key": lambda record: _bytes(record.key),
+    "value": lambda record: _bytes(record.value),
+    "headers": lambda record: b",".join(name.encode() + b"=" + _bytes(value) for name, value in record.headers),
+}

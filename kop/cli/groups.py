@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kop.cli import completion
 from kop.cli.common import (
     CliUsageError,
     Ordered,
@@ -14,17 +15,21 @@ from kop.cli.common import (
     bold,
     bootstrap_option,
     fail,
+    json_option,
     named,
     note,
+    print_json,
     print_table,
     reason,
     retrying,
 )
 from kop.cli.times import parse_datetime, parse_duration
+from kop.cli.topics import chosen_partitions
 
 EPILOG = """\b
 Examples:
   kop groups describe billing
+  kop groups describe --all --json
   kop groups reset-offsets billing --topic orders --to-earliest
   kop groups reset-offsets billing --topic orders:0 --shift-by -9 --execute
   kop groups reset-offsets billing --all-topics --by-duration PT1H
@@ -39,38 +44,61 @@ def command() -> None:
 
 
 @command.command("list")
+@json_option
 @bootstrap_option
-def list_groups(bootstrap: str) -> None:
+def list_groups(bootstrap: str, as_json: bool) -> None:
     """List groups with their state and type."""
     with admin(bootstrap) as client:
         groups = retrying(client.list_groups)
-    if not groups:
+    rows = [
+        {
+            "group": g["group_id"],
+            "state": g.get("group_state") or None,
+            "type": g.get("group_type") or None,
+            "protocol": g["protocol_type"] or None,
+        }
+        for g in sorted(groups, key=lambda g: str(g["group_id"]))
+    ]
+    if as_json:
+        print_json(rows)
+    elif not rows:
         note("there are no groups")
-        return
-    rows = sorted((g["group_id"], g.get("group_state"), g.get("group_type"), g["protocol_type"]) for g in groups)
-    print_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [[cell or None for cell in row] for row in rows])
+    else:
+        print_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [list(row.values()) for row in rows])
 
 
 @command.command("describe")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=completion.groups)
+@click.option("--all", "every", is_flag=True, help="Show every group.")
+@json_option
 @bootstrap_option
-def describe(bootstrap: str, names: tuple[str, ...]) -> None:
+def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Show state, members, committed offsets and lag of groups.
 
     LAG is the end of the partition minus the committed offset: what is left to read.
     """
-    failures = []
+    if bool(names) == every:
+        raise click.UsageError("give names of groups or --all")
+    failures, shown = [], []
     with admin(bootstrap) as client:
-        for number, name in enumerate(names):
+        if every:
+            names = tuple(sorted(g["group_id"] for g in retrying(client.list_groups)))
+        for name in names:
             group, committed = _group(client, name)
-            if group is None:
+            if group is not None:
+                shown.append(_facts(client, group, committed))
+            elif not every:  # it was there a moment ago
                 failures.append(f"{name}: {reason(69)}")
-                continue
-            if number:
-                click.echo()
-            _show(client, group, committed)
+    if as_json:
+        print_json(shown)
+    for number, facts in enumerate(() if as_json else shown):
+        if number:
+            click.echo()
+        _show(facts)
     if failures:
         fail("\n".join(failures))
+    if not shown and not as_json:
+        note("there are no groups")
 
 
 def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, Any]]:
@@ -96,38 +124,75 @@ def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, 
     return described, {key: value for key, value in committed.items() if value.offset >= 0}
 
 
-def _show(client: Any, group: Mapping[str, Any], committed: Mapping[Any, Any]) -> None:
+def _facts(client: Any, group: Mapping[str, Any], committed: Mapping[Any, Any]) -> dict[str, Any]:
+    """What --json shows of a group. Its members are null if kafka-python cannot ask for members of its type."""
     members = group["members"]
-    facts = [f"state {group['group_state']}"]
-    if members is None:
-        facts.append(f"type {group.get('group_type')}; members of this type cannot be shown")
-    else:
-        facts.append(f"{len(members)} {'member' if len(members) == 1 else 'members'}")
-    if group.get("protocol_data"):
-        facts.append(f"assignor {group['protocol_data']}")
-    click.echo(f"{bold(group['group_id'])}: {', '.join(facts)}")
     owners = _owners(members or [])
     keys = sorted({*committed, *owners})
     ends = _offsets(client, keys, "LATEST")
-    rows = []
+    offsets = []
     for key in keys:
         offset = committed[key].offset if key in committed else None
         end = ends.get(key)
         lag = max(end - offset, 0) if end is not None and offset is not None else None
-        rows.append((key.topic, key.partition, offset, end, lag, owners.get(key)))
-    if rows:
-        print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">END", ">LAG", "MEMBER"], rows)
-    idle = [m for m in members or [] if _label(m) not in owners.values()]
+        member = owners.get(key)
+        offsets.append(
+            {
+                "topic": key.topic,
+                "partition": key.partition,
+                "committed": offset,
+                "end": end,
+                "lag": lag,
+                "member_id": None if member is None else member["member_id"],
+            }
+        )
+    return {
+        "group": group["group_id"],
+        "state": group["group_state"],
+        "type": group.get("group_type") or None,
+        "assignor": group.get("protocol_data") or None,
+        "members": None if members is None else [_member(member, owners) for member in members],
+        "offsets": offsets,
+    }
+
+
+def _member(member: Mapping[str, Any], owners: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        "member_id": member["member_id"],
+        "instance_id": member.get("group_instance_id") or None,
+        "client_id": member["client_id"],
+        "host": str(member["client_host"]).lstrip("/"),
+        "partitions": sum(owner is member for owner in owners.values()),
+    }
+
+
+def _show(group: Mapping[str, Any]) -> None:
+    members = group["members"]
+    facts = [f"state {group['state']}"]
+    if members is None:
+        facts.append(f"type {group['type']}; members of this type cannot be shown")
+    else:
+        facts.append(f"{len(members)} {'member' if len(members) == 1 else 'members'}")
+    if group["assignor"]:
+        facts.append(f"assignor {group['assignor']}")
+    click.echo(f"{bold(group['group'])}: {', '.join(facts)}")
+    if group["offsets"]:
+        labels = {member["member_id"]: _label(member) for member in members or []}
+        print_table(
+            ["TOPIC", ">PARTITION", ">COMMITTED", ">END", ">LAG", "MEMBER"],
+            [[*list(row.values())[:-1], labels.get(row["member_id"])] for row in group["offsets"]],
+        )
+    idle = [_label(member) for member in members or [] if not member["partitions"]]
     if idle:
-        click.echo(f"without partitions: {', '.join(_label(member) for member in idle)}")
+        click.echo(f"without partitions: {', '.join(idle)}")
 
 
 def _label(member: Mapping[str, Any]) -> str:
-    name = member.get("group_instance_id") or member["member_id"]
-    return f"{name} ({str(member['client_host']).lstrip('/')})"
+    return f"{member['instance_id'] or member['member_id']} ({member['host']})"
 
 
-def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
+    """The member that each partition is assigned to."""
     from kafka import TopicPartition
 
     owners = {}
@@ -137,7 +202,7 @@ def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
             continue
         for topic in assignment["assigned_partitions"]:
             for partition in topic["partitions"]:
-                owners[TopicPartition(topic["topic"], partition)] = _label(member)
+                owners[TopicPartition(topic["topic"], partition)] = member
     return owners
 
 
@@ -157,7 +222,7 @@ def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
 
 
 @command.command("delete")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=completion.groups)
 @bootstrap_option
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
     """Delete groups without members, and their committed offsets."""
@@ -175,10 +240,11 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
 
 
 @command.command("reset-offsets", short_help="Move committed offsets (with --execute).")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @click.option(
     "--topic",
     "topics",
+    shell_complete=completion.topics,
     metavar="NAME[:P,...]",
     multiple=True,
     help="Reset this topic, or only the partitions P of it; may be repeated.",
@@ -197,9 +263,10 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
 )
 @click.option("--shift-by", type=int, metavar="N", help="Move forward by N offsets, or back where N is negative.")
 @click.option("--execute", is_flag=True, help="Change the offsets; without it they are only shown.")
+@json_option
 @bootstrap_option
 def reset_offsets(
-    bootstrap: str, name: str, topics: tuple[str, ...], all_topics: bool, execute: bool, **targets: Any
+    bootstrap: str, name: str, topics: tuple[str, ...], all_topics: bool, execute: bool, as_json: bool, **targets: Any
 ) -> None:
     """Move the committed offsets of a group that has no members.
 
@@ -221,7 +288,7 @@ def reset_offsets(
         if group is not None and group["group_state"] not in INACTIVE:
             state = group["group_state"]
             fail(f"{name} is in state {state}: its consumers have to stop before its offsets can be moved")
-        keys = sorted(committed) if all_topics else _chosen(client, topics)
+        keys = sorted(committed) if all_topics else chosen_partitions(client, topics)
         if not keys:
             fail(f"{name} has no committed offsets")
         starts, ends = _offsets(client, keys, "EARLIEST"), _offsets(client, keys, "LATEST")
@@ -248,11 +315,17 @@ def reset_offsets(
         if execute and moves:
             offsets = {key: OffsetAndMetadata(new, "", -1) for key, (_, new) in moves.items()}
             results = retrying(client.alter_group_offsets, name, offsets)
+    rows = [
+        {"topic": key.topic, "partition": key.partition, "committed": old, "new": new, "lag": ends[key] - new}
+        for key, (old, new) in moves.items()
+    ]
+    if as_json:
+        print_json(rows)
     if not moves:
         note("there is nothing to move")
         return
-    rows = [(key.topic, key.partition, old, new, ends[key] - new) for key, (old, new) in moves.items()]
-    print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG"], rows)
+    if not as_json:
+        print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG"], [list(row.values()) for row in rows])
     bad = [f"{key.topic}-{key.partition}: {reason(error.errno)}" for key, error in results.items() if error.errno]
     if bad:
         fail("\n".join(bad))
@@ -269,32 +342,6 @@ def _timestamp(target: str, value: Any) -> int | None:
     except ValueError as error:
         raise CliUsageError(f"--{target.replace('_', '-')}: {error}") from None
     return None
-
-
-def _chosen(client: Any, topics: Sequence[str]) -> list[Any]:
-    """The partitions that `--topic NAME[:P,...]` names."""
-    from kafka import TopicPartition
-
-    wanted: dict[str, set[int] | None] = {}
-    for text in topics:
-        topic, colon, numbers = text.partition(":")
-        if not colon:
-            wanted[topic] = None
-            continue
-        if not all(number.strip().isdigit() for number in numbers.split(",")):
-            raise CliUsageError(f"--topic {text}: partitions must be numbers, as in {topic}:0,2")
-        if (before := wanted.setdefault(topic, set())) is not None:
-            before.update(int(number) for number in numbers.split(","))
-    keys = []
-    for topic in client.describe_topics(list(wanted)):
-        if topic["error_code"]:
-            fail(f"{topic['name']}: {reason(topic['error_code'])}")
-        present = {partition["partition_index"] for partition in topic["partitions"]}
-        some = wanted[topic["name"]]
-        if some is not None and some - present:
-            fail(f"{topic['name']} has no partition {', '.join(map(str, sorted(some - present)))}")
-        keys += [TopicPartition(topic["name"], number) for number in present if some is None or number in some]
-    return sorted(keys)
 
 
 def _times(client: Any, keys: Sequence[Any], timestamp: int) -> dict[Any, int]:

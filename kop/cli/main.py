@@ -20,7 +20,8 @@ from kop.errors import ConfigError
 COMMANDS = {
     "serve": "Serve Kafka clients.",
     "config": "Show each setting with its value and meaning.",
-    "topics": "List, create, describe, alter and delete topics.",
+    "topics": "List, create, describe, alter, delete topics and records.",
+    "brokers": "List the brokers of a cluster.",
     "groups": "List, describe, reset and delete consumer groups.",
     "transactions": "List, describe and abort transactions.",
     "produce": "Send lines of stdin or a file as records.",
@@ -28,6 +29,7 @@ COMMANDS = {
     "offsets": "Turn Pulsar's message ids into offsets and back.",
     "spark": 'Run PySpark with format("kop").',
     "check": "Run a round trip against a server and say what works.",
+    "completion": "Print the script by which bash, zsh or fish completes kop.",
 }
 
 EPILOG = """\b
@@ -90,6 +92,8 @@ class Commands(Suggesting):
 @click.version_option(kop.__version__, "--version", message="kop %(version)s")
 def cli() -> None:
     """Serve unmodified Kafka clients from Apache Pulsar or one durable file, and talk to any Kafka server."""
+    if os.environ.get("NO_COLOR"):
+        click.get_current_context().color = False
 
 
 def main() -> None:

@@ -1,32 +1,54 @@
-"""`kop produce`: lines to records, through kafka-python's producer (idempotent unless --acks says otherwise)."""
+"""`kop produce`: lines to records, as one idempotent producer unless --acks says otherwise."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from kop.cli.common import bootstrap_option, client, explain, fail, note, one_line, pairs, size
+from kop.cli.common import (
+    StopSignals,
+    bootstrap_option,
+    client_id,
+    fail,
+    no_topic,
+    note,
+    pairs,
+    quiet_client,
+    reach,
+    servers,
+    size,
+    topic_names,
+)
+from kop.cli.completion import topics
+from kop.cli.lines import LineError, LineRecord, from_json
+
+if TYPE_CHECKING:
+    from kop.cli.sender import Sender
 
 EPILOG = """\b
 Examples:
   echo hello | kop produce orders
   kop produce orders --file orders.jsonl --compression zstd
-  echo key:value | kop produce orders --key-separator : --header source=me"""
+  echo key:value | kop produce orders --key-separator : --header source=me
+  kop consume orders --json --until-end | kop produce copy --json"""
 
-IN_FLIGHT_BYTES = 32 * 1024 * 1024
-"""Bytes sent and not yet acknowledged: kafka-python has no bound of its own."""
-RECORD_OVERHEAD = 100
-"""What a record costs in memory beside its key and value, about."""
+READ_BYTES = 1 << 18
+TAKE_BYTES = 1 << 19
+"""As many bytes of lines are taken at once."""
+GRACE_SECONDS = 0.5
+"""How long an end by Ctrl-C waits for answers that are under way."""
 
 
 @click.command("produce", epilog=EPILOG)
-@click.argument("topic")
+@click.argument("topic", shell_complete=topics)
 @click.option("-f", "--file", type=click.File("rb"), default="-", help="Read lines from this file, not from stdin.")
 @click.option(
     "-K",
@@ -34,6 +56,13 @@ RECORD_OVERHEAD = 100
     metavar="TEXT",
     help="Text between key and value in a line; without it, records have no key.",
 )
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Each line is a JSON object as `kop consume --json` prints it.",
+)
+@click.option("--null", metavar="TEXT", help="A value that is TEXT makes a tombstone (null), a key no key.")
 @click.option(
     "-H",
     "--header",
@@ -64,6 +93,15 @@ RECORD_OVERHEAD = 100
     show_default=True,
     help="Compress batches with this codec.",
 )
+@click.option(
+    "-t",
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    default=120.0,
+    show_default="120",
+    help="How long a record may wait for its answer; then the command fails.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no count at the end.")
 @bootstrap_option
 def command(
@@ -71,120 +109,199 @@ def command(
     topic: str,
     file: BinaryIO,
     key_separator: str | None,
+    as_json: bool,
+    null: str | None,
     headers: tuple[str, ...],
     partition: int | None,
     acks: str,
     compression: str,
+    timeout: float,
     quiet: bool,
 ) -> None:
     """Send each line of stdin, or of a file, as one record.
 
-    Ends with exit code 1 at the first record that the server refuses.
+    Ends with exit code 1 at the first line that is no record, and at the first record that the server refuses; typed
+    at a terminal, both are said and the next line is taken.
     """
-    separator = key_separator.encode() if key_separator is not None else None
-    if separator == b"":
+    if key_separator == "":
         raise click.BadParameter("must not be empty", param_hint="--key-separator")
-    settings: dict[str, Any] = {
-        "acks": acks if acks == "all" else int(acks),
-        "enable_idempotence": acks == "all",
-        "compression_type": None if compression == "none" else compression,
-        "batch_size": 262_144,
-        "max_block_ms": 15_000,
-    }
+    if as_json and (key_separator is not None or null is not None):
+        raise click.UsageError("--json has keys and nulls of its own: it goes with neither --key-separator nor --null")
+    extra: list[tuple[bytes, bytes | None]] = [
+        (name.encode(), value.encode()) for name, value in pairs(headers, "--header").items()
+    ]
+    quiet_client()
+    reach(bootstrap)
+    from kafka.errors import UnknownTopicOrPartitionError
+
+    from kop.cli.sender import CODECS, Sender, SendError, SendSettings
+
     interactive = file.isatty()
-    if not interactive:
-        settings["linger_ms"] = 5
-    sent = SendProgress()
-    with client("KafkaProducer", bootstrap, **settings) as producer:
-        try:
-            known = producer.partitions_for(topic)
-        except ValueError as error:  # not a legal name
-            fail(one_line(str(error)))
-        if partition is not None and partition not in known:
-            fail(f"{topic} has no partition {partition}; it has {len(known)}")
-        if interactive:
-            note("type records, one a line; Ctrl-D ends")
-        extra = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
-        try:
+    settings = SendSettings(-1 if acks == "all" else int(acks), CODECS[compression], timeout)
+    sender = Sender(topic, servers(bootstrap), client_id(), settings, note, tolerant=interactive)
+    form = LineForm(sender, key_separator, as_json, null, extra, partition)
+    lines = Lines(file, sender.wake)
+    stop = StopSignals()
+    begin = time.monotonic()
+    try:
+        if sender.open(lambda: stop.came):
+            if partition is not None and partition not in sender.partitions:
+                fail(f"{topic} has no partition {partition}; it has {len(sender.partitions)}")
+            if interactive:
+                note("type records, one a line; Ctrl-D ends")
             with _progress(interactive) as show:
-                _send(producer, topic, file, separator, extra, partition, sent, show)
-        except KeyboardInterrupt:
-            sent.failure = "interrupted"
-    if sent.failure:
-        fail(f"{sent.failure}; {sent.records:,} {'record was' if sent.records == 1 else 'records were'} sent")
+                lines.start()
+                _send(sender, lines, form, stop, show)
+        failure = "interrupted" if stop.came else form.problem
+    except SendError as error:
+        failure = str(error)
+    except UnknownTopicOrPartitionError:
+        fail(no_topic(topic, topic_names(bootstrap)))
+    finally:
+        sender.close()
+    sent, waiting = sender.outbox.sent, sender.outbox.waiting
+    if failure or sent < form.lines:
+        unanswered = f", {waiting:,} unanswered" if waiting else ""
+        counts = f"{sent:,} of {form.lines:,} {'was' if sent == 1 else 'were'} sent{unanswered}"
+        fail("; ".join(filter(None, [failure, counts if form.lines else None])))
     if not quiet:
-        note(f"{sent.summary()}")
+        note(_summary(sent, lines.bytes, time.monotonic() - begin))
 
 
-def _send(
-    producer: Any,
-    topic: str,
-    lines: Iterable[bytes],
-    separator: bytes | None,
-    headers: list[tuple[str, bytes]],
-    partition: int | None,
-    sent: SendProgress,
-    show: Callable[[int, int], None],
-) -> None:
-    """Send the lines and wait for the answers; stops at the first failure, which is in `sent` then."""
-    for number, line in enumerate(lines, 1):
-        value = line.removesuffix(b"\n")
-        key = None
-        if separator is not None:
-            key, separated, value = value.partition(separator)
-            if not separated:
-                sent.failure = sent.failure or f"line {number} has no {separator.decode()!r}"
-                break
-        if not sent.room(len(line)):
-            break
-        future = producer.send(topic, value, key, headers, partition)
-        future.add_callback(sent.acknowledged, len(line))
-        future.add_errback(sent.refused, len(line))
-        show(sent.records, sent.bytes)
-    producer.flush(timeout=None if sent.failure is None else 5)
+def _send(sender: Sender, lines: Lines, form: LineForm, stop: StopSignals, show: Callable[[int, int], None]) -> None:
+    """Send the lines until their end, a problem or a signal, and wait for the answers."""
+    while not (stop.came or lines.ended or (form.problem and not sender.tolerant)):
+        while sender.has_room and (some := lines.take()):
+            form.send(some)
+            if form.problem:
+                if not sender.tolerant:
+                    break
+                note(form.problem)
+                form.problem = None
+        sender.step()
+        show(sender.outbox.sent, lines.bytes)
+    end = time.monotonic() + GRACE_SECONDS
+    sender.finish(lambda: stop.came and (not sender.outbox.flying or time.monotonic() > end))
 
 
-class SendProgress:
-    """What was sent and answered; written by the producer's thread, read by ours."""
+class Lines:
+    """The lines of a file, read by a thread of their own, so that nothing else waits for them.
 
-    def __init__(self) -> None:
-        self.records = 0
+    The thread reads by the descriptor: a lock that it held for ever would keep the process from ending.
+    """
+
+    def __init__(self, file: BinaryIO, wake: Callable[[], None]) -> None:
         self.bytes = 0
-        self.failure: str | None = None
-        self._open = 0
-        self._begin = time.monotonic()
-        self._moved = threading.Condition()
+        """What was taken, with the ends of lines."""
+        self.ended = False
+        """True once every line was taken."""
+        self._descriptor = file.fileno()
+        self._wake = wake
+        self._read: queue.Queue[bytes] = queue.Queue(maxsize=8)
+        self._rest: list[bytes] = []
 
-    def room(self, count: int) -> bool:
-        """Wait until a record of `count` bytes may be sent; False once one has failed."""
-        with self._moved:
-            self._moved.wait_for(lambda: self.failure is not None or self._open < IN_FLIGHT_BYTES)
-            self._open += count + RECORD_OVERHEAD
-            return self.failure is None
+    def start(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def acknowledged(self, count: int, _: Any) -> None:
-        """A record is where it should be."""
-        with self._moved:
-            self.records += 1
-            self.bytes += count
-            self._open -= count + RECORD_OVERHEAD
-            self._moved.notify()
+    def _run(self) -> None:
+        data = b"more"
+        while data:
+            data = os.read(self._descriptor, READ_BYTES)
+            self._read.put(data)
+            self._wake()
 
-    def refused(self, count: int, error: BaseException) -> None:
-        """A record is not."""
-        with self._moved:
-            self.failure = self.failure or explain(error) or one_line(repr(error))
-            self._open -= count + RECORD_OVERHEAD
-            self._moved.notify()
+    def take(self) -> list[bytes]:
+        """Return lines that were read by now, without their ends; none where there are none at the moment."""
+        lines: list[bytes] = []
+        size = 0
+        while size < TAKE_BYTES and not self.ended:
+            try:
+                data = self._read.get_nowait()
+            except queue.Empty:
+                break
+            size += len(data)
+            self.bytes += len(data)
+            first, *more = data.split(b"\n")
+            self._rest.append(first)
+            if more:
+                lines.append(b"".join(self._rest))
+                self._rest = [more.pop()]
+                lines += more
+            elif not data:
+                self.ended = True
+                if last := b"".join(self._rest):
+                    lines.append(last)
+        return lines
 
-    def summary(self) -> str:
-        """Count, bytes, seconds, rate."""
-        seconds = max(time.monotonic() - self._begin, 0.001)
-        word = "record" if self.records == 1 else "records"
-        text = f"{self.records:,} {word}, {size(self.bytes)} in {seconds:.2f} s"
-        if self.records < 100:  # a rate of so few says nothing
-            return text
-        return f"{text} ({self.records / seconds:,.0f} records/s, {size(round(self.bytes / seconds))}/s)"
+
+class LineForm:
+    """Turns lines into records, and gives these to a sender."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        separator: str | None,
+        as_json: bool,
+        null: str | None,
+        headers: list[tuple[bytes, bytes | None]],
+        partition: int | None,
+    ) -> None:
+        self.lines = 0
+        """Lines so far."""
+        self.problem: str | None = None
+        """Why the last line is no record."""
+        self._sender = sender
+        self._separator = None if separator is None else separator.encode()
+        self._as_json = as_json
+        self._null = None if null is None else null.encode()
+        self._headers = headers
+        self._partition = partition
+        self._plain = not (as_json or headers or separator is not None or null is not None)
+
+    def send(self, lines: list[bytes]) -> None:
+        """Send the lines up to the first that is no record."""
+        if self._plain:
+            self.lines += len(lines)
+            self._sender.add_values(lines, self._partition)
+            return
+        records = []
+        for line in lines:
+            self.lines += 1
+            try:
+                records.append(self._record(line))
+            except LineError as error:
+                self.problem = f"line {self.lines} {error}"
+                break
+        self._sender.add(records)
+
+    def _record(self, line: bytes) -> LineRecord:
+        key: bytes | None = None
+        value: bytes | None = line
+        headers, timestamp, partition = self._headers, None, self._partition
+        if self._as_json:
+            key, value, own, timestamp, named = from_json(line)
+            headers = [*own, *headers]
+            if partition is None and named is not None:
+                partition = named
+                if named not in self._sender.partitions:
+                    raise LineError(f"is for partition {named}; the topic has {len(self._sender.partitions)}")
+        elif self._separator is not None:
+            key, separated, value = line.partition(self._separator)
+            if not separated:
+                raise LineError(f"has no {self._separator.decode()!r}")
+        if self._null is not None:
+            key, value = (None if item == self._null else item for item in (key, value))
+        return LineRecord(key, value, headers, timestamp, partition)
+
+
+def _summary(records: int, count: int, seconds: float) -> str:
+    """Count, bytes, seconds, rate."""
+    seconds = max(seconds, 0.001)
+    text = f"{records:,} {'record' if records == 1 else 'records'}, {size(count)} in {seconds:.2f} s"
+    if records < 100:  # a rate of so few says nothing
+        return text
+    return f"{text} ({records / seconds:,.0f} records/s, {size(round(count / seconds))}/s)"
 
 
 @contextlib.contextmanager

@@ -33,3 +33,8 @@ def parse_duration(text: str, now_ms: int | None = None) -> int:
         raise ValueError(f"{text!r} is no duration such as PT1H30M or P7D")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return now - round(sum(_SECONDS[name] * value for name, value in parts.items()) * 1000)
+
+
+def parse_moment(text: str) -> int:
+    """A time, or a duration up to now, in ms since the epoch. Raises ValueError."""
+    return parse_duration(text) if text.strip()[:1] in {"P", "p"} else parse_datetime(text)

@@ -1,4 +1,4 @@
-"""`kop topics`: list, create, describe, alter, delete, through kafka-python's admin client."""
+"""`kop topics`: list, create, describe, alter, delete, delete-records, through kafka-python's admin client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from typing import Any
 
 import click
 
-from kop.cli.common import Ordered, admin, bold, bootstrap_option, fail, named, note, pairs, print_table, reason, size
+from kop.cli import completion
+from kop.cli.common import (
+    CliUsageError,
+    Ordered,
+    admin,
+    bold,
+    bootstrap_option,
+    fail,
+    json_option,
+    named,
+    no_topic,
+    note,
+    pairs,
+    print_json,
+    print_table,
+    reason,
+    size,
+)
 
 EPILOG = """\b
 Examples:
@@ -15,26 +32,35 @@ Examples:
   kop topics describe orders
   kop topics alter orders --partitions 6 --config retention.ms=86400000
   kop topics alter orders --delete-config retention.ms
+  kop topics delete-records orders:0 --before 1200
   kop topics delete orders"""
+
+_UNKNOWN_TOPIC = 3
+_NO_TOPICS = "there are no topics; make one with: kop topics create NAME"
 
 
 @click.group("topics", cls=Ordered, epilog=EPILOG)
 def command() -> None:
-    """List, create, describe, alter and delete topics."""
+    """List, create, describe, alter and delete topics and their records."""
 
 
 @command.command("list")
 @click.option("--internal", is_flag=True, help="List internal topics, too.")
+@json_option
 @bootstrap_option
-def list_topics(bootstrap: str, internal: bool) -> None:
+def list_topics(bootstrap: str, internal: bool, as_json: bool) -> None:
     """List topics with their number of partitions."""
     with admin(bootstrap) as client:
         topics = [t for t in client.describe_topics() if internal or not t["is_internal"]]
-    if not topics:
-        note("there are no topics; make one with: kop topics create NAME")
-        return
     topics.sort(key=lambda t: str(t["name"]))
-    print_table(["TOPIC", ">PARTITIONS"], [(t["name"], len(t["partitions"])) for t in topics])
+    if as_json:
+        print_json(
+            [{"topic": t["name"], "partitions": len(t["partitions"]), "internal": t["is_internal"]} for t in topics]
+        )
+    elif not topics:
+        note(_NO_TOPICS)
+    else:
+        print_table(["TOPIC", ">PARTITIONS"], [(t["name"], len(t["partitions"])) for t in topics])
 
 
 @command.command("create")
@@ -82,7 +108,7 @@ def create(
 
 
 @command.command("delete")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=completion.topics)
 @bootstrap_option
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
     """Delete topics and all their records."""
@@ -91,7 +117,7 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
 
 
 @command.command("alter")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @click.option(
     "-p", "--partitions", type=click.IntRange(1), metavar="N", help="New number of partitions; it can only grow."
 )
@@ -132,10 +158,11 @@ def alter(
 
 
 @command.command("describe", short_help="Show configs, partitions, offsets and sizes.")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=completion.topics)
 @click.option("--all-configs", is_flag=True, help="Show configs that are at their default, too.")
+@json_option
 @bootstrap_option
-def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
+def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, as_json: bool) -> None:
     """Show configs, partitions, start and end offsets and sizes of topics.
 
     Without a name, all topics are shown but internal ones.
@@ -148,7 +175,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
         topics = client.describe_topics(list(names) or None)
         if not names:
             topics = [topic for topic in topics if not topic["is_internal"]]
-        missing = [f"{t['name']}: {reason(t['error_code'])}" for t in topics if t["error_code"]]
+        missing = [_missing(client, t) for t in topics if t["error_code"]]
         known = sorted((t for t in topics if not t["error_code"]), key=lambda t: str(t["name"]))
         if known:
             resources = [ConfigResource(ConfigResourceType.TOPIC, t["name"]) for t in known]
@@ -163,29 +190,137 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
             starts = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST))
             ends = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST))
             sizes = _sizes(client, [t["name"] for t in known])
-    for number, topic in enumerate(known):
-        if number:
-            click.echo()
-        rows = []
+    shown = []
+    for topic in known:
+        partitions = []
         for partition in sorted(topic["partitions"], key=lambda p: int(p["partition_index"])):
             key = TopicPartition(topic["name"], partition["partition_index"])
             start, end = (offsets[key].offset if key in offsets else None for offsets in (starts, ends))
-            leader = partition["leader_id"]
-            rows.append((key.partition, leader if leader >= 0 else "none", start, end, size(sizes.get(tuple(key)))))
-        _show(topic, configs.get(topic["name"], {}), rows)
+            partitions.append(
+                {
+                    "partition": key.partition,
+                    "leader": partition["leader_id"] if partition["leader_id"] >= 0 else None,
+                    "replicas": list(partition["replica_nodes"]),
+                    "in_sync_replicas": list(partition["isr_nodes"]),
+                    "start": start,
+                    "end": end,
+                    "size_bytes": sizes.get(tuple(key)),
+                }
+            )
+        shown.append(
+            {
+                "topic": topic["name"],
+                "topic_id": str(topic["topic_id"]),
+                "internal": topic["is_internal"],
+                "configs": {name: entry["value"] for name, entry in sorted(configs.get(topic["name"], {}).items())},
+                "partitions": partitions,
+            }
+        )
+    if as_json:
+        print_json(shown)
+    for number, facts in enumerate(() if as_json else shown):
+        if number:
+            click.echo()
+        _show(facts)
     if missing:
         fail("\n".join(missing))
-    if not known:
-        note("there are no topics; make one with: kop topics create NAME")
+    if not known and not as_json:
+        note(_NO_TOPICS)
 
 
-def _show(topic: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], rows: Sequence[Sequence[object]]) -> None:
-    replicas = {len(partition["replica_nodes"]) for partition in topic["partitions"]}
-    click.echo(bold(str(topic["name"])) + (" (internal)" if topic["is_internal"] else ""))
+def _missing(client: Any, topic: Mapping[str, Any]) -> str:
+    """The line for a topic that cannot be described."""
+    if topic["error_code"] != _UNKNOWN_TOPIC:
+        return f"{topic['name']}: {reason(topic['error_code'])}"
+    return no_topic(topic["name"], [t["name"] for t in client.describe_topics()])
+
+
+def _show(topic: Mapping[str, Any]) -> None:
+    replicas = {len(partition["replicas"]) for partition in topic["partitions"]}
+    click.echo(bold(topic["topic"]) + (" (internal)" if topic["internal"] else ""))
     click.echo(f"  id {topic['topic_id']}, replicas {'/'.join(map(str, sorted(replicas)))}")
-    for name, entry in sorted(configs.items()):
-        click.echo(f"  {name} = {entry['value']}")
-    print_table([">PARTITION", ">LEADER", ">START", ">END", ">SIZE"], rows)
+    for name, value in topic["configs"].items():
+        click.echo(f"  {name} = {value}")
+    print_table(
+        [">PARTITION", ">LEADER", ">START", ">END", ">SIZE"],
+        [
+            (
+                p["partition"],
+                "none" if p["leader"] is None else p["leader"],
+                p["start"],
+                p["end"],
+                size(p["size_bytes"]),
+            )
+            for p in topic["partitions"]
+        ],
+    )
+
+
+@command.command("delete-records", short_help="Delete the oldest records of partitions.")
+@click.argument("names", metavar="NAME[:P,...]...", nargs=-1, required=True, shell_complete=completion.topics)
+@click.option("--before", type=click.IntRange(0), metavar="N", help="Delete the records before this offset.")
+@click.option("--all", "every", is_flag=True, help="Delete every record that is there now.")
+@json_option
+@bootstrap_option
+def delete_records(bootstrap: str, names: tuple[str, ...], before: int | None, every: bool, as_json: bool) -> None:
+    """Delete the oldest records of topics, or of only the partitions P of one.
+
+    START is the first offset that is left.
+    """
+    from kafka import errors
+    from kafka.protocol.consumer import OffsetSpec
+
+    if (before is None) != every:
+        raise click.UsageError("give --before or --all")
+    failures = []
+    with admin(bootstrap) as client:
+        keys = chosen_partitions(client, names)
+        if every:
+            ends = client.list_partition_offsets(dict.fromkeys(keys, OffsetSpec.LATEST))
+            wanted = {key: ends[key].offset for key in keys}
+        else:
+            wanted = dict.fromkeys(keys, before)
+        rows = []
+        for key in keys:
+            try:
+                answer = client.delete_records({key: wanted[key]})[key]
+            except errors.BrokerResponseError as error:
+                failures.append(f"{key.topic}-{key.partition}: {named(str(error))}")
+                continue
+            start = answer["low_watermark"]
+            rows.append({"topic": key.topic, "partition": key.partition, "start": start})
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(["TOPIC", ">PARTITION", ">START"], [list(row.values()) for row in rows])
+    if failures:
+        fail("\n".join(failures))
+
+
+def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
+    """The partitions that texts such as NAME or NAME:0,2 name."""
+    from kafka import TopicPartition
+
+    wanted: dict[str, set[int] | None] = {}
+    for text in texts:
+        topic, colon, numbers = text.partition(":")
+        if not colon:
+            wanted[topic] = None
+            continue
+        if not all(number.strip().isdigit() for number in numbers.split(",")):
+            raise CliUsageError(f"{text}: partitions must be numbers, as in {topic}:0,2")
+        if (before := wanted.setdefault(topic, set())) is not None:
+            before.update(int(number) for number in numbers.split(","))
+    keys = []
+    for topic in client.describe_topics(list(wanted)):
+        if topic["error_code"]:
+            fail(_missing(client, topic))
+        present = {partition["partition_index"] for partition in topic["partitions"]}
+        some = wanted[topic["name"]]
+        if some is not None and some - present:
+            fail(f"{topic['name']} has no partition {', '.join(map(str, sorted(some - present)))}")
+        keys += [TopicPartition(topic["name"], number) for number in present if some is None or number in some]
+    return sorted(keys)
 
 
 def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:

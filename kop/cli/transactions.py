@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from kop.cli import completion
 from kop.cli.common import (
     CliUsageError,
     Ordered,
@@ -16,7 +17,9 @@ from kop.cli.common import (
     bootstrap_option,
     client,
     fail,
+    json_option,
     note,
+    print_json,
     print_table,
     reason,
     retrying,
@@ -46,8 +49,9 @@ def command() -> None:
 @command.command("list")
 @click.option("--open", "only_open", is_flag=True, help="Only those with an open transaction.")
 @click.option("--longer-than", metavar="PnDTnHnMnS", help="Only those open for longer than this, such as PT5M.")
+@json_option
 @bootstrap_option
-def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None) -> None:
+def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None, as_json: bool) -> None:
     """List transactional ids with the states of their transactions."""
     longer_ms = None
     if longer_than is not None:
@@ -57,6 +61,10 @@ def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None) 
             raise CliUsageError(f"--longer-than: {error}") from None
     with admin(bootstrap) as made:
         rows = _listed(made, only_open or longer_ms is not None, longer_ms)
+    if as_json:
+        names = "transactional_id", "state", "producer_id", "coordinator"
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
     if not rows:
         note("there are no open transactions" if only_open or longer_ms is not None else "there are no transactions")
         return
@@ -75,29 +83,34 @@ def _listed(made: Any, only_open: bool, longer_ms: int | None = None) -> list[tu
 
 
 @command.command("describe")
-@click.argument("names", metavar="[ID]...", nargs=-1)
+@click.argument("names", metavar="[ID]...", nargs=-1, shell_complete=completion.transactional_ids)
 @click.option("--open", "all_open", is_flag=True, help="Every transactional id with an open transaction.")
+@json_option
 @bootstrap_option
-def describe(bootstrap: str, names: tuple[str, ...], all_open: bool) -> None:
+def describe(bootstrap: str, names: tuple[str, ...], all_open: bool, as_json: bool) -> None:
     """Show producer, age and partitions of transactions.
 
     An open transaction holds back readers of its partitions: those with read_committed, and over Pulsar every one.
     """
     if bool(names) == all_open:
         raise click.UsageError("give transactional ids or --open")
-    failures = []
+    failures, shown = [], []
     with admin(bootstrap) as made:
         wanted: Sequence[str] = [row[0] for row in _listed(made, only_open=True)] if all_open else names
-        if not wanted:
-            note("there are no open transactions")
-        for number, name in enumerate(wanted):
+        for name in wanted:
             described = _described(made, name)
             if described is None:
                 failures.append(f"{name}: {reason(NOT_FOUND)}")
-                continue
-            if number:
-                click.echo()
-            _show(name, described)
+            else:
+                shown.append(_facts(name, described))
+    if as_json:
+        print_json(shown)
+    for number, facts in enumerate(() if as_json else shown):
+        if number:
+            click.echo()
+        _show(facts)
+    if not wanted and not as_json:
+        note("there are no open transactions")
     if failures:
         fail("\n".join(failures))
 
@@ -114,26 +127,43 @@ def _described(made: Any, name: str) -> Any:
         return None
 
 
-def _show(name: str, described: Any) -> None:
-    facts = [
-        f"state {described.state.value}",
-        f"producer {described.producer_id} epoch {described.producer_epoch}",
-        f"timeout {_seconds(described.transaction_timeout_ms)}",
-        f"coordinator {described.coordinator_id}",
+def _facts(name: str, described: Any) -> dict[str, Any]:
+    """What --json shows of a transactional id."""
+    is_open = described.state.value == ONGOING
+    return {
+        "transactional_id": name,
+        "state": described.state.value,
+        "open_ms": max(round(time.time() * 1000 - described.transaction_start_time_ms), 0) if is_open else None,
+        "producer_id": described.producer_id,
+        "producer_epoch": described.producer_epoch,
+        "timeout_ms": described.transaction_timeout_ms,
+        "coordinator": described.coordinator_id,
+        "partitions": [
+            {"topic": topic, "partition": partition} for topic, partition in sorted(described.topic_partitions or ())
+        ],
+    }
+
+
+def _show(facts: Mapping[str, Any]) -> None:
+    words = [
+        f"state {facts['state']}",
+        f"producer {facts['producer_id']} epoch {facts['producer_epoch']}",
+        f"timeout {_seconds(facts['timeout_ms'])}",
+        f"coordinator {facts['coordinator']}",
     ]
-    if described.state.value == ONGOING:
-        facts.insert(1, f"open for {_seconds(time.time() * 1000 - described.transaction_start_time_ms)}")
-    click.echo(f"{bold(name)}: {', '.join(facts)}")
-    if described.topic_partitions:
-        print_table(["TOPIC", ">PARTITION"], sorted(described.topic_partitions))
+    if facts["open_ms"] is not None:
+        words.insert(1, f"open for {_seconds(facts['open_ms'])}")
+    click.echo(f"{bold(facts['transactional_id'])}: {', '.join(words)}")
+    if facts["partitions"]:
+        print_table(["TOPIC", ">PARTITION"], [list(row.values()) for row in facts["partitions"]])
 
 
 def _seconds(milliseconds: float) -> str:
-    return f"{max(milliseconds, 0) / 1000:.0f} s"
+    return f"{milliseconds / 1000:.0f} s"
 
 
 @command.command("abort")
-@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.argument("names", metavar="ID...", nargs=-1, required=True, shell_complete=completion.transactional_ids)
 @bootstrap_option
 def abort(bootstrap: str, names: tuple[str, ...]) -> None:
     """Abort the open transactions of transactional ids.

@@ -58,6 +58,7 @@ __all__ = [
     "stamp",
     "stamp_create_time",
     "stamp_log_append_time",
+    "stamp_producer",
     "with_delete_horizon",
 ]
 
@@ -92,6 +93,7 @@ _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSETS: Final = struct.Struct(">q15xi")
 _PRODUCER: Final = struct.Struct(">h20xq")
+_PRODUCER_ID: Final = struct.Struct(">qhi")
 _unpack_header = _HEADER.unpack_from
 
 _LENGTH_AT: Final = 8
@@ -100,6 +102,7 @@ _CRC_AT: Final = 17
 _CRC_FROM: Final = 21
 _ATTRIBUTES_AT: Final = 21
 _MAX_TIMESTAMP_AT: Final = 35
+_PRODUCER_ID_AT: Final = 43
 _SMALLEST_V0: Final = 14  # Kafka reads lengths below a v0 record's as damage, before it looks at the magic
 
 
@@ -338,6 +341,12 @@ def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
     The checksum is renewed. As in Kafka attributes without a meaning are cleared.
     """
     _stamp_times(buf, 0, max_timestamp)
+
+
+def stamp_producer(buf: bytearray | memoryview, producer_id: int, epoch: int, base_sequence: int) -> None:
+    """Write the producer and the first sequence of the batch that fills `buf`, and renew the checksum."""
+    _PRODUCER_ID.pack_into(buf, _PRODUCER_ID_AT, producer_id, epoch, base_sequence)
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:

@@ -7,6 +7,7 @@ import warnings
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
+import click
 import lz4.frame
 import pytest
 import snappy
@@ -112,16 +113,37 @@ def test_table_in_a_pipe_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]
     assert lines[2].endswith("   1234  -")
 
 
-def test_table_on_a_terminal_keeps_to_its_width(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 60 columns."""
     monkeypatch.setattr(common, "is_terminal", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    common.print_table(["NAME", ">COUNT"], [("[bold]" + "x" * 60, 123456)])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 40
-    assert "[bold]" in lines[1], "a name is text, not markup"
-    assert "123456" in lines[1]
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_rows_that_are_wider_than_the_terminal_become_blocks_with_whole_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = "[bold]" + "x" * 60
+    common.print_table(["NAME", ">COUNT"], [(long, 123456), ("b", 7)])
+    assert click.unstyle(capsys.readouterr().out).splitlines() == [
+        f"NAME   {long}",
+        "COUNT  123456",
+        "",
+        "NAME   b",
+        "COUNT  7",
+    ]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_rows_that_fit_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    common.print_table(["NAME", ">COUNT"], [("x" * 50, 12345678)])
+    assert [len(line) for line in click.unstyle(capsys.readouterr().out).splitlines()] == [60, 60]
+
+
+def test_what_would_move_the_cursor_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    common.print_table(["NAME"], [("a\x1b[2Jb\nc",)])
+    assert capsys.readouterr().out == "NAME\na\\x1b[2Jb\\nc\n"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +189,7 @@ class RebalancingConsumer:
         self.left -= 1
         return {}
 
-    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float | None) -> None:
         if self.left > 0:
             raise RebalanceInProgressError("the group rebalances")
         self.committed |= {key: position.offset for key, position in offsets.items()}

@@ -154,7 +154,7 @@ def test_bytes_that_are_no_text_survive(kop: Kop, topic: str) -> None:
 def test_a_line_without_the_separator_ends_with_its_number(kop: Kop, topic: str) -> None:
     outcome = kop("produce", topic, "-p", "0", "-K", ":", given=b"a:1\nb2\nc:3\n")
     assert outcome.code == 1
-    assert outcome.err == "kop: line 2 has no ':'; 1 record was sent\n"
+    assert outcome.err == "kop: line 2 has no ':'; 1 of 2 was sent\n"
     assert kop.ok("consume", topic, "-B", "-t", "5") == "1\n"
 
 
@@ -164,13 +164,13 @@ def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> No
     outcome = kop("produce", name, given=b"no key\n")
     assert outcome.code == 1
     assert outcome.err.startswith("kop: INVALID_RECORD: ")
-    assert outcome.err.endswith("; 0 records were sent\n")
+    assert outcome.err.endswith("; 0 of 1 were sent\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["produce", "a/b"], 'Topic name "a/b" is illegal'),
+        (["produce", "a/b"], "INVALID_TOPIC_EXCEPTION"),
         (["consume", "no-such-topic"], "no-such-topic: UNKNOWN_TOPIC_OR_PARTITION"),
     ],
 )
@@ -328,7 +328,7 @@ def test_reset_of_partitions_that_are_not_there(kop: Kop, topic: str) -> None:
     outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:x", "--to-latest")
     assert (outcome.code, outcome.err) == (
         2,
-        f"kop: --topic {topic}:x: partitions must be numbers, as in {topic}:0,2\n",
+        f"kop: {topic}:x: partitions must be numbers, as in {topic}:0,2\n",
     )
 
 

@@ -1,4 +1,4 @@
-"""What `kop consume` does with SIGINT and SIGTERM."""
+"""What commands that wait do with SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kop.cli.consume import StopSignals
+from kop.cli.common import StopSignals
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,72 @@
+"""`kop brokers`: who serves the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kop.cli.common import admin, bootstrap_option, json_option, print_json, print_table
+
+EPILOG = """\b
+Examples:
+  kop brokers
+  kop brokers --bootstrap broker.example:9092 --json"""
+
+
+@click.command("brokers", epilog=EPILOG)
+@json_option
+@bootstrap_option
+def command(bootstrap: str, as_json: bool) -> None:
+    """List the brokers of a cluster: ids, addresses, versions, engines.
+
+    VERSION is the newest version of Kafka whose protocol a broker speaks, ENGINE what keeps the records of a broker
+    of kop.
+    """
+    with admin(bootstrap) as client:
+        cluster = client.describe_cluster()
+        rows = [
+            _row(client, cluster, broker) for broker in sorted(cluster["brokers"], key=lambda b: int(b["broker_id"]))
+        ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        [">ID", "ADDRESS", "CONTROLLER", "CLUSTER-ID", "VERSION", "ENGINE"],
+        [
+            (r["id"], r["address"], "yes" if r["controller"] else "no", r["cluster_id"], r["version"], r["engine"])
+            for r in rows
+        ],
+    )
+
+
+def _row(client: Any, cluster: Any, broker: Any) -> dict[str, object]:
+    version, engine = None, None
+    from kafka import errors
+
+    number = broker["broker_id"]
+    try:
+        version = client.get_broker_version_data(number).broker_version_str
+        engine = _engine(client, number)
+    except errors.KafkaError:  # it is down, or tells nobody
+        pass
+    host, port = broker["host"], broker["port"]
+    return {
+        "id": number,
+        "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "rack": broker["rack"],
+        "controller": number == cluster["controller_id"],
+        "cluster_id": cluster["cluster_id"],
+        "version": version,
+        "engine": engine,
+    }
+
+
+def _engine(client: Any, number: int) -> str | None:
+    """The engine of a broker of kop, by its setting `store`; None for others."""
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    asked = ConfigResource(ConfigResourceType.BROKER, str(number), ["store"])
+    described = client.describe_configs([asked], config_filter="all")["broker"].get(str(number), {})
+    store = described.get("store", {}).get("value")
+    return None if store is None else str(store).partition(":")[0]

@@ -1,0 +1,119 @@
+"""Records as lines of JSON, as `kop consume --json` prints them and `kop produce --json` takes them.
+
+Owns: the names in such a line. docs/commands.md has them.
+Must not know: topics, servers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_NAMES = frozenset(
+    {"topic", "partition", "offset", "timestamp", "key", "key_base64", "value", "value_base64", "headers"}
+)
+_HEADER_NAMES = frozenset({"name", "value", "value_base64"})
+
+
+class LineError(ValueError):
+    """A line that is no record; the text says why."""
+
+
+class LineRecord(NamedTuple):
+    """A record to send. What is None is null, or, of timestamp and partition, left to the sender."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[bytes, bytes | None]] = ()
+    timestamp: int | None = None
+    partition: int | None = None
+
+
+def to_json(record: Any) -> bytes:
+    """Return a record of kafka-python's consumer as a line, without its end."""
+    shown = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **_shown("key", record.key),
+        **_shown("value", record.value),
+        "headers": [{"name": name, **_shown("value", value)} for name, value in record.headers],
+    }
+    return json.dumps(shown, ensure_ascii=False).encode()
+
+
+def _shown(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: bytes(value).decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def from_json(line: bytes) -> LineRecord:
+    """Return what a line says; topic and offset are passed over. Raises LineError."""
+    try:
+        read = json.loads(line)
+    except ValueError as error:
+        raise LineError(f"is no JSON ({error})") from None
+    if not isinstance(read, dict):
+        raise LineError("is no JSON object")
+    if not read.keys() <= _NAMES:
+        raise LineError(f"has an unknown field {min(read.keys() - _NAMES)!r}")
+    if "value" not in read and "value_base64" not in read:
+        raise LineError("has neither value nor value_base64; a tombstone has a value of null")
+    headers = read.get("headers", [])
+    if not isinstance(headers, list):
+        raise LineError("has headers that are no list")
+    return LineRecord(
+        _bytes(read, "key"),
+        _bytes(read, "value"),
+        [_header(header) for header in headers],
+        _number(read, "timestamp", 64),
+        _number(read, "partition", 31),
+    )
+
+
+def _header(header: object) -> tuple[bytes, bytes | None]:
+    if not isinstance(header, dict) or not header.keys() <= _HEADER_NAMES or not isinstance(header.get("name"), str):
+        raise LineError("has a header that is not {name, value} or {name, value_base64}")
+    return _encoded(header["name"], "name"), _bytes(header, "value")
+
+
+def _bytes(read: dict[str, Any], name: str) -> bytes | None:
+    text, coded = read.get(name), read.get(f"{name}_base64")
+    if text is not None and coded is not None:
+        raise LineError(f"has both {name} and {name}_base64")
+    if isinstance(coded, str):
+        try:
+            return base64.b64decode(coded, validate=True)
+        except binascii.Error:
+            raise LineError(f"has a {name}_base64 that is no base64") from None
+    if text is None and coded is None:
+        return None
+    if not isinstance(text, str):
+        raise LineError(f"has a {name} that is neither a string nor null")
+    return _encoded(text, name)
+
+
+def _encoded(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise LineError(f"has a {name} that is no Unicode text") from None
+
+
+def _number(read: dict[str, Any], name: str, bits: int) -> int | None:
+    value = read.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not -1 <= value < 1 << (bits - 1):
+        raise LineError(f"has a {name} that is no such number")
+    if name == "partition" and value < 0:
+        return None
+    return value
