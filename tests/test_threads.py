@@ -220,7 +220,7 @@ async def test_a_commit_that_cannot_be_rolled_back_ends_the_writer(tmp_path: Pat
         steps: list[str] = []
 
         def short(sql: str) -> None:
-            steps.append(sql)
+            steps.append(sql.partition(" ")[0])
             if sql.startswith("UPDATE") or sql == "ROLLBACK":
                 raise MemoryError
 
@@ -231,7 +231,7 @@ async def test_a_commit_that_cannot_be_rolled_back_ends_the_writer(tmp_path: Pat
 
         with pytest.raises(BackendError):
             await engine.writer.run(write)
-        assert steps == ["BEGIN IMMEDIATE", "UPDATE meta SET value = value", "ROLLBACK"]
+        assert steps == ["BEGIN", "SELECT", "UPDATE", "ROLLBACK"]
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):
             await append(log, batch(["in an open transaction"]))
         assert [name for name, _ in ends.told] == ["kop-sqlite-writer"]

@@ -141,4 +141,4 @@ def test_commands_but_serve_load_nothing_of_the_server() -> None:
     output = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     ).stdout
-    assert output.splitlines() == ["kop kop.config kop.errors kop.values", ""]
+    assert output.splitlines() == ["kop kop.config kop.errors kop.memory_limit kop.values", ""]

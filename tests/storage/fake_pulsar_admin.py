@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,10 @@ class FakePulsar:
         return PulsarEngine(
             client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
         )
+
+    def now_ms(self) -> int:
+        """The time by its clock."""
+        return time.time_ns() // 1_000_000
 
     @property
     def requests(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -67,6 +68,9 @@ class StandInEngine:
 
     def partitions(self) -> list[StandIn]:
         return list(self.stand_ins)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     def upkeep(self) -> Upkeep:
         parts: Any = self
