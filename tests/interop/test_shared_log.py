@@ -329,8 +329,9 @@ def test_every_fetch_tells_the_log_start(interop: Interop) -> None:
 
 
 async def forget(gateway: PulsarGateway, topic: str) -> None:
-    """Drop a log's cached batches, as others would push them out."""
+    """Drop what is in memory of a log, as others would push it out: cached batches, and readers that nobody uses."""
     gateway.engine.cache.drop(gateway.log(topic).tail.cached)
+    gateway.log(topic).close_idle(float("inf"), 0)
 
 
 def test_a_reader_that_trimming_overtakes_leaves_no_hole(interop: Interop) -> None:
