@@ -82,7 +82,6 @@ def test_a_group_goes_on_at_another_coordinator(kop_cluster: Cluster) -> None:
     assert asyncio.run(main()) == [b"a", b"b"]
 
 
-@pytest.mark.slow  # the ends of transactions wait for the leases of the broker that left: 5 s
 def test_transactions_go_on_at_another_coordinator(kop_cluster: Cluster) -> None:
     kop_cluster.brokers[0].create_topic("t", partitions=3)
     producer = Producer(
