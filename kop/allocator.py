@@ -21,6 +21,9 @@ _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 
+_LARGEST_INT: Final = 2**31 - 1
+"""mallopt takes a C int."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,14 +40,15 @@ def _libc() -> ctypes.CDLL | None:
 
 
 @cache
-def keep_large_buffers() -> None:
-    """Have buffers of up to 32 MiB come from the heap, and let the heap keep up to 64 MiB of free memory.
+def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
+    """Have buffers of up to 32 MiB come from the heap, and let the heap keep up to `free_bytes` of free memory.
 
-    It holds for the whole process; calls after the first one do nothing.
+    It holds for the whole process. A process whose large buffers come and go by the gigabyte, as those of a cache do
+    when topics are deleted, pays for fresh pages again and again where it keeps less than that.
     """
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, min(free_bytes, _LARGEST_INT))
         libc.mallopt(_M_TOP_PAD, 1 << 20)
 
 

@@ -86,7 +86,7 @@ def run(config: Config, *, worker: bool = False) -> None:
         format=_LOG_FORMAT,
         stream=sys.stderr,
     )
-    allocator.keep_large_buffers()
+    allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
     allocator.share_arenas()
     _raise_file_limit()
     if not worker:
