@@ -1,8 +1,9 @@
-"""Every Prometheus collector of the gateway.
+"""The Prometheus collectors that code of several rooms feeds, and the kinds of which rooms make their own.
 
-Owns: names, labels and help texts. Counters are fed by the code that does the work; what can be read off (group
-states, log sizes, lag) is collected when somebody scrapes. What is counted with every request is counted in plain
-numbers (`Count`, `Latencies`), which are collected then, too.
+Owns: names, labels and help texts of these. What one part alone can tell is collected by that part: `kop.app` has the
+collectors of the process, of groups and of topics, the engines have their own. Counters are fed by the code that does
+the work; what can be read off (group states, log sizes, lag) is collected when somebody scrapes. What is counted with
+every request is counted in plain numbers (`Count`, `Latencies`), which are collected then, too.
 Must not know: who feeds it.
 """
 

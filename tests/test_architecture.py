@@ -119,6 +119,18 @@ def test_the_page_draws_the_same_arrows() -> None:
     assert drawn == rooms | extra | anyone
 
 
+def test_the_page_names_members_that_are_there() -> None:
+    """`Class.member` in docs/architecture.md is a member that some class of that name defines."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    sources = [path.read_text() for path in modules()]
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`", page)
+    assert named
+    for owner, member in named:
+        bodies = [part for source in sources for part in re.split(r"^(?=class )", source, flags=re.MULTILINE)]
+        own = [body for body in bodies if re.match(rf"class {owner}\b", body)]
+        assert any(re.search(rf"\b(def )?{member}\b *[(:=]", body) for body in own), f"{owner}.{member}"
+
+
 def test_only_the_wire_and_clients_know_kafka_python() -> None:
     for path in modules():
         room = path.relative_to(PACKAGE).parts[0]

@@ -8,8 +8,8 @@ The steps, the same for every API:
    (`kop.handlers.direct_produce`).
 1. The header is parsed, the API and its version are looked up, the size is checked.
 2. The body is decoded: by the codec, or by what the API declares.
-3. Who asks is authenticated and authorised. There is nothing to do yet: listeners take everybody. What a check needs is
-   declared by each API: `Api.operation`, and the resources that `Api.topics` and `Api.groups` name.
+3. Nobody is authenticated and nothing is authorised: listeners take everybody. `Api.topics` and `Api.groups` are for
+   step 4, and only some of the APIs that touch topics or groups declare them: they are not enough to authorise by.
 4. The names are resolved: topics of other namespaces are looked for, doubts about a group's coordinator are cleared.
 5. The handler runs. What it reads from storage waits for room where the API declares how much that is.
 6. The result is encoded and its error codes are counted.

@@ -283,10 +283,10 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def direct_writer(self, header: BatchHeader) -> object | None:
-        """What compiled code may give batches to instead of `submit`, as long as its `open` is true.
+        """Return the object that compiled code gives batches to instead of `submit`, as long as its `open` is true.
 
-        It is for batches of the producer of `header`, or of all that have none, behind those that `submit` was given,
-        and for nothing that is compressed or of a transaction. None where all have to go to `submit`.
+        It takes batches of the producer of `header`, or of all that have none, behind those that `submit` was given,
+        compressed or not, and none of a transaction. None if all have to go to `submit`.
         """
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:

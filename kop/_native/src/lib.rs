@@ -2,7 +2,9 @@
 //! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
 //! frames; tests/pulsar_client/test_frame_twins.py); `kop.wire.frame` and `kop.handlers.produce_request` (requests;
 //! tests/handlers/test_produce_twins.py); `kop.records._pure_arrow` (records <-> Arrow's buffers;
-//! tests/records/test_arrow_twins.py).
+//! tests/records/test_arrow_twins.py). `direct/` is the twin of no single module: it carries a Produce through the steps
+//! of several, hands whatever is unusual over to them, and is compared with them by
+//! tests/storage/test_direct_batches.py and tests/handlers/test_produce_twins.py.
 //!
 //! Owns: the same functions, with the same results and the same errors.
 //! Must not know: compression, sockets, as its twins.

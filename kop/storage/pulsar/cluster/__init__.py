@@ -1,1 +1,4 @@
-"""What brokers of one cluster share in Pulsar: who is live, producer ids, compaction of the internal topics."""
+"""What brokers of one cluster share in Pulsar: who is live, producer ids, small values of the gateway's own.
+
+Compaction of the internal topics is `kop.storage.pulsar.topics.compaction`.
+"""
