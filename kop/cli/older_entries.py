@@ -49,6 +49,8 @@ async def older_entries(admin: Admin, partition: str) -> int:
 
 async def topics_with_older_entries(admin: Admin, namespace: str, seconds: float) -> tuple[list[str], int, int]:
     """Return the topics of a namespace that have older entries, the number looked at in this time, that of all."""
+    from kop.pulsar_client.errors import PulsarError
+
     topics: dict[str, list[str]] = {}
     for name in await admin.list_topics(namespace):
         topic = re.sub(r"-partition-\d+$", "", name.removeprefix(PERSISTENT))
@@ -61,9 +63,12 @@ async def topics_with_older_entries(admin: Admin, namespace: str, seconds: float
         async with turns:
             if time.monotonic() > end:
                 return None
-            for partition in partitions:
-                if await older_entries(admin, partition):
-                    return True
+            try:
+                for partition in partitions:
+                    if await older_entries(admin, partition):
+                        return True
+            except PulsarError:  # deleted or trimmed meanwhile, or out of order: the others count
+                return None
             return False
 
     answers = await asyncio.gather(*map(look, topics.values()))
