@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
 import pytest
-from cli.cli_support import Invoke
+from cli.cli_support import Invoke, Kop
 
 from kop.cli import check, common
 
@@ -69,6 +69,8 @@ class Rest:
             return json.dumps(self.settings)
         if path == "persistent/public/default":
             return json.dumps([OLD, NEW])
+        if path.endswith("/partitions"):
+            return json.dumps({"partitions": 0})
         return json.dumps(
             {
                 "ledgers": [{"ledgerId": 3, "entries": 7}, {"ledgerId": 9, "entries": 0}],
@@ -157,3 +159,18 @@ def test_topics_that_are_older_than_the_index_are_told(rest: Rest, invoke: Invok
     assert "1 of 2 topics of public/default has entries that are older than the index" in result.stdout
     assert "consumers of Kafka do not see them" in result.stdout
     assert "public/default/old" in result.stdout
+
+
+def test_describe_counts_the_older_entries_of_a_topic(rest: Rest, kop: Kop) -> None:
+    kop.ok("topics", "create", "old", "-p", "1")
+    try:
+        result = kop("topics", "describe", "old", "--admin-url", rest.url)
+        (described,) = json.loads(kop.ok("topics", "describe", "old", "--admin-url", rest.url, "--json"))
+        assert "OLDER" not in kop.ok("topics", "describe", "old")
+    finally:
+        kop.ok("topics", "delete", "old")
+    assert result.code == 0
+    head, row = result.out.splitlines()[-2:]
+    assert (head.split()[-1], row.split()[-1]) == ("OLDER", "7")
+    assert result.err == "old: 7 entries are older than Pulsar's index; consumers do not see them\n"
+    assert described["partitions"][0]["older_entries"] == 7
