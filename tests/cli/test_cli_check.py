@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
+import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
 import pytest
-from cli.cli_support import Invoke, Kop
+from cli.cli_support import Invoke, Kop, environment
+from support.waiting import SECONDS
 
 from kop.cli import check, common
 
@@ -174,3 +176,14 @@ def test_describe_counts_the_older_entries_of_a_topic(rest: Rest, kop: Kop) -> N
     assert (head.split()[-1], row.split()[-1]) == ("OLDER", "7")
     assert result.err == "old: 7 entries are older than Pulsar's index; consumers do not see them\n"
     assert described["partitions"][0]["older_entries"] == 7
+
+
+def test_describe_goes_on_without_a_pulsar_that_only_the_environment_names(kop: Kop) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    kop.ok("topics", "create", name)
+    asked = kop("topics", "describe", name, "--admin-url", "http://127.0.0.1:1")
+    assert (asked.code, asked.out) == (1, "")
+    variables = environment(KOP_BOOTSTRAP=kop.bootstrap, KOP_PULSAR_ADMIN_URL="http://127.0.0.1:1")
+    result = kop.preloaded.run(["topics", "describe", name], variables, b"", SECONDS)
+    assert (result.code, result.out.splitlines()[0]) == (0, name)
+    assert result.err.startswith("entries older than Pulsar's index are not counted: cannot ask Pulsar: ")
