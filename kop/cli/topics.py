@@ -28,7 +28,7 @@ from kop.cli.common import (
     size,
     wrapped,
 )
-from kop.cli.older_entries import full_name, older_entries
+from kop.cli.older_entries import older_entries_of
 from kop.cli.pulsar import ask, configured_url
 from kop.config import Config
 
@@ -287,20 +287,7 @@ def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
         return {}
 
     async def count(rest: Any) -> dict[tuple[str, int], int]:
-        from kop.pulsar_client import PulsarError
-
-        counts = {}
-        for name in names:
-            topic = full_name(name, config.kop_pulsar_namespace)
-            try:
-                partitions = (await rest.partitioned_metadata(topic)).partitions
-                for number in range(partitions or 1):
-                    partition = f"{topic}-partition-{number}" if partitions else topic
-                    counts[name, number] = await older_entries(rest, partition)
-            except PulsarError as error:
-                if error.code != "NotFound":  # the server's own topics are elsewhere
-                    raise
-        return counts
+        return await older_entries_of(rest, names, config.kop_pulsar_namespace)
 
     try:
         return ask(asked, config, count)

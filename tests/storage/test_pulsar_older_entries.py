@@ -15,7 +15,7 @@ from support.waiting import SECONDS, until
 
 from kop.cli.check_pulsar import Caution, entry_index
 from kop.cli.common import CliError
-from kop.cli.older_entries import older_entries, topics_with_older_entries
+from kop.cli.older_entries import older_entries_of, topics_with_older_entries
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import Client, Position
 from kop.pulsar_client.admin import FOREVER, Admin, StoredEntry
@@ -203,8 +203,8 @@ async def test_a_cluster_that_turns_the_index_on_keeps_its_topics(own_broker: Ow
         assert not isinstance(entry_index(await admin.broker_config()), Caution)
         older = [f"{NAMESPACE}/mixed", f"{NAMESPACE}/only"]
         assert await topics_with_older_entries(admin, NAMESPACE, SECONDS) == (older, 2, 2)
-        for topic in ("mixed", "only"):
-            assert await older_entries(admin, f"persistent://{NAMESPACE}/{topic}-partition-0") == 3
+        counts = await older_entries_of(admin, ["mixed", "only", "absent"], NAMESPACE)
+        assert counts == {("mixed", 0): 3, ("only", 0): 3}
     await write(urls, "only", "native")
     async with store.opened() as engine:
         mixed, only = await attached(engine, "mixed"), await attached(engine, "only")
