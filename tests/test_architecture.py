@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
     "kop/cli/offsets.py": {"pulsar_client"},
+    "kop/cli/older_entries.py": {"pulsar_client"},
     "kop/cli/sender.py": {"records"},
     "kop/cli/pulsar.py": {"pulsar_client"},
     "kop/spark/message_ids.py": {"pulsar_client"},

@@ -18,6 +18,7 @@ import click
 from kop.cli.check_pulsar import LOOKS, Caution, Settings
 from kop.cli.common import (
     CliError,
+    addresses,
     admin,
     bootstrap_option,
     brokers,
@@ -32,14 +33,17 @@ from kop.cli.common import (
     reason,
     retrying,
     unreachable,
+    wrapped,
 )
-from kop.cli.pulsar import ask
+from kop.cli.older_entries import topics_with_older_entries
+from kop.cli.pulsar import ask, configured_url
 from kop.config import Config
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 50
 STEP_SECONDS = 20.0
-_ADMIN_URL = "kop.pulsar.admin.url"
+SHOWN = 5
+"""Names of topics in one line."""
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 """Name, what to do, and the names of the steps that have to have worked."""
@@ -47,8 +51,8 @@ Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 EPILOG = """\b
 It makes a topic `kop-check-...` and a group of that name, and deletes both.
 With the address of Pulsar's admin REST (by the flag, KOP_PULSAR_ADMIN_URL or
-the file that KOP_CONFIG names) it says what the settings of the Pulsar
-brokers mean, too.
+the file that KOP_CONFIG names) it first says what the settings of the Pulsar
+brokers mean, and that is all if --bootstrap is not given and no gateway runs.
 
 \b
 Examples:
@@ -60,7 +64,9 @@ Examples:
 @click.command("check", epilog=EPILOG)
 @bootstrap_option
 @click.option(
-    "--admin-url", metavar="URL", help="Look at the settings of the Pulsar brokers behind this admin REST address, too."
+    "--admin-url",
+    metavar="URL",
+    help="Look first at the settings of the Pulsar brokers behind this admin REST address.",
 )
 def command(bootstrap: str, admin_url: str | None) -> None:
     """Run a round trip against a server and say what works: exit code 0 if all of it does, else 1.
@@ -69,10 +75,9 @@ def command(bootstrap: str, admin_url: str | None) -> None:
     """
     quiet_client()
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
-    if admin_url is None:
-        admin_url = next(
-            (row.current for row in config.table() if row.name == _ADMIN_URL and row.origin != "default"), None
-        )
+    admin_url = admin_url or configured_url(config)
+    behind = _pulsar_steps(admin_url, config) if admin_url else []
+    alone = bool(behind) and _is_default("bootstrap") and all(map(unreachable, addresses(bootstrap)))
     trip = RoundTrip(bootstrap)
     steps: list[Step] = [
         ("connect", trip.connect, ()),
@@ -86,25 +91,36 @@ def command(bootstrap: str, admin_url: str | None) -> None:
         ("delete group", trip.delete_group, ("consumer group",)),
         ("delete topic", trip.delete_topic, ("create topic",)),
     ]
-    behind = _pulsar_steps(admin_url, config) if admin_url else []
-    width = max(len(name) for name, _, _ in (*steps, *behind))
+    if alone:
+        steps = []
+    width = max(len(name) for name, _, _ in (*behind, *steps))
     worked: set[str] = set()
     failed: list[str] = []
     cautions: list[str] = []
+    _run(behind, worked, failed, cautions, width)
     with trip.cleaning_up(worked):
         _run(steps, worked, failed, cautions, width)
-    _run(behind, worked, failed, cautions, width)
-    steps += behind
+    tried = [*behind, *steps]
     if failed:
-        untried = len(steps) - len(worked) - len(failed)
+        untried = len(tried) - len(worked) - len(failed)
         rest = f"; {untried} not tried" if untried else ""
-        fail(f"{len(failed)} of {len(steps)} steps failed: {', '.join(failed)}{rest}")
+        fail(f"{len(failed)} of {len(tried)} steps failed: {', '.join(failed)}{rest}")
     more = f" Read what it says of {', '.join(cautions)}." if cautions else ""
-    click.echo(f"Everything works: all {len(steps)} steps against {bootstrap}.{more}")
+    if alone:
+        done = f"Pulsar is ready for a gateway: all {len(tried)} steps against {admin_url}."
+        more += f" None answers at {bootstrap} yet."
+    else:
+        done = f"Everything works: all {len(tried)} steps against {bootstrap}."
+    click.echo(wrapped(done + more))
+
+
+def _is_default(option: str) -> bool:
+    """True if nobody has given this option."""
+    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.DEFAULT
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """The looks at the Pulsar brokers' settings, which are read by the first of these steps."""
+    """The looks at the Pulsar brokers' settings, which are read by the first of these steps, and at their topics."""
     settings: dict[str, str] = {}
 
     def read() -> str:
@@ -115,10 +131,31 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
         settings.update(in_force)
         return f"{version} at {url}"
 
+    def older() -> str:
+        namespace = config.kop_pulsar_namespace
+
+        async def find(admin: Any) -> tuple[list[str], int, int]:
+            return await topics_with_older_entries(admin, namespace, STEP_SECONDS)
+
+        topics, seen, every = ask(url, config, find)
+        of = f"{seen:,} topics of {namespace}" + (
+            f" ({every - seen:,} more were not looked at)" if seen < every else ""
+        )
+        if not topics:
+            return f"none of {of} has entries that are older than the index"
+        names = ", ".join(topics[:SHOWN]) + (f" and {len(topics) - SHOWN:,} more" if len(topics) > SHOWN else "")
+        return Caution(
+            f"{len(topics):,} of {of} {'has' if len(topics) == 1 else 'have'} entries that are older than the index; "
+            f"consumers of Kafka do not see them: {names}. `kop topics describe NAME --admin-url URL` counts them; "
+            "docs/pulsar.md names three ways to them"
+        )
+
     def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
         return lambda: look(settings)
 
-    return [("Pulsar", read, ()), *((name, bound(look), ("Pulsar",)) for name, look in LOOKS)]
+    return [("Pulsar", read, ()), *((name, bound(look), ("Pulsar",)) for name, look in LOOKS)] + (
+        [] if config.kop_pulsar_offsets == "packed" else [("older entries", older, ("entry index",))]
+    )
 
 
 def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:
@@ -146,7 +183,7 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: l
                 "note" if isinstance(detail, Caution) else "ok",
                 name,
                 width,
-                f"{detail} ({time.monotonic() - begin:.2f} s)",
+                _timed(detail, time.monotonic() - begin),
             )
 
 
@@ -154,14 +191,19 @@ def _bound(step: Callable[[str], str], codec: str) -> Callable[[], str]:
     return lambda: step(codec)
 
 
+def _timed(detail: str, seconds: float) -> str:
+    words, newline, lines = detail.partition("\n")
+    return f"{words} ({seconds:.2f} s){newline}{lines}"
+
+
 def _say(mark: str, name: str, width: int, detail: str) -> None:
     color = {"ok": "green", "note": "yellow", "FAIL": "red"}.get(mark)
-    click.echo(f"{click.style(mark.ljust(4), fg=color)}  {name.ljust(width)}  {detail}")
+    click.echo(f"{click.style(mark.ljust(4), fg=color)}  {name.ljust(width)}  {wrapped(detail, 8 + width)}")
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, CliError):
-        return one_line(error.message)
+        return error.message
     return explain(error) or one_line(f"{type(error).__name__}: {error}")
 
 

@@ -8,7 +8,7 @@ The settings are those of broker.conf: https://pulsar.apache.org/reference/#/4.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from kop.cli.common import CliError, fail
@@ -24,6 +24,7 @@ MANY_ENTRIES = 100_000
 """
 SMALL_MESSAGE = 1_048_588
 """Kafka's largest batch, as it comes."""
+_PACKAGE = "org.apache.pulsar.common.intercept"
 _INDEX = "AppendIndexMetadataInterceptor"
 _TIMES = "AppendBrokerTimestampMetadataInterceptor"
 _INTERCEPTORS = "brokerEntryMetadataInterceptors"
@@ -38,23 +39,26 @@ class Caution(str):
 
 def entry_index(settings: Settings) -> str:
     """Offsets are the Pulsar brokers' entry index, LogAppendTime is their time."""
-    missing = []
-    if _INDEX not in settings.get(_INTERCEPTORS, ""):
-        missing.append(f"{_INTERCEPTORS}=org.apache.pulsar.common.intercept.{_INDEX}")
-    if not _is_on(settings, _EXPOSING):
-        missing.append(f"{_EXPOSING}=true")
-    if missing:
+    given = [name.strip() for name in settings.get(_INTERCEPTORS, "").strip("[] ").split(",") if name.strip()]
+    if f"{_PACKAGE}.{_INDEX}" not in given or not _is_on(settings, _EXPOSING):
         fail(
-            "the Pulsar brokers send no entry index, so there are no offsets; "
-            f"add to broker.conf: {' and '.join(missing)}"
+            "the Pulsar brokers send no entry index, so there are no offsets; add to broker.conf or standalone.conf, "
+            f"and restart:\n{_remedy(given)}"
         )
-    if _TIMES not in settings.get(_INTERCEPTORS, ""):
+    if f"{_PACKAGE}.{_TIMES}" not in given:
         return Caution(
             "the Pulsar brokers count messages and tell clients: there are offsets; they do not say when they took an "
-            f"entry, so LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} "
-            f"to {_INTERCEPTORS}"
+            "entry, so LogAppendTime is by the clocks of producers; add to broker.conf or standalone.conf, and "
+            f"restart:\n{_remedy(given)}"
         )
     return "the Pulsar brokers count messages and tell clients: there are offsets"
+
+
+def _remedy(given: Sequence[str]) -> str:
+    """The lines to paste; interceptors of others stay."""
+    ours = [f"{_PACKAGE}.{name}" for name in (_INDEX, _TIMES)]
+    names = ",\\\n".join([*ours, *(name for name in given if name not in ours)])
+    return f"{_EXPOSING}=true\n{_INTERCEPTORS}={names}"
 
 
 def topic_policies(settings: Settings) -> str:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -450,6 +451,21 @@ def json_option(command: Command) -> Command:
 def print_json(value: object) -> None:
     """Print a JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def wrapped(text: str, column: int = 0) -> str:
+    """Return `text`, which begins in this column, broken at words for the terminal; as it is in a pipe.
+
+    Lines behind the first one are for pasting: they stay whole, at the left margin.
+    """
+    words, newline, lines = text.partition("\n")
+    if is_terminal():
+        indent = " " * column
+        room = max(shutil.get_terminal_size().columns, column + 20)
+        words = textwrap.fill(
+            indent + words, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )[column:]
+    return words + newline + lines
 
 
 def is_terminal() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kop.cli.common import CliUsageError, fail
+from kop.cli.older_entries import PERSISTENT, full_name, ledgers_with_entries
 from kop.cli.pulsar import ask
 from kop.config import Config
 
@@ -23,9 +24,6 @@ Examples:
   kop offsets orders --partition 2 --message-id 12:5:3
   kop offsets orders --partition 2 --offset 4711
   kop offsets sales/eu/orders --offset 4711"""
-
-
-_PERSISTENT = "persistent://"
 
 
 @click.command("offsets", epilog=EPILOG)
@@ -59,12 +57,9 @@ def command(
     from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
 
     config = Config.load()
-    local = topic.removeprefix(_PERSISTENT)
-    if "/" not in local:
-        local = f"{namespace or config.kop_pulsar_namespace}/{local}"
-    elif namespace is not None:
+    if namespace is not None and "/" in topic.removeprefix(PERSISTENT):
         raise CliUsageError(f"{topic} names its namespace already")
-    name = _PERSISTENT + local
+    name = full_name(topic, namespace or config.kop_pulsar_namespace)
     full = name if plain else f"{name}-partition-{partition}"
     try:
         wanted = None if message_id is None else MessageId.parse(message_id)
@@ -106,11 +101,7 @@ async def _message_id(admin: Any, topic: str, offset: int) -> str:
     """Bisection over the entries: their offsets ascend."""
     from kop.pulsar_client.message_offsets import entry_offsets
 
-    stats = await admin.internal_stats(topic)
-    _, _, last = stats["lastConfirmedEntry"].partition(":")
-    ledgers = [(row["ledgerId"], row["entries"]) for row in stats["ledgers"]]
-    ledgers[-1] = ledgers[-1][0], int(last) + 1 if stats["lastConfirmedEntry"].startswith(f"{ledgers[-1][0]}:") else 0
-    entries = [(ledger, count) for ledger, count in ledgers if count > 0]
+    entries = ledgers_with_entries(await admin.internal_stats(topic))
     low, high = 0, sum(count for _, count in entries)
     while low < high:
         middle = (low + high) // 2

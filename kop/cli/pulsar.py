@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ADMIN_URL = "kop.pulsar.admin.url"
 _NO_ANSWER = frozenset({"ConnectionLost", "InvalidAddress", "Timeout", "TlsError"})
 """Codes of errors that the client found itself: Pulsar said nothing."""
+
+
+def configured_url(config: Config) -> str | None:
+    """Return the address of Pulsar's admin REST that the environment or the settings file names, if one does."""
+    return next((row.current for row in config.table() if row.name == _ADMIN_URL and row.origin != "default"), None)
 
 
 def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:

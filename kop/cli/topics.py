@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from kop.cli import completion
 from kop.cli.common import (
+    CliError,
     CliUsageError,
     Ordered,
     admin,
@@ -24,12 +26,17 @@ from kop.cli.common import (
     print_table,
     reason,
     size,
+    wrapped,
 )
+from kop.cli.older_entries import older_entries_of
+from kop.cli.pulsar import ask, configured_url
+from kop.config import Config
 
 EPILOG = """\b
 Examples:
   kop topics create orders --partitions 3 --config cleanup.policy=compact
   kop topics describe orders
+  kop topics describe orders --admin-url http://pulsar.example:8080
   kop topics alter orders --partitions 6 --config retention.ms=86400000
   kop topics alter orders --delete-config retention.ms
   kop topics delete-records orders:0 --before 1200
@@ -160,12 +167,20 @@ def alter(
 @command.command("describe", short_help="Show configs, partitions, offsets and sizes.")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=completion.topics)
 @click.option("--all-configs", is_flag=True, help="Show configs that are at their default, too.")
+@click.option(
+    "--admin-url",
+    metavar="URL",
+    help="Count entries without an offset, too, by Pulsar's admin REST at this address.",
+)
 @json_option
 @bootstrap_option
-def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, as_json: bool) -> None:
+def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_url: str | None, as_json: bool) -> None:
     """Show configs, partitions, start and end offsets and sizes of topics.
 
     Without a name, all topics are shown but internal ones.
+
+    OLDER are entries of Pulsar that are older than its index: consumers do not see them. They are counted if Pulsar's
+    admin REST is named, by the flag, KOP_PULSAR_ADMIN_URL or the file that KOP_CONFIG names.
     """
     from kafka import TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
@@ -190,6 +205,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, as_json:
             starts = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST))
             ends = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST))
             sizes = _sizes(client, [t["name"] for t in known])
+    older = _older(admin_url, [t["name"] for t in known])
     shown = []
     for topic in known:
         partitions = []
@@ -205,6 +221,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, as_json:
                     "start": start,
                     "end": end,
                     "size_bytes": sizes.get(tuple(key)),
+                    "older_entries": older.get(tuple(key)),
                 }
             )
         shown.append(
@@ -241,8 +258,10 @@ def _show(topic: Mapping[str, Any]) -> None:
     click.echo(f"  id {topic['topic_id']}, replicas {'/'.join(map(str, sorted(replicas)))}")
     for name, value in topic["configs"].items():
         click.echo(f"  {name} = {value}")
+    partitions = topic["partitions"]
+    counted = any(p["older_entries"] is not None for p in partitions)
     print_table(
-        [">PARTITION", ">LEADER", ">START", ">END", ">SIZE"],
+        [">PARTITION", ">LEADER", ">START", ">END", ">SIZE", *([">OLDER"] if counted else [])],
         [
             (
                 p["partition"],
@@ -250,10 +269,33 @@ def _show(topic: Mapping[str, Any]) -> None:
                 p["start"],
                 p["end"],
                 size(p["size_bytes"]),
+                *([p["older_entries"]] if counted else []),
             )
-            for p in topic["partitions"]
+            for p in partitions
         ],
     )
+    if count := sum(p["older_entries"] or 0 for p in partitions):
+        entries = "entry is" if count == 1 else "entries are"
+        note(wrapped(f"{topic['topic']}: {count:,} {entries} older than Pulsar's index; consumers do not see them"))
+
+
+def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Entries older than Pulsar's index by topic and partition; nothing if nobody says where Pulsar's REST is."""
+    config = Config.load(os.environ.get("KOP_CONFIG") or None)
+    asked = url or configured_url(config)
+    if not asked or config.kop_pulsar_offsets == "packed":
+        return {}
+
+    async def count(rest: Any) -> dict[tuple[str, int], int]:
+        return await older_entries_of(rest, names, config.kop_pulsar_namespace)
+
+    try:
+        return ask(asked, config, count)
+    except CliError as error:
+        if url:
+            raise
+        note(f"entries older than Pulsar's index are not counted: {error.message}")
+        return {}
 
 
 @command.command("delete-records", short_help="Delete the oldest records of partitions.")

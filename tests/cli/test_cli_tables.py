@@ -45,6 +45,8 @@ def test_tables_as_json(kop: Kop, topic: str) -> None:
     first = described["partitions"][0]
     assert (first["partition"], first["leader"], first["start"], first["end"]) == (0, 1, 0, 10)
     assert first["size_bytes"] > 0
+    assert first["older_entries"] is None
+    assert [name for name in first if f"`{name}`" not in PAGE] == []
 
     group = mine(json.loads(kop.ok("groups", "list", "--json")), topic)
     assert group == {"group": topic, "state": "Empty", "type": "classic", "protocol": "consumer"}

@@ -13,6 +13,9 @@ from storage.fake_pulsar_client import Broker, FakeAdmin, FakeEngine, settle
 from support.pulsar import OwnBroker, Urls
 from support.waiting import SECONDS, until
 
+from kop.cli.check_pulsar import Caution, entry_index
+from kop.cli.common import CliError
+from kop.cli.older_entries import older_entries_of, topics_with_older_entries
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import Client, Position
 from kop.pulsar_client.admin import FOREVER, Admin, StoredEntry
@@ -176,8 +179,10 @@ async def test_a_cluster_that_turns_the_index_on_keeps_its_topics(own_broker: Ow
             await write(urls, topic, "old 0", "old 1")
             await admin.unload(f"persistent://{NAMESPACE}/{topic}-partition-0")
             await write(urls, topic, "old 2")
+        with pytest.raises(CliError) as refused:
+            entry_index(await admin.broker_config())
     broker.stop()
-    broker.index(True)
+    (broker.directory / "extra.conf").write_text(refused.value.message.partition("\n")[2])  # as `kop check` says
     urls = broker.start()
     await write(urls, "mixed", "new 0", "new 1")
     store = PulsarStore(urls.service_url, urls.admin_url, NAMESPACE)
@@ -194,6 +199,12 @@ async def test_a_cluster_that_turns_the_index_on_keeps_its_topics(own_broker: Ow
         position = await mixed.find_by_time(0)
         assert position is not None
         assert position.offset == 0
+    async with Admin(urls.admin_url, timeout=30) as admin:
+        assert not isinstance(entry_index(await admin.broker_config()), Caution)
+        older = [f"{NAMESPACE}/mixed", f"{NAMESPACE}/only"]
+        assert await topics_with_older_entries(admin, NAMESPACE, SECONDS) == (older, 2, 2)
+        counts = await older_entries_of(admin, ["mixed", "only", "absent"], NAMESPACE)
+        assert counts == {("mixed", 0): 3, ("only", 0): 3}
     await write(urls, "only", "native")
     async with store.opened() as engine:
         mixed, only = await attached(engine, "mixed"), await attached(engine, "only")
