@@ -152,6 +152,7 @@ async def test_in_doubt_nothing_is_told_from_memory_until_storage_was_asked() ->
 
 
 async def test_a_refused_write_is_told_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     store = FaultyStore()
     async with started(CounterCoordinator(await store.open())) as counters:
         first, _ = names(counters)
