@@ -26,6 +26,9 @@ class GivenTo:
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         return partition in self.partitions
 
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return 1 if partition in self.partitions else 2
+
     def on_change(self, callback: Callable[[], None]) -> None:
         self._listeners.append(callback)
 
