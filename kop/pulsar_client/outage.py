@@ -4,8 +4,8 @@ Owns: the decision whether there is an outage, and the counts of outages and of 
 Must not know: the clock, connections, the log.
 
 An outage begins where a connection fails while none stands, after one has stood. It is over when connections have stood
-for some seconds: a broker that starts takes connections before it does what they ask. What fails meanwhile because of
-it is one number, which the line at its end tells.
+for some seconds without a failure: a broker that starts takes connections before it does what they ask. What
+fails meanwhile because of it is one number, which the line at its end tells.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 
 from kop.pulsar_client.errors import PulsarError
 
-SETTLE_SECONDS: Final = 30.0
-"""How long connections have to stand before an outage is over: a broker that started just now loads topics, and what
-was asked meanwhile times out.
+SETTLE_SECONDS: Final = 15.0
+"""How long connections have to stand before an outage is over, and how often it is looked at then. It goes on if
+something failed since the last look: a broker that started just now loads topics, and what was asked times out.
 """
+LONGEST_SETTLE_SECONDS: Final = 120.0
+"""How long connections stand at most before an outage is over, whatever fails: that is a fault of its own."""
 
 _UNANSWERED: Final = frozenset({"ConnectionLost", "Timeout"})
 _CAUSED: Final = _UNANSWERED | {"ServiceNotReady", "ServiceUnavailable", "MetadataError", "PersistenceError"}
@@ -43,6 +45,8 @@ class Outage:
         self._stood = False
         self._since: float | None = None
         self._back: float | None = None
+        self._seen = 0
+        """Failures up to the last look."""
 
     @property
     def active(self) -> bool:
@@ -64,7 +68,7 @@ class Outage:
         if not self._stood or self.active or error.code not in _UNANSWERED:
             return False
         self._since, self._back = now, None
-        self.failures = 0
+        self.failures = self._seen = 0
         self.times += 1
         return True
 
@@ -79,6 +83,9 @@ class Outage:
     def settled(self, now: float) -> Over | None:
         """Return the outage that is over now; None if there is none, or it lasts."""
         if self._since is None or self._back is None or now - self._back < SETTLE_SECONDS:
+            return None
+        new, self._seen = self.failures - self._seen, self.failures
+        if new and now - self._back < LONGEST_SETTLE_SECONDS:
             return None
         over = Over(self._back - self._since, self.failures)
         self._since = self._back = None

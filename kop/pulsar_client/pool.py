@@ -77,6 +77,7 @@ class Pool:
         self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
         self.outage = Outage()
+        self._outage_look: asyncio.TimerHandle | None = None
         self._lost: list[tuple[str, int, PulsarError]] = []
         """Connections that were lost and are not in the log yet: name, users, reason."""
         self.proxied = False
@@ -216,13 +217,16 @@ class Pool:
     def _connected(self) -> None:
         loop = asyncio.get_running_loop()
         self.outage.connected(loop.time())
-        if self.outage.active:
-            loop.call_later(SETTLE_SECONDS, self._look_at_outage)
+        if self.outage.active and self._outage_look is None:
+            self._outage_look = loop.call_later(SETTLE_SECONDS, self._look_at_outage)
 
     def _look_at_outage(self) -> None:
+        self._outage_look = None
         over = self.outage.settled(asyncio.get_running_loop().time())
         if over is not None and not self._closed:
             log.info("Pulsar answers again, after %.1f s; %d requests failed meanwhile", *over)
+        if self.outage.active and not self._closed:
+            self._outage_look = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._look_at_outage)
 
     def _sweep(self) -> None:
         """Close connections that nothing has used for `idle` seconds, except those for lookups."""

@@ -23,10 +23,10 @@ LOST = PulsarError("ConnectionLost")
         pytest.param([(0.0, "up"), (1.0, "down"), (2.0, "up")], (0, None), id="a connection that comes back at once"),
         pytest.param([(0.0, "up"), (1.0, "down"), (2.0, "failed"), (9.0, "failed")], (1, None), id="it lasts"),
         pytest.param(
-            [(0.0, "up"), (1.0, "down"), (2.0, "failed"), (12.0, "up"), (41.9, "look")], (1, None), id="just back"
+            [(0.0, "up"), (1.0, "down"), (2.0, "failed"), (12.0, "up"), (26.9, "look")], (1, None), id="just back"
         ),
         pytest.param(
-            [(0.0, "up"), (1.0, "down"), (2.0, "failed"), (12.0, "up"), (13.0, "up"), (42.0, "look")],
+            [(0.0, "up"), (1.0, "down"), (2.0, "failed"), (12.0, "up"), (13.0, "up"), (27.0, "look")],
             (1, Over(10.0, 0)),
             id="over",
         ),
@@ -38,15 +38,15 @@ LOST = PulsarError("ConnectionLost")
         pytest.param(
             [
                 *[(0.0, "up"), (1.0, "down"), (2.0, "failed"), (12.0, "up"), (13.0, "down"), (13.5, "failed")],
-                *[(20.0, "up"), (50.0, "look")],
+                *[(20.0, "up"), (35.0, "look")],
             ],
             (1, Over(18.0, 0)),
             id="nor begins another one",
         ),
         pytest.param(
             [
-                *[(0.0, "up"), (1.0, "down"), (2.0, "failed"), (3.0, "up"), (33.0, "look")],
-                *[(40.0, "down"), (41.0, "failed"), (44.0, "up"), (74.0, "look")],
+                *[(0.0, "up"), (1.0, "down"), (2.0, "failed"), (3.0, "up"), (18.0, "look")],
+                *[(40.0, "down"), (41.0, "failed"), (44.0, "up"), (59.0, "look")],
             ],
             (2, Over(3.0, 0)),
             id="two",
@@ -78,8 +78,23 @@ def test_an_outage_takes_what_it_causes_and_nothing_else() -> None:
     assert not machine.takes(PulsarError("TopicTerminatedError"))
     assert not machine.takes(ValueError())
     machine.connected(5.0)
-    assert machine.settled(35.0) == Over(4.0, 4)
+    assert machine.settled(20.0) is None, "something failed since the last look"
+    assert machine.takes(LOST)
+    assert machine.settled(35.0) is None
+    assert machine.settled(50.0) == Over(4.0, 5)
     assert not machine.takes(LOST)
+
+
+def test_failures_that_go_on_do_not_prolong_an_outage_for_ever() -> None:
+    machine = Outage()
+    machine.connected(0.0)
+    machine.failed_to_connect(LOST, 1.0)
+    machine.connected(5.0)
+    for now in range(20, 125, 15):
+        assert machine.takes(LOST)
+        assert machine.settled(now) is None
+    assert machine.takes(LOST)
+    assert machine.settled(125.0) == Over(4.0, 8)
 
 
 async def test_an_outage_is_three_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
