@@ -163,6 +163,8 @@ class KopError(Exception):
     """
 
     default_code = ErrorCode.UNKNOWN_SERVER_ERROR
+    told = False
+    """True if the log tells of its cause already: a line that only passes it on is for debugging."""
 
     def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:
         if len(message) > _MOST_CHARACTERS:

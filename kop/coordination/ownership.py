@@ -41,6 +41,10 @@ CONFIRM_SECONDS = 0.5
 """While the live brokers are not known, storage is asked this often whether this broker still leads what it serves."""
 _OPEN_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 5
+MOVES_SECONDS = 5.0
+"""How long after the first of several partitions is let go or lost the log tells of them together: the live brokers'
+choice is known then, and what was lost by mistake is taken back.
+"""
 _PASSING: Final = frozenset(
     {
         ErrorCode.KAFKA_STORAGE_ERROR,
@@ -59,6 +63,9 @@ class LeaderChoice(Protocol):
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         """Whether the partition is given to this broker."""
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        """Return the id of the broker that the partition is given to."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
@@ -97,6 +104,8 @@ class Ownership(Generic[T]):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}
         self._verifying: dict[int, asyncio.Task[None]] = {}
+        self._untold: set[int] = set()
+        """Partitions that were let go or lost since the log last told of any."""
         self._confirming: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -310,6 +319,7 @@ class Ownership(Generic[T]):
             asyncio.get_running_loop().call_later(LONGEST_PAUSE_SECONDS, self._pauses.pop, partition, None)
 
     async def _give_up(self, partition: int) -> None:
+        self._tell_soon(partition)
         self._end(partition)
         await self._log.resign(partition)
 
@@ -317,16 +327,39 @@ class Ownership(Generic[T]):
         """Unload a partition: another broker is the writer now, or the log is gone."""
         if self._stopped or self._terms[partition] != term:
             return
-        _log.warning(
-            "this broker no longer coordinates %s-%d: another broker writes to it, or its log was lost",
-            self._log.name,
-            partition,
-        )
+        self._tell_soon(partition)
         self._end(partition)
         self._pauses.setdefault(partition, FIRST_PAUSE_SECONDS)
         if (task := self._tasks.get(partition)) is not None:
             task.cancel()  # the load belongs to a term that is over
         self._settle_one(partition)
+
+    def _tell_soon(self, partition: int) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_later(MOVES_SECONDS, self._tell)
+        self._untold.add(partition)
+
+    def _tell(self) -> None:
+        """Tell in one line of the partitions that moved, in one of those that were lost and are not back."""
+        gone, self._untold = self._untold, set()
+        if self._stopped:
+            return
+        moved = [partition for partition in gone if not self._is_ours(partition)]
+        if moved and self._leader_choice is not None:
+            leaders = {self._leader_choice.leader(self._log.topic_id, partition) for partition in moved}
+            names = " and ".join(map(str, sorted(leaders)))
+            _log.info(
+                "leads of %d partitions of %s moved to broker%s %s",
+                len(moved), self._log.name, "s" if len(leaders) > 1 else "", names,
+            )  # fmt: skip
+        lost = sorted(partition for partition in gone if self._is_ours(partition) and self._states[partition])
+        if lost:
+            _log.warning(
+                "this broker does not coordinate %d partitions of %s that are given to it: %s%s: another broker "
+                "writes to them, or their log was lost; trying again",
+                len(lost), self._log.name, ", ".join(map(str, lost[:_MOST_NAMED])),
+                ", ..." if len(lost) > _MOST_NAMED else "",
+            )  # fmt: skip
 
     def _end(self, partition: int) -> None:
         if self._states[partition] != ErrorCode.NOT_COORDINATOR:

@@ -249,10 +249,11 @@ class StateLog:
             self._refused_writes += len(writes)
             if not self._failing:
                 self._failing = True
-                _log.warning("cannot write to %s-%d, requests that need it fail: %s", self.name, log.index, error)
+                level = logging.DEBUG if error.told else logging.WARNING
+                _log.log(level, "cannot write to %s-%d, requests that need it fail: %s", self.name, log.index, error)
         elif self._failing:
             self._failing = False
-            _log.warning(
+            _log.info(
                 "the topic %s can be written again; %d writes were refused meanwhile", self.name, self._refused_writes
             )
             self._refused_writes = 0

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.outage import Outage
 from kop.turns import Turns
 
 BeforeAttach = Callable[[], Awaitable[None]]
@@ -40,8 +41,10 @@ class BrokerAttachment(ABC):
         before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self._what = what
+        self._outage = outage or Outage()
         self._turns = turns or Turns(1)
         self._timeout = timeout
         self._before_attach = before_attach
@@ -164,7 +167,7 @@ class BrokerAttachment(ABC):
                     return
                 tries += 1
                 self._in_vain(error)
-                if tries % _TELL_EVERY == 0:
+                if not self._outage.takes(error) and tries % _TELL_EVERY == 0:
                     log.warning(
                         "%s: Pulsar has not taken it back after %d attempts: %s; trying again", self._what, tries, error
                     )

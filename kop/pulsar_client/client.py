@@ -58,6 +58,8 @@ class Client:
             idle=idle,
             client_version=client_version,
         )
+        self.outage = self._pool.outage
+        """The outage that this client knows of: none of its connections stands, or they stand since a moment."""
         self._lookup = Lookup(self._pool, timeout=request_timeout, listener=listener)
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
@@ -103,6 +105,7 @@ class Client:
             on_change,
             lambda: self._pool.any(WATCH),
             timeout=self._timeout,
+            outage=self.outage,
         )
         self._users.add(watch)
         return watch
@@ -151,6 +154,7 @@ class Client:
             turns=None if waits else self._turns_of(kind),
             resend=resend,
             on_stored=on_stored,
+            outage=self.outage,
         )
         self._users.add(producer)
         await producer.open()
@@ -200,6 +204,7 @@ class Client:
             before_attach=before_attach,
             on_lost=on_lost,
             turns=self._turns_of(READ),
+            outage=self.outage,
         )
         self._users.add(reader)
         await reader.open()

@@ -99,8 +99,9 @@ class Connection(asyncio.BufferedProtocol):
         proxy_to: str | None,
         keepalive: float,
         shared: memoryview,
-        on_closed: Callable[[Connection], None],
+        on_closed: Callable[[Connection, PulsarError, int], None],
     ) -> None:
+        """`on_closed` is called once, with the reason and with how many producers, readers and watches there were."""
         self.name = name
         """For texts: the address and what the connection is for."""
         self._auth = auth
@@ -224,11 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             *self.watches.values(),
         ]
         self.producers, self.readers, self.watches = {}, {}, {}
-        if users:  # one line here, not one each
-            log.info(
-                "the connection %s is lost, with %d producers, readers and watches: %s", self.name, len(users), error
-            )
-        self._on_closed(self)
+        self._on_closed(self, error, len(users))
         for user in users:
             self._tell(user.on_disconnect, error, None)
 

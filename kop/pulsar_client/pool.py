@@ -21,6 +21,7 @@ from kop.pulsar_client.address import PulsarAddress, parse, parse_one
 from kop.pulsar_client.connection import Connection, connect
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.frames import Frames
+from kop.pulsar_client.outage import SETTLE_SECONDS, Outage
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.types import Auth
 
@@ -29,6 +30,9 @@ READ = "read"
 SEND = "send"
 TRANSACTIONS = "transactions"
 WATCH = "watch"
+
+TOGETHER_SECONDS = 0.1
+"""Connections that are lost within this time of the first are named in one line of the log."""
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +76,10 @@ class Pool:
         self._closed = False
         self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
+        self.outage = Outage()
+        self._outage_look: asyncio.TimerHandle | None = None
+        self._lost: list[tuple[str, int, PulsarError]] = []
+        """Connections that were lost and are not in the log yet: name, users, reason."""
         self.proxied = False
         """Whether brokers are reached through the service's address, as the last lookup said."""
 
@@ -151,32 +159,74 @@ class Pool:
                 proxy_to=None if broker.through == broker.address else str(broker.address),
                 keepalive=self._keepalive,
                 shared=self._shared,
-                on_closed=lambda connection: self._forget(key, connection),
+                on_closed=lambda connection, error, users: self._forget(key, connection, error, users),
             )
 
-        connection = await connect(
-            make,
-            broker.through.host,
-            broker.through.port,
-            context=self._context if broker.through.tls else None,
-            server_hostname=self._options.server_hostname or broker.through.host,
-            limit=self._connect_timeout,
-        )
+        try:
+            connection = await connect(
+                make,
+                broker.through.host,
+                broker.through.port,
+                context=self._context if broker.through.tls else None,
+                server_hostname=self._options.server_hostname or broker.through.host,
+                limit=self._connect_timeout,
+            )
+        except PulsarError as error:
+            self._not_connected(error)
+            raise
         if self._closed:
             connection.abort(PulsarError("Closed", "the client is closed"))
             raise PulsarError("Closed", "the client is closed")
         if connection.closed:
             raise PulsarError("ConnectionLost", f"{name}: closed right after its first command")
         self._open[key] = connection
+        self._connected()
         if self._end_sweeps is None:
             loop = asyncio.get_running_loop()
             self._end_sweeps = every(loop, self._idle / 2, "closing connections to brokers that are idle", self._sweep)
         log.debug("connected to %s, version %s", name, connection.server_version)
         return connection
 
-    def _forget(self, key: tuple[BrokerRoute, str], connection: Connection) -> None:
-        if self._open.get(key) is connection:
-            del self._open[key]
+    def _forget(self, key: tuple[BrokerRoute, str], connection: Connection, error: PulsarError, users: int) -> None:
+        if self._open.get(key) is not connection:
+            return
+        del self._open[key]
+        if not self._open:
+            self.outage.disconnected()
+        if users and error.code != "Closed":
+            self._lost.append((connection.name, users, error))
+            if len(self._lost) == 1:
+                asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._tell_lost)
+
+    def _tell_lost(self) -> None:
+        lost, self._lost = self._lost, []
+        names, users = ", ".join(name for name, _, _ in lost), sum(number for _, number, _ in lost)
+        text = "connections to Pulsar are lost" if len(lost) > 1 else "connection to Pulsar is lost"
+        log.info("%d %s, with %d producers, readers and watches: %s: %s", len(lost), text, users, names, lost[0][2])
+
+    def _not_connected(self, error: PulsarError) -> None:
+        """Note that an attempt failed: an outage begins where no connection stands."""
+        if self._closed or self._open:
+            return
+        if self.outage.failed_to_connect(error, asyncio.get_running_loop().time()):
+            log.warning(
+                "no Pulsar broker answers: %s. Requests that need Pulsar fail, clients try again; what else fails is "
+                "counted, and told when Pulsar is back. See that the Pulsar brokers run, if this lasts", error
+            )  # fmt: skip
+
+    def _connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.outage.connected(loop.time())
+        if self.outage.active and self._outage_look is None:
+            self._outage_look = loop.call_later(SETTLE_SECONDS, self._look_at_outage)
+
+    def _look_at_outage(self) -> None:
+        self._outage_look = None
+        over = self.outage.settled(asyncio.get_running_loop().time())
+        if over is not None and not self._closed:
+            log.info("Pulsar answers again, after %.1f s; %d requests failed meanwhile", *over)
+        if self.outage.active and not self._closed:
+            self._outage_look = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._look_at_outage)
 
     def _sweep(self) -> None:
         """Close connections that nothing has used for `idle` seconds, except those for lookups."""

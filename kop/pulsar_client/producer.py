@@ -20,6 +20,7 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError, exclusive_holder
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -101,9 +102,12 @@ class Producer(BrokerAttachment):
         turns: Turns | None,
         resend: bool,
         on_stored: OnStored | None = None,
+        outage: Outage | None = None,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
-        super().__init__(what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns)
+        super().__init__(
+            what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns, outage=outage
+        )
         self._find_connection = find
         self._ids = ids
         self._id = 0

@@ -17,6 +17,7 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.reader_position import ReaderPosition
 from kop.pulsar_client.types import LATEST, Entry, Message, Position, Received, position_in
@@ -72,9 +73,15 @@ class Reader(BrokerAttachment):
         before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None,
+        outage: Outage | None = None,
     ) -> None:
         super().__init__(
-            f"reader of {topic}", timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns
+            f"reader of {topic}",
+            timeout=timeout,
+            before_attach=before_attach,
+            on_lost=on_lost,
+            turns=turns,
+            outage=outage,
         )
         self._ids = ids
         self._find_connection = find

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kop.pulsar_client.attachment import BrokerAttachment
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 OnChange = Callable[[Sequence[str] | None, Sequence[str], Sequence[str]], None]
@@ -31,8 +32,9 @@ class Watch(BrokerAttachment):
         find: Callable[[], Awaitable[Connection]],
         *,
         timeout: float,
+        outage: Outage | None = None,
     ) -> None:
-        super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None)
+        super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None, outage=outage)
         self._id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
@@ -97,11 +99,11 @@ class Watch(BrokerAttachment):
 
     def _passing(self, error: PulsarError) -> PulsarError:
         """Note why nothing is watched. A namespace may come, a permission be given: watching never ends by itself."""
-        if not self._told:
+        if not self._told and not self._outage.active:
+            self._told = True
             log.warning(
                 "%s: Pulsar does not tell of changes now, so they are noticed later, by listing: %s", self._what, error
             )
-        self._told = True
         self.error = error
         return error if error.retriable or error.code == "Closed" else PulsarError("WatchRefused", str(error))
 

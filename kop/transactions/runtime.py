@@ -611,7 +611,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return ErrorCode.NONE
 
     def _refused(self, entry: _Entry, error: KopError) -> ErrorCode:
-        _log.warning("partitions cannot be added to the transaction of %r: %s", entry, error)
+        level = logging.DEBUG if error.told else logging.WARNING
+        _log.log(level, "partitions cannot be added to the transaction of %r: %s", entry, error)
         return answer_for(error.code)
 
     def _is_current(self, entry: _Entry) -> bool:

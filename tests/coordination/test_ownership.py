@@ -52,6 +52,9 @@ class World:
         assert topic_id == self.topic_id
         return partition in self.mine
 
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return 1 if partition in self.mine else 2 + partition % 2
+
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback
 
@@ -265,6 +268,30 @@ def test_a_lead_that_is_lost_while_it_loads_serves_nothing_and_is_asked_for_agai
         assert world.installed == [0]
 
     run(test)
+
+
+def test_leads_that_move_are_one_line_and_a_lost_one_that_is_not_back_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MOVES_SECONDS", 0.05)
+    caplog.set_level("INFO", module.__name__)
+
+    async def test(world: World) -> None:
+        world.mine = {0, 1, 2}
+        await world.under_test.start()
+        world.led.pop(0)()  # the other broker knows already that it is given to it
+        await world.settle(2)
+        await until(lambda: bool(caplog.records))
+        world.led.pop(2)()
+        await until(lambda: len(caplog.records) == 2)
+
+    run(test)
+    (moved, lost) = caplog.records
+    assert moved.levelname == "INFO"
+    assert "leads of 2 partitions of" in moved.getMessage()
+    assert moved.getMessage().endswith("moved to brokers 2 and 3")
+    assert lost.levelname == "WARNING"
+    assert "does not coordinate 1 partitions of" in lost.getMessage()
 
 
 def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

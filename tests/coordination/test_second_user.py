@@ -26,6 +26,9 @@ class GivenTo:
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         return partition in self.partitions
 
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return 1 if partition in self.partitions else 2
+
     def on_change(self, callback: Callable[[], None]) -> None:
         self._listeners.append(callback)
 
@@ -152,6 +155,7 @@ async def test_in_doubt_nothing_is_told_from_memory_until_storage_was_asked() ->
 
 
 async def test_a_refused_write_is_told_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     store = FaultyStore()
     async with started(CounterCoordinator(await store.open())) as counters:
         first, _ = names(counters)

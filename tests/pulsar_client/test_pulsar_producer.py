@@ -72,7 +72,7 @@ class Transport(asyncio.Transport):
 async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_behind_them() -> None:
     connection = Connection(
         "a test", auth=None, client_version="", proxy_to=None, keepalive=9, shared=Frames.shared_buffer(),
-        on_closed=lambda _: None,
+        on_closed=lambda *_: None,
     )  # fmt: skip
     transport = Transport()
     connection.connection_made(transport)
@@ -126,7 +126,7 @@ async def test_a_user_of_a_connection_that_fails_keeps_no_other_from_being_told(
 ) -> None:
     connection = Connection(
         "a test", auth=None, client_version="", proxy_to=None, keepalive=9, shared=Frames.shared_buffer(),
-        on_closed=lambda _: None,
+        on_closed=lambda *_: None,
     )  # fmt: skip
     connection.connection_made(Transport())
     users = [Told(fails=True), Told(fails=False)]

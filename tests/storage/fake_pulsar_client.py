@@ -14,6 +14,7 @@ from storage.batches import batch
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.admin import EntryHead
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.types import DUPLICATE, Message
 from kop.read_budget import ReadBudget
@@ -229,6 +230,7 @@ class Broker:
     max_message_size = 5 << 20
 
     def __init__(self) -> None:
+        self.outage = Outage()
         self.entries: list[Entry] = []
         self.sent: list[Sent] = []
         self.readers: list[FakeReader] = []

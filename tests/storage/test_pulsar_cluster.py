@@ -473,6 +473,9 @@ class Given:
         self.mine = True
         self.changed: Callable[[], None] = lambda: None
 
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return 1 if self.is_leader(topic_id, partition) else 2
+
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         return self.mine
 

@@ -32,7 +32,7 @@ class PulsarContext:
         self.admin = admin
         self.settings = settings
         self.naming = TopicNaming(settings.namespace, settings.metadata_namespace)
-        self.faults = Faults(self.loop.time)
+        self.faults = Faults(self.loop.time, client.outage)
         self.closed = False
         """Whether the engine is being closed. No new work is taken from then on."""
         self._tasks: set[asyncio.Task[Any]] = set()

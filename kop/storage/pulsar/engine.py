@@ -30,7 +30,7 @@ from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import Refused, kafka_error
+from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
@@ -240,7 +240,8 @@ class PulsarEngine:
     @property
     def counts(self) -> Mapping[str, int]:
         """How often each fault occurred, for the metrics."""
-        return self.faults.counts
+        outages = self.client.outage.times
+        return {**self.faults.counts, Fault.OUTAGES: outages} if outages else self.faults.counts
 
     async def close(self) -> None:
         """Wait for the appends that were taken, then release everything. Later appends fail."""

@@ -25,6 +25,7 @@ from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.outage import Outage
 from kop.repeats import Repeats
 
 _MOST_ALIKE: Final = 10
@@ -57,6 +58,7 @@ class Fault(StrEnum):
     LEDGERS_CLOSED_FOR_PACKED_OFFSETS = "ledgers_closed_for_packed_offsets"
     LEDGERS_NOT_CLOSED = "ledgers_not_closed"
     MISCOUNTED_ENTRIES = "miscounted_entries"
+    OUTAGES = "outages"
     OFFSET_REQUESTS_FAILED = "offset_requests_failed"
     OFFSETS_ASKED_OF_PULSAR = "offsets_asked_of_pulsar"
     OFFSETS_NOT_FOUND_IN_TIME = "offsets_not_found_in_time"
@@ -251,9 +253,13 @@ class Alike:
 
 
 class Faults:
-    """Counts and logs the faults of one engine. `clock` gives seconds."""
+    """Counts and logs the faults of one engine. `clock` gives seconds.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    While `outage` lasts, it takes what it causes: that is neither counted here nor logged.
+    """
+
+    def __init__(self, clock: Callable[[], float], outage: Outage | None = None) -> None:
+        self.outage = outage or Outage()
         self.counts: dict[str, int] = {}
         self._clock = clock
         self._repeats = Repeats()
@@ -284,6 +290,9 @@ class Faults:
     def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:
         """Count a refusal by Pulsar, log it, and return the error for the client."""
         kafka = kafka_error(error, doing)
+        if self.outage.takes(error):
+            kafka.told = True
+            return kafka
         self._count(refusal_name(what, error.code))
         if isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
             self.tell((doing, error.code), kafka.message, (what, error.code))

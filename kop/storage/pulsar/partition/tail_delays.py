@@ -114,6 +114,8 @@ class TailDelays:
         if self._clock() - self._counted_at >= _COMPARE_SECONDS:
             self._before, self._counted, self._counted_at = self._counted, throttled_reads(stats), self._clock()
         why = reason(stats, buffer, last, self._before)
+        if self._faults.outage.active:  # Pulsar recovers what it has of the topic
+            return why != Fault.TAIL_LATE
         self._faults.count(why)
         if why == Fault.TAIL_LATE:  # a busy machine is late now and then
             return False

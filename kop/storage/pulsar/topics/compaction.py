@@ -133,6 +133,8 @@ class Compactions:
         self._late &= by_partition.keys()
 
     def _not_looked_at(self, partition: PartitionView, error: Exception) -> None:
+        if self._context.faults.outage.takes(error):
+            return
         if isinstance(error, PulsarError | KopError | TimeoutError):
             log.warning(
                 "cannot look after the compaction of %s: %s", partition.title, str(error) or "no answer in time"
