@@ -97,6 +97,7 @@ class PulsarEngine:
         self._waiting = waiting
         self._instance = secrets.token_hex(8)
         self.cluster_id = ""
+        self.about = f"namespace {settings.namespace}"
         self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
         self.read_budget = ReadBudget(settings.read_ahead_bytes, on_change=partial(self.cache.leave, "reads"))
@@ -344,6 +345,9 @@ class PulsarEngine:
             watched = partial(self.topics.watched, namespace=namespace)
             self._watches.append(self.client.watch(namespace, f"{PERSISTENT}{namespace}/.*", watched))
         self._following = self.loop.create_task(self.topics.follow())
+        with suppress(PulsarError):  # whoever may not ask sees the namespace alone
+            version, clusters = await self.admin.version(), await self.admin.clusters()
+            self.about = f"{version}, cluster {', '.join(clusters)}, {self.about}"
         self._upkeep.start()
 
     async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:
