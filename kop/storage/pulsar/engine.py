@@ -33,6 +33,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
+from kop.storage.pulsar.partition.backlog import BacklogTeller
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
@@ -126,6 +127,7 @@ class PulsarEngine:
             producer_naming=lambda: self.producer_naming,
             leader_is_live=self._leader_is_live,
             counts_as_live=lambda: self._registry.counts_as_live,
+            over_quota=BacklogTeller(context).refused,
             may_attach=self.deletion_guard.may_attach,
             confirm=self.deletion_guard.confirm,
             retains=self.write_checks.retains,
