@@ -10,6 +10,7 @@ import asyncio
 import errno
 import gc
 import logging
+import multiprocessing
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from os import _exit as exit_at_once
 from pathlib import Path
 from typing import Protocol
@@ -76,8 +78,8 @@ class MemoryStore(Protocol):
         """Return the engine; see `kop.storage.memory.open_engine`."""
 
 
-def run(config: Config, *, worker: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced.
+def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once it serves.
 
     KopError where storage cannot be opened, OSError where an address cannot be bound.
     """
@@ -92,7 +94,7 @@ def run(config: Config, *, worker: bool = False) -> None:
     if not worker:
         _tell_of_slower_parts()
     with asyncio.Runner(loop_factory=event_loop.new) as runner:
-        runner.run(_serve(config, worker))
+        runner.run(_serve(config, worker, serves or _banner))
 
 
 def run_workers(config: Config) -> None:
@@ -105,7 +107,8 @@ def run_workers(config: Config) -> None:
         len(ports), config.node_id, config.node_id + len(ports) - 1, ports[0], ports[-1],
         ", ".join(map(str, config.listen)),
     )  # fmt: skip
-    supervise(config.kop_workers, partial(_run_worker, config))
+    served = multiprocessing.get_context("spawn").Value("i", 0)
+    supervise(config.kop_workers, partial(_run_worker, config, served))
 
 
 def _tell_of_slower_parts() -> None:
@@ -119,8 +122,11 @@ def _tell_of_slower_parts() -> None:
         )
 
 
-def _run_worker(config: Config, index: int) -> None:
-    """One worker: the shared listeners, and one of its own that clients are told of."""
+def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
+    """One worker: the shared listeners, and one of its own that clients are told of.
+
+    `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
+    """
     own = config.listen[0].port + 1 + index
     changes: dict[str, object] = {
         "node_id": config.node_id + index,
@@ -129,8 +135,16 @@ def _run_worker(config: Config, index: int) -> None:
     }
     if config.http is not None:
         changes["http"] = Address(config.http.host, config.http.port + index)
+
+    def serves(_: Config, serving: Serving) -> None:
+        with served.get_lock():
+            served.value += 1
+            last = served.value == config.kop_workers
+        if last:
+            _banner(config, serving)
+
     try:
-        run(config.model_copy(update=changes), worker=True)
+        run(config.model_copy(update=changes), worker=True, serves=serves)
     except (KopError, OSError) as error:
         log.error("worker %d: %s", index, getattr(error, "message", error))
         raise SystemExit(1) from None
@@ -157,7 +171,7 @@ def _end_process(name: str, error: BaseException) -> None:
         exit_at_once(1)
 
 
-async def _serve(config: Config, worker: bool) -> None:
+async def _serve(config: Config, worker: bool, serves: Callable[[Config, Serving], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     # The threads of `to_thread`: the loop's own pool would begin each of them when it is needed.
@@ -179,8 +193,7 @@ async def _serve(config: Config, worker: bool) -> None:
             return
         serving = starting.result()
         _leave_alone_what_is_there()
-        if not worker:
-            _banner(config, serving)
+        serves(config, serving)
         await stop.wait()
         log.info("stopping: requests under way may end, then data is synced")
     log.info("stopped")
@@ -479,17 +492,26 @@ def _banner(config: Config, serving: Serving) -> None:
         host, port = address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    first = serving.listeners[0]
+    workers = config.kop_workers
+    addresses: list[tuple[str, int] | Address] = [*serving.listeners]
+    if workers > 1:  # `config` has the shared addresses, `serving` the part of one worker
+        host, port = config.listen[0]
+        addresses = [*config.listen, *(Address(host, port + 1 + index) for index in range(workers))]
+    first = addresses[0]
     reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
     lines = [
-        f"kop {__version__} serves Kafka clients.",
+        f"kop {__version__} serves Kafka clients{f' with {workers} workers' if workers > 1 else ''}.",
         "",
-        f"  listening   {', '.join(shown(address) for address in serving.listeners)}",
+        f"  listening   {', '.join(shown(address) for address in addresses)}",
         f"  data        {config.store}",
-        f"  cache       {config.kop_cache_bytes >> 20} MiB (kop.cache.bytes)",
     ]
+    if (about := serving.gateway.engine.about) is not None:
+        lines.append(f"  pulsar      {about}")
+    lines.append(f"  cache       {config.kop_cache_bytes >> 20} MiB (kop.cache.bytes)")
     if serving.http_port is not None and config.http is not None:
-        lines.append(f"  metrics     http://{shown((config.http.host, serving.http_port))}/metrics")
+        ports = [config.http.port + index for index in range(workers)] if workers > 1 else [serving.http_port]
+        pages = [f"http://{shown((config.http.host, port))}/metrics" for port in ports]
+        lines.append(f"  metrics     {', '.join(pages)}")
     durable = serving.gateway.engine.promises.durable
     lines += [
         "",

@@ -59,3 +59,17 @@ def test_a_page_names_tests_that_are_there(page: Path) -> None:
 def test_a_page_names_commands_that_kop_has(page: Path) -> None:
     named = set(re.findall(r"(?:^|`)kop ([a-z]+)\b", page.read_text(), re.MULTILINE))
     assert named <= COMMANDS.keys()
+
+
+def test_no_cell_of_a_table_of_operations_is_longer_than_a_line() -> None:
+    rows = [line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert [cell for cell in cells if len(cell) > 100] == []
+
+
+def test_alarms_name_metrics_that_are_explained() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    alarms = text.partition("### What to alert on")[2].partition("\n### ")[0]
+    named = {re.sub("_bucket$", "", name) for name in re.findall(r"\bkop_[a-z_]+", alarms)}
+    assert named
+    assert [name for name in named if f"| `{name}` |" not in text] == []

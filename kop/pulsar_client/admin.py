@@ -137,6 +137,10 @@ class Admin(Rest):
         """The broker's version, such as "4.0.8"."""
         return (await self._call("GET", "brokers/version")).body.decode()
 
+    async def clusters(self) -> list[str]:
+        """Return the names of the clusters that this one knows, its own among them."""
+        return [name for name in await self._list("clusters") if name != "global"]
+
     async def broker_config(self) -> dict[str, str]:
         """The broker's settings as they are in force, all as text."""
         return await self._object("brokers/configuration/runtime")

@@ -555,6 +555,10 @@ class Engine(SmallValues, Brokers, Protocol):
         """None when records can be written, else one line that says why not (for /readyz and the log)."""
 
     @property
+    def about(self) -> str | None:
+        """The server in which the data is, in one line for the person at the terminal; None if there is no such one."""
+
+    @property
     def losses(self) -> str | None:
         """What this start has found to be lost of what was stored before, in one line; None for nothing."""
 

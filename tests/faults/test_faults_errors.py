@@ -263,6 +263,7 @@ def test_a_backlog_quota_is_retriable_and_heals(
 
     until(refused)
     assert said(caplog, "raise the quota")
+    until(lambda: said(caplog, "the subscription 'stuck' is"))
     while blocked.producer.poll(1):
         pass  # what was stored before the refusal
     stored = len(blocked.results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import urllib.request
@@ -103,7 +104,15 @@ def member(address: str, group: str, topic: str) -> Consumer:
     return consumer
 
 
-def test_two_workers_serve_one_cluster_and_end_together(served: Child) -> None:
+def test_two_workers_serve_one_cluster_and_end_together(served: Child, fresh: Pulsar) -> None:
+    until(lambda: "Ctrl-C stops" in served.log)
+    assert served.log.count("serves Kafka clients with 2 workers.") == 1
+    addresses = ", ".join((served.address, own(served, 0), own(served, 1)))
+    assert f"  listening   {addresses}\n" in served.log
+    assert re.search(rf"  pulsar      \d\S+, cluster standalone, namespace {fresh.namespace}\n", served.log)
+    first = int(served.http.rpartition(":")[2])
+    pages = ", ".join(f"http://127.0.0.1:{first + index}/metrics" for index in range(WORKERS))
+    assert f"  metrics     {pages}\n" in served.log
     for address in (served.address, own(served, 0), own(served, 1)):
         assert brokers(address) == {1: ("127.0.0.1", served.port + 1), 2: ("127.0.0.1", served.port + 2)}
     admin = AdminClient({"bootstrap.servers": own(served, 0)})

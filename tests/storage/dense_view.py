@@ -310,6 +310,10 @@ class DenseEngine:
         return self.real.healthy
 
     @property
+    def about(self) -> str | None:
+        return self.real.about
+
+    @property
     def losses(self) -> str | None:
         return self.real.losses
 

@@ -485,6 +485,7 @@ class FakeEngine(PulsarContext):
             open_batches=OpenBatches(open_bytes),
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
+            over_quota=lambda _: None,
             write_budget=WriteBudget(self),
             decompression=DecompressionTurns(self.loop),
             producer_naming=lambda: FakeProducerNaming("c", "i"),

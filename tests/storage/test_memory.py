@@ -41,6 +41,17 @@ async def test_small_batches_count_with_what_holds_them() -> None:
     await engine.close()
 
 
+async def test_a_full_memory_is_one_warning_with_the_text_of_readyz(caplog: pytest.LogCaptureFixture) -> None:
+    engine = await engine_of(1)
+    log = await make(engine)
+    await fill(log, "x" * 100)
+    for _ in range(3):
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            await append(log, batch(["y" * 100]))
+    assert [(line.levelname, line.getMessage()) for line in caplog.records] == [("WARNING", engine.healthy)]
+    await engine.close()
+
+
 async def test_beyond_its_bound_appends_are_refused_until_there_is_room_again() -> None:
     engine = await engine_of(3)
     log, other = await make(engine), await make(engine, "other")

@@ -189,6 +189,9 @@ class MemoryEngine:
         """No metrics of its own."""
         return ()
 
+    about = None
+    """No other server has the data."""
+
     @property
     def healthy(self) -> str | None:
         """None unless the engine is closed or its memory is full."""

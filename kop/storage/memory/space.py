@@ -1,17 +1,22 @@
 """The memory that all logs of an engine share.
 
-Owns: how many bytes of batches are held, whether more are taken.
+Owns: how many bytes of batches are held, whether more are taken, the log line when they are not.
 Must not know: logs, topics.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Final
 
 from kop.errors import BackendError
+from kop.repeats import Repeats
 
 _BATCH_BYTES: Final = 230
 """What a batch takes beside its bytes: the objects that hold it, and its place in the log."""
+
+log = logging.getLogger(__name__)
 
 
 class Space:
@@ -22,6 +27,7 @@ class Space:
         self.used = 0
         self.closed = False
         self._full = False
+        self._repeats = Repeats()
 
     @property
     def problem(self) -> str | None:
@@ -45,6 +51,8 @@ class Space:
         if size and not unbounded:
             self._full = self.used + size + _BATCH_BYTES > self.max_bytes
             if self._full:
+                if self._repeats.say("full", time.monotonic()) is not None:
+                    log.warning("%s", self.problem)
                 return BackendError(self.problem or "")
         return None
 

@@ -33,6 +33,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
+from kop.storage.pulsar.partition.backlog import BacklogTeller
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
@@ -97,6 +98,7 @@ class PulsarEngine:
         self._waiting = waiting
         self._instance = secrets.token_hex(8)
         self.cluster_id = ""
+        self.about = f"namespace {settings.namespace}"
         self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
         self.read_budget = ReadBudget(settings.read_ahead_bytes, on_change=partial(self.cache.leave, "reads"))
@@ -125,6 +127,7 @@ class PulsarEngine:
             producer_naming=lambda: self.producer_naming,
             leader_is_live=self._leader_is_live,
             counts_as_live=lambda: self._registry.counts_as_live,
+            over_quota=BacklogTeller(context).refused,
             may_attach=self.deletion_guard.may_attach,
             confirm=self.deletion_guard.confirm,
             retains=self.write_checks.retains,
@@ -345,6 +348,9 @@ class PulsarEngine:
             watched = partial(self.topics.watched, namespace=namespace)
             self._watches.append(self.client.watch(namespace, f"{PERSISTENT}{namespace}/.*", watched))
         self._following = self.loop.create_task(self.topics.follow())
+        with suppress(PulsarError):  # whoever may not ask sees the namespace alone
+            version, clusters = await self.admin.version(), await self.admin.clusters()
+            self.about = f"{version}, cluster {', '.join(clusters)}, {self.about}"
         self._upkeep.start()
 
     async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:

@@ -173,6 +173,9 @@ class SqliteEngine:
     async def join(self, broker: LiveBroker) -> None:
         """There is nobody to join."""
 
+    about = None
+    """No other server has the data."""
+
     @property
     def healthy(self) -> str | None:
         """None when the last commit succeeded, else what made it fail."""

@@ -33,6 +33,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
+from kop.storage.pulsar.partition.backlog import QUOTA_EXCEEDED
 from kop.storage.pulsar.partition.direct_batches import (
     PAUSE_SECONDS,
     DirectBatches,
@@ -449,6 +450,8 @@ class PartitionProducer:
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
+        if error.code == QUOTA_EXCEEDED:
+            self._services.over_quota(self._log)
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send_queued(self) -> None:

@@ -48,6 +48,8 @@ class PartitionServices:
     counts_as_live: Callable[[], bool]
     """Whether the other brokers surely take this one for live now."""
 
+    over_quota: Callable[[PartitionView], None]
+    """Called with each write that a backlog quota refused."""
     may_attach: Callable[[PartitionView], Awaitable[bool]]
     """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]

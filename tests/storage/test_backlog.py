@@ -1,0 +1,13 @@
+"""Who is behind, as the line of a backlog quota says it."""
+
+from __future__ import annotations
+
+from kop.storage.pulsar.partition.backlog import furthest_behind
+
+
+def test_the_subscription_that_is_furthest_behind_is_named_with_its_backlog() -> None:
+    slow, fast = {"msgBacklog": 1200, "backlogSize": 5_000_000}, {"msgBacklog": 3, "backlogSize": 300}
+    stats = {"subscriptions": {"fast": fast, "slow": slow}}
+    assert furthest_behind(stats) == "the subscription 'slow' is 1,200 entries (5,000,000 bytes) behind"
+    assert furthest_behind({"subscriptions": {"fast": {"msgBacklog": 0, "backlogSize": 0}}}) is None
+    assert furthest_behind({}) is None
