@@ -21,9 +21,13 @@ log = logging.getLogger(__name__)
 
 def furthest_behind(stats: Mapping[str, Any]) -> str | None:
     """Return in words which subscription is furthest behind, and by how much; None if none is."""
-    subscriptions: Mapping[str, Mapping[str, Any]] = stats.get("subscriptions") or {}
-    name = max(subscriptions, key=lambda each: int(subscriptions[each].get("backlogSize", 0)), default="")
-    behind = subscriptions.get(name, {})
+    held: dict[str, Mapping[str, Any]] = {
+        name: subscription
+        for name, subscription in (stats.get("subscriptions") or {}).items()
+        if subscription.get("durable", True)  # a reader's own one keeps nothing
+    }
+    name = max(held, key=lambda each: (held[each].get("backlogSize", 0), held[each].get("msgBacklog", 0)), default="")
+    behind = held.get(name, {})
     if behind.get("backlogSize", 0) <= 0:
         return None
     entries, size = behind.get("msgBacklog", 0), behind["backlogSize"]
