@@ -14,6 +14,7 @@ from storage.engines import policy_of
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin, PartitionedMetadata
+from kop.pulsar_client.outage import Outage
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.settings import PulsarSettings
 
@@ -63,7 +64,9 @@ class FakePulsar:
     def engine(self, **settings: Any) -> PulsarEngine:
         """A gateway's engine on it, that is not started: `topics.load` and `topics.follow` are called by the test."""
         admin: Any = self
-        client: Any = SimpleNamespace(topics=self.list_all, max_message_size=5 << 20, transactions=lambda: None)
+        client: Any = SimpleNamespace(
+            topics=self.list_all, max_message_size=5 << 20, transactions=lambda: None, outage=Outage()
+        )
         return PulsarEngine(
             client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
         )
