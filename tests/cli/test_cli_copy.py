@@ -47,9 +47,9 @@ def read(output: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def topics(kop: Kop) -> tuple[str, str]:
-    """Two topics with three partitions."""
+    """Two topics with three partitions, which keep the old records of these tests."""
     names = f"a-{uuid.uuid4().hex[:8]}", f"b-{uuid.uuid4().hex[:8]}"
-    kop.ok("topics", "create", *names, "--partitions", "3")
+    kop.ok("topics", "create", *names, "--partitions", "3", "-c", "retention.ms=-1")
     return names
 
 
