@@ -103,7 +103,7 @@ def _produce(version: int, *, transactional: bool = False, acks: int = -1) -> Fi
 
 
 def _fetch(version: int, replica: int = -1) -> Fields:
-    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2**20}
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2**20, "high_watermark": 2**63 - 1}
     fields = {
         "max_wait_ms": 0,
         "min_bytes": 0,
@@ -136,7 +136,7 @@ def _metadata_rows(version: int) -> Sequence[Row]:
 
 
 def _offset_commit(version: int) -> Fields:
-    partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": "new"}
+    partition = {"partition_index": 0, "committed_offset": 0, "committed_metadata": "new"}
     return {
         "group_id": GROUP,
         "generation_id_or_member_epoch": -1,
@@ -236,7 +236,7 @@ def _transaction(version: int) -> Fields:
 
 
 def _txn_offset_commit(version: int) -> Fields:
-    partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": "new"}
+    partition = {"partition_index": 0, "committed_offset": 0, "committed_metadata": "new"}
     return {
         "transactional_id": OPEN,
         "group_id": GROUP,
@@ -253,7 +253,13 @@ def _markers(version: int) -> Fields:
     return {"markers": [marker]}
 
 
-_ACL = {"resource_type": 2, "resource_name": ABSENT, "resource_pattern_type": 3, "principal": "User:nobody", "host": "*"}
+_ACL = {
+    "resource_type": 2,
+    "resource_name": ABSENT,
+    "resource_pattern_type": 3,
+    "principal": "User:nobody",
+    "host": "*",
+}
 _ACL_FILTER = {
     "resource_type_filter": 2,
     "resource_name_filter": ABSENT,
@@ -267,21 +273,17 @@ _RESOURCES = ((2, SEEN), (2, HIDDEN), (2, MISSING), (4, ""), (32, GROUP))
 
 
 def _configs(version: int, configs: Callable[[int], Any]) -> Fields:
-    resources = [
-        {"resource_type": kind, "resource_name": name, "configs": configs(kind)} for kind, name in _RESOURCES
-    ]
+    resources = [{"resource_type": kind, "resource_name": name, "configs": configs(kind)} for kind, name in _RESOURCES]
     return {"resources": resources, "validate_only": False}
 
 
 def _alter(kind: int) -> Sequence[Fields]:
-    return [{"name": "retention.ms", "config_operation": 0, "value": "90000000"}] if kind == 2 else []
+    return [{"name": "retention.ms", "config_operation": 0, "value": "999999999933"}] if kind == 2 else []
 
 
 def _describe_configs(version: int) -> Fields:
     kinds = (*_RESOURCES, (4, "1"), (8, "1"), (16, "metrics"))
-    resources = [
-        {"resource_type": kind, "resource_name": name, "configuration_keys": None} for kind, name in kinds
-    ]
+    resources = [{"resource_type": kind, "resource_name": name, "configuration_keys": None} for kind, name in kinds]
     return {"resources": resources, "include_synonyms": True}
 
 
@@ -435,9 +437,7 @@ REQUESTS: Sequence[Request] = (
         _BOTH,
         lambda version: {
             "replica_id": -1,
-            "topics": _by_name(
-                version, partitions=[{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}]
-            ),
+            "topics": _by_name(version, partitions=[{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}]),
         },
         _always([topics("DESCRIBE")]),
     ),
@@ -481,12 +481,8 @@ REQUESTS: Sequence[Request] = (
     ),
     Request(31, "filter", _BOTH, _fields(filters=[_ACL_FILTER]), _always([cluster("ALTER")])),
     Request(32, "kinds", _BOTH, _describe_configs, _always(*_config_rows("DESCRIBE_CONFIGS"))),
-    Request(
-        33, "kinds", _BOTH, lambda version: _configs(version, _alter), _always(*_config_rows("ALTER_CONFIGS"))
-    ),
-    Request(
-        35, "all", _BOTH, _fields(topics=None), _always([cluster("DESCRIBE")])
-    ),
+    Request(33, "kinds", _BOTH, lambda version: _configs(version, _alter), _always(*_config_rows("ALTER_CONFIGS"))),
+    Request(35, "all", _BOTH, _fields(topics=None), _always([cluster("DESCRIBE")])),
     Request(36, "plain", _BOTH, _fields(auth_bytes=b"\0somebody\0secret"), _always()),
     Request(
         37,
@@ -517,9 +513,7 @@ REQUESTS: Sequence[Request] = (
         },
         _always([cluster("ALTER")]),
     ),
-    Request(
-        44, "kinds", _BOTH, lambda version: _configs(version, _alter), _always(*_config_rows("ALTER_CONFIGS"))
-    ),
+    Request(44, "kinds", _BOTH, lambda version: _configs(version, _alter), _always(*_config_rows("ALTER_CONFIGS"))),
     Request(46, "all", _BOTH, _fields(timeout_ms=10_000, topics=None), _always([cluster("DESCRIBE")])),
     Request(
         47,
@@ -602,7 +596,9 @@ def rights(rows: Sequence[Row]) -> frozenset[Right]:
 def cases(rows: Sequence[Row]) -> Iterator[tuple[str, frozenset[Right]]]:
     """Return the cases of a request: their names, and which of its rights are not given; none of these twice."""
     everything = rights(rows)
-    made: dict[frozenset[Right], str] = {frozenset(): "all", everything: "nothing"} if everything else {frozenset(): "all"}
+    made: dict[frozenset[Right], str] = (
+        {frozenset(): "all", everything: "nothing"} if everything else {frozenset(): "all"}
+    )
     for row in rows:
         kind = " or ".join(" ".join(way[0].split()[:2]) for way in row)
         own = frozenset(right for way in row for right in way)

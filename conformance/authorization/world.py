@@ -38,14 +38,17 @@ PRODUCER_ID, PRODUCER_EPOCH = 0x7A7A7A7A7A7A7A01, 0x7A7A
 MEMBER = f"{CLIENT_ID}-" + "7a7a" * 9
 """In a recorded frame: the member of the lively group, as long as any member's id of this client."""
 
-RETENTION = {SEEN: "86400011", HIDDEN: "86400022"}
-"""Their retention.ms, which tells that a config was shown."""
+RETENTION = {SEEN: "999999999911", HIDDEN: "999999999922"}
+"""Their retention.ms, which tells that a config was shown. The records are old, and have to stay."""
+RECORDS = {SEEN: "record of the seen topic", HIDDEN: "record of the hidden topic"}
+OFFSETS = {GROUP: "offset of the seen group", HIDDEN_GROUP: "offset of the hidden group"}
+"""The metadata of their committed offsets."""
 _TOLD: dict[bytes, str] = {
     text.encode(): text
     for text in (
         *(SEEN, HIDDEN, MISSING, ABSENT, GROUP, HIDDEN_GROUP, LIVELY_GROUP, MISSING_GROUP, OPEN, CALM, MISSING_TXN),
-        *(f"record of {topic}" for topic in (SEEN, HIDDEN)),
-        *(f"offset of {group}" for group in (GROUP, HIDDEN_GROUP)),
+        *RECORDS.values(),
+        *OFFSETS.values(),
     )
 } | {value.encode(): f"config of {topic}" for topic, value in RETENTION.items()}
 _PRODUCER = struct.Struct(">qh")
@@ -125,9 +128,7 @@ def batch(text: str, producer: tuple[int, int] | None = None) -> bytes:
     if producer is None:
         return bytes(build(records))
     producer_id, epoch = producer
-    return bytes(
-        build(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=0, transactional=True)
-    )
+    return bytes(build(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=0, transactional=True))
 
 
 @dataclass(slots=True)
@@ -155,16 +156,15 @@ class World:
         self.topic_ids = {topic.name: topic.topic_id for topic in made.topics}
         await self._until_served(conn)
         data = [
-            {"name": name, "partition_data": [{"index": 0, "records": batch(f"record of {name}")}]}
-            for name in (SEEN, HIDDEN)
+            {"topic_id": topic_id, "partition_data": [{"index": 0, "records": batch(RECORDS[name])}]}
+            for name, topic_id in self.topic_ids.items()
         ]
-        await _done(conn, 0, 9, transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data)
+        # By id: by name they might go to the log of a topic of that name that is just being deleted.
+        await _done(conn, 0, 13, transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data)
         for group in (GROUP, HIDDEN_GROUP):
-            partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": f"offset of {group}"}
+            partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": OFFSETS[group]}
             topics = [{"name": name, "partitions": [partition]} for name in (SEEN, HIDDEN)]
-            await _done(
-                conn, 8, 9, group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics
-            )
+            await _done(conn, 8, 9, group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics)
         await self._join(conn)
         await _done(conn, 22, 4, transactional_id=CALM, **_NEW_PRODUCER)
         producer = await _done(conn, 22, 4, transactional_id=OPEN, **_NEW_PRODUCER)
