@@ -226,6 +226,7 @@ def test_no_modules_of_the_compiled_code_name_each_other_in_a_circle() -> None:
 
 KNOWS_INTERNALS_OF_KAFKA_PYTHON = {
     "kop/wire/codec.py",
+    "kop/wire/rows.py",
     "kop/wire/refusals.py",
     "kop/cli/common.py",
     "tests/support/random_messages.py",

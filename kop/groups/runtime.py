@@ -63,7 +63,7 @@ from kop.wire.state import (
 )
 
 T = TypeVar("T")
-Later: TypeAlias = T | asyncio.Future[T]
+ResultOrFuture: TypeAlias = T | asyncio.Future[T]
 """A result, or the future of one."""
 Loaded: TypeAlias = dict[str, tuple[ClassicGroup, GroupOffsets]]
 """The groups of a partition by their ids, as its records say."""
@@ -240,7 +240,7 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     # -- members
 
-    def join(self, group_id: str, request: JoinRequest) -> Later[JoinResult]:
+    def join(self, group_id: str, request: JoinRequest) -> ResultOrFuture[JoinResult]:
         """JoinGroup. Waits until the rebalance comes to its next generation, or fails at once.
 
         UNKNOWN_SERVER_ERROR where no record can hold the names of the group and the member: such a group could not be
@@ -270,7 +270,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._drop_untouched(entry)
         return token.result() if token.done() else token
 
-    def sync(self, group_id: str, request: SyncRequest) -> Later[SyncResult]:
+    def sync(self, group_id: str, request: SyncRequest) -> ResultOrFuture[SyncResult]:
         """SyncGroup. Waits until the leader's assignment is durable, or fails at once."""
         entry, error = self._find(group_id)
         if entry is None:
@@ -290,7 +290,9 @@ class GroupCoordinator(Coordinator[Loaded]):
             return error
         return entry.group.heartbeat(member_id, instance_id, generation, self._clock())
 
-    def leave(self, group_id: str, leaving: Sequence[LeavingMember]) -> Later[tuple[ErrorCode, tuple[LeftMember, ...]]]:
+    def leave(
+        self, group_id: str, leaving: Sequence[LeavingMember]
+    ) -> ResultOrFuture[tuple[ErrorCode, tuple[LeftMember, ...]]]:
         """LeaveGroup: the code of all, or the answer for each member.
 
         Waits until the record of a group that became empty is durable.
@@ -368,7 +370,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         entry = self._entries.get(group_id)
         return None if entry is None else entry.offsets
 
-    def delete_offsets(self, group_id: str, keys: Sequence[Key]) -> Later[tuple[ErrorCode, dict[Key, ErrorCode]]]:
+    def delete_offsets(
+        self, group_id: str, keys: Sequence[Key]
+    ) -> ResultOrFuture[tuple[ErrorCode, dict[Key, ErrorCode]]]:
         """OffsetDelete: the code of all, or one for each key. It is no error to delete what is not there."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
@@ -621,7 +625,7 @@ class GroupCoordinator(Coordinator[Loaded]):
             if not wanted or entry.group.state.value.lower() in wanted
         ]
 
-    def delete(self, group_id: str) -> Later[ErrorCode]:
+    def delete(self, group_id: str) -> ResultOrFuture[ErrorCode]:
         """DeleteGroups: delete one group with its offsets, if it has no members.
 
         COORDINATOR_NOT_AVAILABLE where it is being deleted already, as for all that would change it meanwhile.

@@ -1,8 +1,9 @@
 """What a served API declares, and what its handler gets with each request.
 
-Owns: `Api` with its traits, the request's `Context`, the client's `ConnectionInfo`. A handler module holds functions
-`name(gw, ctx, request)` that check, ask and shape, and a tuple `APIS` of `Api`. A handler returns the response, or an
-awaitable of it where the handler has to wait.
+Owns: `Api` with its traits, the request's `Context`, the client's `ConnectionInfo`, and the two ways of a handler to
+answer. A handler module holds functions `name(gw, ctx, request)` that check, ask and shape, and a tuple `APIS` of
+`Api`. A handler returns the response, or an `Answer` if it has to wait. A coroutine function is one that always waits:
+the pipeline wraps it once, where its API is registered.
 Must not know: sockets, engines, the gateway that handlers ask (`gateway.py`).
 
 The traits are all that the request pipeline (`kop.server.request`) and the connection know of an API: neither of them
@@ -12,35 +13,26 @@ compares API keys.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final, Protocol, TypeAlias
+from uuid import UUID
 
+from kop.errors import ErrorCode
+from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, AclOperation, Need, ResourceType
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
+from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
+from kop.wire.rows import Response
 
+NONE: Final = ErrorCode.NONE
+CLUSTER_REFUSED: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 LARGEST_REQUEST: Final = 16 * 1024 * 1024
 """Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
 near."""
 UNLIMITED: Final = 2**63 - 1
 """A value of `Api.largest` that leaves socket.request.max.bytes as the only limit."""
-
-
-class AclOperation(IntEnum):
-    """What a request does to the resources that it names, by the codes of Kafka's `AclOperation`."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
 
 
 @dataclass(slots=True)
@@ -54,6 +46,8 @@ class ConnectionInfo:
     local_port: int
     advertised: tuple[str, int] | None = None
     """Host and port of `--advertise` for this listener, or None; with an empty host only the port."""
+    principal: str = ANONYMOUS
+    """The client's name for rights, as `User:NAME`."""
     software_name: str = ""
     """The client's name of itself, from ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
@@ -79,6 +73,8 @@ class Context:
     now_ms: int
     """Wall clock, milliseconds since the epoch."""
     conn: ConnectionInfo
+    access: AccessControl
+    """Resolves the names in the request, and decides what its client may do."""
     correlation_id: int = 0
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
@@ -87,6 +83,60 @@ class Context:
     """Tagged fields of the request's header, for APIs that read them (`Api.reads_tags`); None for all others."""
     header_tags: bytes = NO_TAGS
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
+
+    def response(self, **fields: Any) -> Response:
+        """Return the response of these fields, in the request's version; nested rows are dicts."""
+        return Response(self.api_key, self.version, fields)
+
+    def topic(self, name_or_id: str | UUID | None, operation: AclOperation | None) -> TopicInfo | ErrorCode:
+        """Return the topic that a request names, under that name, or Kafka's error why the client gets none.
+
+        A `name_or_id` of None is the id of zeros, which is no topic's. `operation` is None if another right than one to
+        the topic has been decided.
+        """
+        if name_or_id is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return self.access.topic(self.conn, name_or_id, operation)
+
+    def group(self, group_id: str, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this to a group, else GROUP_AUTHORIZATION_FAILED."""
+        return self._decide(operation, ResourceType.GROUP, group_id)
+
+    def transactional_id(self, transactional_id: str, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this to a transactional id, else TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
+        return self._decide(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+    def cluster(self, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this to the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
+        return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
+
+    def may_create(self, name: str) -> bool:
+        """Return true if the client may make a topic of that name: by its right to the cluster, or to the topic."""
+        access, conn = self.access, self.conn
+        return access.allows(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
+            conn, AclOperation.CREATE, ResourceType.TOPIC, name
+        )
+
+    def visible(
+        self, topics: Iterable[TopicInfo], operation: AclOperation = AclOperation.DESCRIBE
+    ) -> Sequence[TopicInfo]:
+        """Return those of `topics` of which the client may be told."""
+        return self.access.visible(self.conn, topics, operation)
+
+    def operations(self, resource: ResourceType, name: str, *, asked: bool) -> Set[int] | None:
+        """Return what the client may do to a resource, by Kafka's codes (KIP-430); None if it has not asked."""
+        return self.access.operations(self.conn, resource, name) if asked else None
+
+    def is_legal(self, name: str) -> bool:
+        """Return true if a topic of that name can be made."""
+        return self.access.is_legal(name)
+
+    def canonical_name(self, name: str) -> str:
+        """Return the shortest of a topic's names: what is kept for the topic is kept under it."""
+        return self.access.canonical_name(name)
+
+    def _decide(self, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
+        return NONE if self.access.allows(self.conn, operation, resource, name) else REFUSALS[resource]
 
 
 class AnswerTaker(Protocol):
@@ -138,9 +188,9 @@ class Answer:
 
 
 class Later(Answer):
-    """What a handler returns that has to wait and needs no task for it: whoever it waits for calls `end`, once.
+    """The answer to a request whose result comes later by a callback: that calls `end` exactly once.
 
-    That may happen only after the handler has returned it.
+    The callback may do so only after the handler has returned this.
     """
 
     __slots__ = ("take",)
@@ -153,14 +203,52 @@ class Later(Answer):
         """Answer with the handler's result."""
         self.take(self, result)
 
+    def follow(self, future: asyncio.Future[Any], shape: Callable[[Any], Any] = lambda result: result) -> Later:
+        """Answer with what `shape` makes of a future's result. Returns this. The future ends with the connection."""
+        self.waiting = future
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            self.waiting = None
+            if done.cancelled():
+                self.refuse(asyncio.CancelledError())
+            elif (error := done.exception()) is not None:
+                self.end(error)
+            else:
+                self.end(shape(done.result()))
+
+        future.add_done_callback(finish)
+        return self
+
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the result, where the request is a part of another one."""
+        """Wait for the result, if the request is a part of another one."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.take = lambda later, result: None if future.done() else future.set_result(result)
+        self.take = lambda later, result: None if future.done() else _resolve(future, result)
         return future.__await__()
 
 
-Handler: TypeAlias = Callable[[Any, Context, Any], Any | Awaitable[Any]]
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+class InTask(Later):
+    """The answer to a request that is handled by a coroutine. The pipeline runs it as a task."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        super().__init__()
+        self.work = work
+        """The coroutine; it returns the handler's result."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the result, if the request is a part of another one."""
+        return self.work.__await__()
+
+
+Handler: TypeAlias = Callable[[Any, Context, Any], Any]
 """Takes the `Gateway`, the context and the decoded request."""
 Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
 """An encoded response, size included, as buffers to be written one after the other."""
@@ -179,13 +267,13 @@ class Api:
     min_version: int
     max_version: int
     handler: Handler
-    operation: AclOperation | None
-    """What the request does to the resources that it names; None: every client may ask, also one without a name."""
-    topics: Callable[[Any], Iterable[str | None]] | None = None
-    """The topic names in a decoded request. Those of other namespaces are looked for before the handler runs."""
-    groups: Callable[[Any], Iterable[str]] | None = None
-    """The groups of which the handler tells from memory. Where it is in doubt who coordinates one of them, storage is
-    asked before the handler runs."""
+    needs: tuple[Need, ...] = ()
+    """The rights that a request needs. Empty: every client may ask, also one without a name."""
+    finds: bool = True
+    """True if topics of other namespaces that the request names are looked for before the handler runs."""
+    tells_of_groups: bool = False
+    """True if the handler tells of the groups in the request from memory. If it is in doubt who coordinates one of
+    them, storage is asked before the handler runs."""
     decode: Callable[[memoryview, int], Any] | None = None
     """Makes the request of the body and the version, for APIs that are not decoded by the codec. May keep views into
     the body."""
@@ -193,8 +281,7 @@ class Api:
     """Makes the frame of the correlation id, the version and the handler's result, for APIs that are not encoded by the
     codec; with it come the error codes in the result."""
     encodes: bool = False
-    """The handler returns a `Frame`, a Future of one, an `Answer`, or None where the client expects no answer. An error
-    on the Future closes the connection."""
+    """True if the handler's result is a `Frame`, or None if the client expects no answer."""
     refused_from: int | None = None
     """Versions from this one to `min_version` are advertised, and given to the handler, which refuses them."""
     other_version: Callable[[], Any] | None = None

@@ -18,6 +18,7 @@ from kop.errors import ErrorCode
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.wire.messages import ApiVersionsResponse
+from kop.wire.rows import Response
 
 KEY = 18
 TRANSACTION_VERSION = "transaction.version"
@@ -30,21 +31,21 @@ MAX_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def api_versions(gw: Gateway, ctx: Context, request: Any) -> Any:
+def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer the table, and note the client's software."""
     if ctx.version >= 3:
         name, version = request.client_software_name, request.client_software_version
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):
-            return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.INVALID_REQUEST)
+            return ctx.response(error_code=ErrorCode.INVALID_REQUEST)
         ctx.conn.software_name, ctx.conn.software_version = name, version
     rows = [(api.key, api.advertised_min, api.max_version) for api in gw.apis.values()]
-    response = ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.NONE, api_keys=rows)
+    features: dict[str, Any] = {}
     if ctx.version >= 3 and gw.engine.transactions.refusal is None:
-        response.finalized_features = [(TRANSACTION_VERSION, LATEST, LATEST)]
-        response.finalized_features_epoch = FEATURES_EPOCH
+        features["finalized_features"] = [(TRANSACTION_VERSION, LATEST, LATEST)]
+        features["finalized_features_epoch"] = FEATURES_EPOCH
         if ctx.version >= 4:  # clients that ask in version 3 do not take features that begin at 0
-            response.supported_features = [(TRANSACTION_VERSION, 0, LATEST)]
-    return response
+            features["supported_features"] = [(TRANSACTION_VERSION, 0, LATEST)]
+    return ctx.response(error_code=ErrorCode.NONE, api_keys=rows, **features)
 
 
 def unsupported() -> Any:
@@ -52,4 +53,4 @@ def unsupported() -> Any:
     return ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[(KEY, 0, MAX_VERSION)])
 
 
-APIS = (Api(KEY, 0, MAX_VERSION, api_versions, operation=None, other_version=unsupported),)
+APIS = (Api(KEY, 0, MAX_VERSION, api_versions, other_version=unsupported),)

@@ -1,8 +1,8 @@
-"""The cluster as it is: the live brokers, one replica of everything, no authorizer.
+"""The cluster as it is: the live brokers, one replica of everything, no ACLs.
 
 - DescribeCluster (60) 0 to 2: the live brokers, this one under the address that the client can reach. Endpoint type 2
-  (controllers) is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations are those of Kafka
-  without an authorizer.
+  (controllers) is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations are
+  told when asked for.
 - DescribeLogDirs (35) 1 to 5: one directory, the engine's, with the sizes of this broker's partitions and the room on
   its disk.
 - DescribeQuorum (55) 0 to 2: one voter, this broker. The metadata log's end is the topics' version.
@@ -19,24 +19,14 @@ from functools import partial
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import all_in_time
 from kop.storage.base import PartitionLog
-from kop.wire.messages import (
-    CreateAclsResponse,
-    DeleteAclsResponse,
-    DescribeAclsResponse,
-    DescribeClusterResponse,
-    DescribeLogDirsResponse,
-    DescribeQuorumResponse,
-    ElectLeadersResponse,
-    ListPartitionReassignmentsResponse,
-    Message,
-)
+from kop.wire.messages import Message
+from kop.wire.rows import Response
 
-_CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
-"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE: all that a cluster has."""
 _BROKERS, _CONTROLLERS = 1, 2
 _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
@@ -50,7 +40,7 @@ _KAFKA_GO_SLACK = 1
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
 
-def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
+def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Name the brokers; the first of them is the controller for clients."""
     kind = request.endpoint_type if ctx.version >= 1 else _BROKERS
     if kind != _BROKERS:
@@ -58,44 +48,39 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
         if kind == _CONTROLLERS:
             code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
             message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
-        return DescribeClusterResponse(
-            version=ctx.version, error_code=code, error_message=message, cluster_id="", controller_id=-1, brokers=[]
-        )
-    row = DescribeClusterResponse.DescribeClusterBroker
+        return ctx.response(error_code=code, error_message=message, cluster_id="", controller_id=-1, brokers=[])
     brokers = [
-        row(version=ctx.version, broker_id=broker_id, host=host, port=port, rack=None, is_fenced=False)
+        dict(broker_id=broker_id, host=host, port=port, rack=None, is_fenced=False)
         for broker_id, host, port in gw.cluster.endpoints(ctx.conn.broker_address)
     ]
-    return DescribeClusterResponse(
-        version=ctx.version,
+    asked = request.include_cluster_authorized_operations
+    return ctx.response(
         error_code=0,
         error_message=None,
         endpoint_type=_BROKERS,
         cluster_id=gw.engine.cluster_id,
         controller_id=gw.cluster.ids[0],
         brokers=brokers,
-        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+        authorized_operations=ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asked),
     )
 
 
 # --- DescribeLogDirs
 
 
-async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Show the sizes of the partitions asked for; those that are not there, or not here, are left out, as in Kafka."""
-    result = DescribeLogDirsResponse.DescribeLogDirsResult
-    topic_row = result.DescribeLogDirsTopic
-    row = topic_row.DescribeLogDirsPartition
+    if refusal := ctx.cluster(AclOperation.DESCRIBE):
+        return ctx.response(error_code=refusal, results=[])
     topics = [
-        topic_row(
-            version=ctx.version,
+        dict(
             name=name,
             partitions=[
-                row(version=ctx.version, partition_index=index, partition_size=size, offset_lag=0, is_future_key=False)
+                dict(partition_index=index, partition_size=size, offset_lag=0, is_future_key=False)
                 for index, size in sizes
             ],
         )
-        for name, sizes in await _sizes(gw, request.topics)
+        for name, sizes in await _sizes(gw, ctx, request.topics)
     ]
     directory = "" if gw.engine.directory is None else os.fspath(gw.engine.directory)
     code, total, usable = ErrorCode.NONE, -1, -1
@@ -106,12 +91,10 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Mess
             code = ErrorCode.KAFKA_STORAGE_ERROR
         else:
             total, usable = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
-    return DescribeLogDirsResponse(
-        version=ctx.version,
+    return ctx.response(
         error_code=0,
         results=[
-            result(
-                version=ctx.version,
+            dict(
                 error_code=code,
                 log_dir=directory,
                 topics=topics if code == ErrorCode.NONE else [],
@@ -123,7 +106,7 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Mess
     )
 
 
-async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
+async def _sizes(gw: Gateway, ctx: Context, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
     """The sizes of this broker's partitions: by topic, index and bytes of each. `wanted` None stands for all topics.
 
     A partition that cannot be measured, or not in time, is left out: 0 would be a wrong answer, and the protocol has no
@@ -136,8 +119,8 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
     known: dict[tuple[str, int], int | None] = {}
     to_ask: dict[tuple[str, int], PartitionLog] = {}
     for name, indexes in indexes_by_topic.items():
-        topic = gw.topics.get(name)
-        if topic is None:
+        topic = ctx.topic(name, None)
+        if isinstance(topic, ErrorCode):
             continue
         for index in indexes:
             partition_log = gw.topics.log(topic.topic_id, index)
@@ -172,18 +155,15 @@ async def _measure(partition_log: PartitionLog) -> int | None:
 # --- DescribeQuorum
 
 
-def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Message:
+def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Show the quorum of the metadata topic's one partition; Kafka knows no other, and then answers none of them."""
     partitions = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     is_metadata = partitions == [(_METADATA_TOPIC, 0)]
-    topic_row = DescribeQuorumResponse.TopicData
-    return DescribeQuorumResponse(
-        version=ctx.version,
+    return ctx.response(
         error_code=0,
         error_message="",
         topics=[
-            topic_row(
-                version=ctx.version,
+            dict(
                 topic_name=topic.topic_name,
                 partitions=[_quorum(gw, ctx, part.partition_index, is_metadata) for part in topic.partitions],
             )
@@ -193,18 +173,14 @@ def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Message:
     )
 
 
-def _node(gw: Gateway, ctx: Context) -> Any:
-    row = DescribeQuorumResponse.Node
+def _node(gw: Gateway, ctx: Context) -> dict[str, Any]:
     host, port = ctx.conn.broker_address
-    listener = row.Listener(version=ctx.version, name="PLAINTEXT", host=host, port=port)
-    return row(version=ctx.version, node_id=gw.config.node_id, listeners=[listener])
+    return dict(node_id=gw.config.node_id, listeners=[dict(name="PLAINTEXT", host=host, port=port)])
 
 
-def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
-    row = DescribeQuorumResponse.TopicData.PartitionData
+def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[str, Any]:
     if not is_metadata:
-        return row(
-            version=ctx.version,
+        return dict(
             partition_index=index,
             error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             error_message=_UNKNOWN_PARTITION,
@@ -215,16 +191,14 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
             observers=[],
         )
     end = gw.topics.version
-    voter = row.ReplicaState(
-        version=ctx.version,
+    voter = dict(
         replica_id=gw.config.node_id,
         replica_directory_id=None,
         log_end_offset=end,
         last_fetch_timestamp=ctx.now_ms,
         last_caught_up_timestamp=ctx.now_ms,
     )
-    return row(
-        version=ctx.version,
+    return dict(
         partition_index=index,
         error_code=0,
         error_message="",
@@ -239,95 +213,99 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
 # --- ElectLeaders, ListPartitionReassignments
 
 
-def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Message:
+def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Answer that every partition has its leader. A request for all partitions gets only the topics, as in Kafka."""
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
     is_known_kind = kind in {_PREFERRED, _UNCLEAN}
+    refusal = ctx.cluster(AclOperation.ALTER)
     if request.topic_partitions is None:
-        indexes_by_topic: dict[str, list[int]] = {topic.name: [] for topic in gw.topics.all()}
+        indexes_by_topic: dict[str, list[int]] = {} if refusal else {topic.name: [] for topic in gw.topics.all()}
     else:
         indexes_by_topic = {}
         for topic in request.topic_partitions:
             indexes_by_topic.setdefault(topic.topic, []).extend(topic.partitions)
-    topic_row = ElectLeadersResponse.ReplicaElectionResult
-    row = topic_row.PartitionResult
     results = []
     for name, partitions in indexes_by_topic.items():
         rows = []
         for index in partitions:
-            code, message = _election(gw, name, index)
-            if not is_known_kind:
+            code, message = _election(ctx, name, index)
+            if refusal:
+                code, message = refusal, "Cluster authorization failed."
+            elif not is_known_kind:
                 code, message = ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}"
-            rows.append(row(version=ctx.version, partition_id=index, error_code=code, error_message=message))
-        results.append(topic_row(version=ctx.version, topic=name, partition_result=rows))
-    return ElectLeadersResponse(
-        version=ctx.version,
-        error_code=ErrorCode.NONE if is_known_kind else ErrorCode.INVALID_REQUEST,
+            rows.append(dict(partition_id=index, error_code=code, error_message=message))
+        results.append(dict(topic=name, partition_result=rows))
+    return ctx.response(
+        error_code=refusal or (ErrorCode.NONE if is_known_kind else ErrorCode.INVALID_REQUEST),
         replica_election_results=results,
     )
 
 
-def _election(gw: Gateway, name: str, index: int) -> tuple[ErrorCode, str]:
-    topic = gw.topics.get(name)
-    if topic is None:
+def _election(ctx: Context, name: str, index: int) -> tuple[ErrorCode, str]:
+    topic = ctx.topic(name, None)
+    if isinstance(topic, ErrorCode):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}"
     if not 0 <= index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}"
     return ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
 
 
-def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Message:
+def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Answer that there are no reassignments: every partition has one replica."""
-    return ListPartitionReassignmentsResponse(version=ctx.version, error_code=0, error_message=None, topics=[])
+    return ctx.response(error_code=0, error_message=None, topics=[])
 
 
 # --- ACLs
 
 
-def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """Answer SECURITY_DISABLED: there is no authorizer that could hold ACLs."""
-    return DescribeAclsResponse(
-        version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[]
-    )
+def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Answer SECURITY_DISABLED: there is nobody who could hold ACLs."""
+    return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
 
 
-def create_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
+def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Refuse each: a client that believes in an ACL that is not enforced would be worse off."""
-    row = CreateAclsResponse.AclCreationResult
-    refusal = row(version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
-    return CreateAclsResponse(version=ctx.version, results=[refusal for _ in request.creations])
+    return ctx.response(results=[_acl_refusal(ctx) for _ in request.creations])
 
 
-def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
+def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Refuse each filter."""
-    row = DeleteAclsResponse.DeleteAclsFilterResult
-    refusal = row(
-        version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
-    )
-    return DeleteAclsResponse(version=ctx.version, filter_results=[refusal for _ in request.filters])
+    return ctx.response(filter_results=[_acl_refusal(ctx) | dict(matching_acls=[]) for _ in request.filters])
 
+
+def _acl_refusal(ctx: Context) -> dict[str, Any]:
+    denied = ctx.cluster(AclOperation.ALTER)
+    return dict(error_code=denied or ErrorCode.SECURITY_DISABLED, error_message=None if denied else _NO_AUTHORIZER)
+
+
+_DESCRIBE = (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER, whole=True),)
+_ALTER = Need(AclOperation.ALTER, ResourceType.CLUSTER)
 
 APIS: tuple[Api, ...] = (
-    Api(29, 1, 3, describe_acls, AclOperation.DESCRIBE, slack=_KAFKA_GO_SLACK),
-    Api(30, 1, 3, create_acls, AclOperation.ALTER),
-    Api(31, 1, 3, delete_acls, AclOperation.ALTER),
+    Api(29, 1, 3, describe_acls, _DESCRIBE, slack=_KAFKA_GO_SLACK),
+    Api(30, 1, 3, create_acls, (_ALTER,)),
+    Api(31, 1, 3, delete_acls, (_ALTER,)),
     Api(
         35,
         1,
         5,
         describe_log_dirs,
-        AclOperation.DESCRIBE,
-        topics=lambda request: [topic.topic for topic in request.topics or ()],
+        (
+            Need(AclOperation.DESCRIBE, ResourceType.CLUSTER),
+            Need(None, ResourceType.TOPIC, lambda request: [topic.topic for topic in request.topics or ()]),
+        ),
     ),
     Api(
         43,
         0,
         2,
         elect_leaders,
-        AclOperation.ALTER,
-        topics=lambda request: [topic.topic for topic in request.topic_partitions or ()],
+        (
+            _ALTER,
+            Need(None, ResourceType.TOPIC, lambda request: [topic.topic for topic in request.topic_partitions or ()]),
+        ),
     ),
-    Api(46, 0, 0, list_partition_reassignments, AclOperation.DESCRIBE),
-    Api(55, 0, 2, describe_quorum, AclOperation.DESCRIBE),
-    Api(60, 0, 2, describe_cluster, AclOperation.DESCRIBE),
+    Api(46, 0, 0, list_partition_reassignments, _DESCRIBE),
+    Api(55, 0, 2, describe_quorum, _DESCRIBE),
+    Api(60, 0, 2, describe_cluster),
 )

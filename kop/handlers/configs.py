@@ -31,18 +31,14 @@ from typing import Any
 from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import CLUSTER_NAME, REFUSALS, AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import TopicInfo
 from kop.turns import Turns
-from kop.wire.messages import (
-    AlterConfigsResponse,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsResponse,
-    ListConfigResourcesResponse,
-    Message,
-)
+from kop.wire.messages import Message
+from kop.wire.rows import Response
 
 _MOST_REFRESHED = 16
 """Topics that are read from storage again for an answer; tools that ask for all of them get what is in memory."""
@@ -74,26 +70,29 @@ class Operation(IntEnum):
 # --- DescribeConfigs
 
 
-async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Show the configs of each resource, or those that are asked for by name."""
-    result = DescribeConfigsResponse.DescribeConfigsResult
     results = []
-    names = [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
-    await _refresh(gw, names)
-    differing = await _differing_configs(gw, names)
+    known = {
+        resource.resource_name: topic
+        for resource in request.resources
+        if resource.resource_type == Resource.TOPIC
+        and isinstance(topic := ctx.topic(resource.resource_name, AclOperation.DESCRIBE_CONFIGS), TopicInfo)
+    }
+    await _refresh(gw, known.values())
+    differing = await _differing_configs(gw, known)
     for resource in request.resources:
         error: KopError | None = None
         rows: list[ConfigRow] = []
         try:
-            rows = list(_describe(gw, resource.resource_type, resource.resource_name))
+            rows = list(_describe(gw, ctx, resource.resource_type, resource.resource_name))
             if resource.resource_type == Resource.TOPIC and (held := differing.get(resource.resource_name)):
                 rows = [_as_held(row, held[row.name]) if row.name in held else row for row in rows]
         except KopError as failure:
             error = failure
         keys = set(resource.configuration_keys or ())
         results.append(
-            result(
-                version=ctx.version,
+            dict(
                 error_code=error.code if error is not None else 0,
                 error_message=error.message if error is not None else "",
                 resource_type=resource.resource_type,
@@ -103,14 +102,13 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
         )
         if len(results) % 50 == 0:  # a tool may ask for thousands of topics
             await asyncio.sleep(0)
-    return DescribeConfigsResponse(version=ctx.version, results=results)
+    return ctx.response(results=results)
 
 
-async def _refresh(gw: Gateway, names: list[str]) -> None:
+async def _refresh(gw: Gateway, topics: Collection[TopicInfo]) -> None:
     """Read topics from storage again: another broker may just have changed them for the client that asks now."""
-    if len(gw.cluster.ids) == 1 or len(names) > _MOST_REFRESHED:
+    if len(gw.cluster.ids) == 1 or len(topics) > _MOST_REFRESHED:
         return
-    topics = [topic for topic in map(gw.topics.get, names) if topic is not None]
     try:
         await asyncio.gather(*(gw.engine.topics.refresh(topic.topic_id) for topic in topics))
     except KopError as error:
@@ -119,9 +117,8 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
         )
 
 
-async def _differing_configs(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
+async def _differing_configs(gw: Gateway, topics: Mapping[str, TopicInfo]) -> dict[str, Mapping[str, str]]:
     """Configs of which storage holds other values than the topics say, by topic; none where there are many topics."""
-    topics = {name: topic for name in names if (topic := gw.topics.get(name)) is not None}
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
@@ -143,10 +140,22 @@ def _as_held(row: ConfigRow, value: str) -> ConfigRow:
     )
 
 
-def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
+def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) -> None:
+    """Raise the error of a refusal. A topic's name, and a group's, is its resource; all else is the cluster's."""
+    resource = {Resource.TOPIC: ResourceType.TOPIC, Resource.GROUP: ResourceType.GROUP}.get(
+        Resource(kind), ResourceType.CLUSTER
+    )
+    of_cluster = resource is ResourceType.CLUSTER
+    if not ctx.access.allows(ctx.conn, operation, resource, CLUSTER_NAME if of_cluster else name):
+        raise PeerError(f"{resource.name} authorization failed.", REFUSALS[resource])
+
+
+def _describe(gw: Gateway, ctx: Context, kind: int, name: str) -> Iterable[ConfigRow]:
+    if kind in set(Resource):
+        _check_right(ctx, AclOperation.DESCRIBE_CONFIGS, kind, name)
     match kind:
         case Resource.TOPIC:
-            configs = _topic(gw, name).configs
+            configs = _topic(gw, ctx, name).configs
             printed = {key: TOPIC_CONFIGS[key].printed(text) for key, text in configs.items() if key in TOPIC_CONFIGS}
             return gw.topic_configs.rows(printed)
         case Resource.BROKER:
@@ -169,11 +178,12 @@ def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
     raise PeerError(f"Unknown resource type {kind}")
 
 
-def _topic(gw: Gateway, name: str) -> TopicInfo:
-    topic = gw.topics.get(name)
-    if topic is None:
+def _topic(gw: Gateway, ctx: Context, name: str) -> TopicInfo:
+    """Return the topic; the right to its configs has been checked."""
+    topic = ctx.topic(name, None)
+    if isinstance(topic, ErrorCode):
         gw.topics.check_name(name)
-        raise PeerError(f"The topic '{name}' does not exist.", gw.topics.missing(name))
+        raise PeerError(f"The topic '{name}' does not exist.", topic)
     return topic
 
 
@@ -199,18 +209,18 @@ def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
 # --- AlterConfigs and IncrementalAlterConfigs
 
 
-async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Replace the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         _check_values(resource)
         wanted = {config.name: config.value for config in resource.configs}
-        await _alter(gw, resource, lambda _: dict(wanted), TOPIC_CONFIGS, validate_only=request.validate_only)
+        await _alter(gw, ctx, resource, lambda _: dict(wanted), TOPIC_CONFIGS, validate_only=request.validate_only)
 
-    return await _answer_each(ctx, request, AlterConfigsResponse, alter)
+    return await _answer_each(ctx, request, alter)
 
 
-async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Change some of the configs of each resource."""
 
     async def alter(resource: Any) -> None:
@@ -230,27 +240,28 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
             return wanted
 
         named = {config.name for config in resource.configs}
-        await _alter(gw, resource, change, named, validate_only=request.validate_only)
+        await _alter(gw, ctx, resource, change, named, validate_only=request.validate_only)
 
-    return await _answer_each(ctx, request, IncrementalAlterConfigsResponse, alter)
+    return await _answer_each(ctx, request, alter)
 
 
-async def _answer_each(ctx: Context, request: Message, response: Any, alter: Callable[[Any], Any]) -> Message:
+async def _answer_each(ctx: Context, request: Message, alter: Callable[[Any], Any]) -> Response:
     """Run `alter` for each resource, side by side; the response has a row for each."""
     counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     turns = Turns(_ALTERED_AT_ONCE)
 
-    async def answer(resource: Any) -> Any:
+    async def answer(resource: Any) -> dict[str, Any]:
         code, message = ErrorCode.NONE, None
         try:
             if counts[resource.resource_type, resource.resource_name] > 1:
                 raise PeerError("Each resource must appear at most once.")
+            if resource.resource_type in set(Resource):
+                _check_right(ctx, AclOperation.ALTER_CONFIGS, resource.resource_type, resource.resource_name)
             async with turns.turn():
                 await alter(resource)
         except KopError as error:
             code, message = error.code, error.message
-        return response.AlterConfigsResourceResponse(
-            version=ctx.version,
+        return dict(
             error_code=code,
             error_message=message,
             resource_type=resource.resource_type,
@@ -259,7 +270,7 @@ async def _answer_each(ctx: Context, request: Message, response: Any, alter: Cal
 
     async with asyncio.TaskGroup() as group:
         rows = [group.create_task(answer(resource)) async for resource in with_pauses(request.resources)]
-    return response(version=ctx.version, responses=[row.result() for row in rows])
+    return ctx.response(responses=[row.result() for row in rows])
 
 
 def _check_values(resource: Any) -> None:
@@ -277,6 +288,7 @@ def _check_values(resource: Any) -> None:
 
 async def _alter(
     gw: Gateway,
+    ctx: Context,
     resource: Any,
     change: Callable[[Mapping[str, str]], dict[str, str]],
     named: Collection[str],
@@ -288,9 +300,9 @@ async def _alter(
     match resource.resource_type:
         case Resource.TOPIC:
             # One change of a topic at a time: the next one has to see what this one makes.
-            async with gw.topic_configs.lock_of(gw.topics.canonical_name(name)):
-                await _refresh(gw, [name])
-                topic = _topic(gw, name)
+            async with gw.topic_configs.lock_of(ctx.canonical_name(name)):
+                await _refresh(gw, [_topic(gw, ctx, name)])
+                topic = _topic(gw, ctx, name)
                 wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)
                 if validate_only:
                     return
@@ -408,38 +420,54 @@ def _alter_loggers(gw: Gateway, resource: Any, *, validate_only: bool) -> None:
 # --- ListConfigResources
 
 
-def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Message:
+def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Name the resources that can be described (KIP-1142). Version 0 asks for CLIENT_METRICS: there are none."""
-    response = ListConfigResourcesResponse(version=ctx.version, error_code=0, config_resources=[])
     if ctx.version == 0:
-        return response
+        return ctx.response(error_code=0, config_resources=[])
     wanted = set(request.resource_types) or set(Resource)
     if not wanted <= set(Resource):
-        response.error_code = ErrorCode.UNSUPPORTED_VERSION
-        return response
+        return ctx.response(error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
     broker_ids = [str(broker_id) for broker_id in gw.cluster.ids]
     names = {
         Resource.TOPIC: [topic.name for topic in gw.topics.listed()],
         Resource.BROKER: broker_ids,
         Resource.BROKER_LOGGER: broker_ids,
     }
-    row = ListConfigResourcesResponse.ConfigResource
-    response.config_resources = [
-        row(version=ctx.version, resource_name=name, resource_type=kind)
+    rows = [
+        dict(resource_name=name, resource_type=kind)
         for kind in Resource
         if kind in wanted
         for name in names.get(kind, ())
     ]
-    return response
+    return ctx.response(error_code=0, config_resources=rows)
 
 
-def _names(request: Message) -> list[str | None]:
-    return [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
+def _of_kind(*kinds: Resource) -> Callable[[Any], Iterable[str]]:
+    return lambda request: [row.resource_name for row in request.resources if row.resource_type in kinds]
+
+
+def _of_cluster(request: Any) -> Iterable[str]:
+    others = (Resource.TOPIC, Resource.GROUP)
+    return (CLUSTER_NAME,) if any(row.resource_type not in others for row in request.resources) else ()
+
+
+def _needs(operation: AclOperation) -> tuple[Need, ...]:
+    return (
+        Need(operation, ResourceType.TOPIC, _of_kind(Resource.TOPIC)),
+        Need(operation, ResourceType.GROUP, _of_kind(Resource.GROUP)),
+        Need(operation, ResourceType.CLUSTER, _of_cluster),
+    )
 
 
 APIS: tuple[Api, ...] = (
-    Api(32, 1, 4, describe_configs, AclOperation.DESCRIBE_CONFIGS, topics=_names, rows=("resources", "results")),
-    Api(33, 0, 2, alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
-    Api(44, 0, 1, incremental_alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
-    Api(74, 0, 1, list_config_resources, AclOperation.DESCRIBE_CONFIGS),
+    Api(32, 1, 4, describe_configs, _needs(AclOperation.DESCRIBE_CONFIGS), rows=("resources", "results")),
+    Api(33, 0, 2, alter_configs, _needs(AclOperation.ALTER_CONFIGS)),
+    Api(44, 0, 1, incremental_alter_configs, _needs(AclOperation.ALTER_CONFIGS)),
+    Api(
+        74,
+        0,
+        1,
+        list_config_resources,
+        (Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, whole=True),),
+    ),
 )

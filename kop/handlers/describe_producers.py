@@ -17,11 +17,13 @@ from typing import Any, Final, TypeAlias
 
 from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode, KopError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.storage.base import ProducerView
 from kop.transactions.machine import Transaction
-from kop.wire.messages import DescribeProducersRequest, DescribeProducersResponse, Message
+from kop.wire.messages import DescribeProducersRequest, Message
+from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
@@ -37,7 +39,7 @@ _SLICE: Final = 500
 """Transactional ids that are looked at before other work of the event loop gets its turn."""
 
 
-async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
     others = [] if broker_of(ctx.client_id) is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.config.node_id]
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
@@ -46,12 +48,9 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
     coordinated = await _coordinated(gw)
     if isinstance(coordinated, KopError):
         silent, coordinated = coordinated, {}
-    topic_row = DescribeProducersResponse.TopicResponse
-    return DescribeProducersResponse(
-        version=ctx.version,
+    return ctx.response(
         topics=[
-            topic_row(
-                version=ctx.version,
+            dict(
                 name=topic.name,
                 partitions=[
                     _row(gw, ctx, (topic.name, index), coordinated, remembered, silent)
@@ -59,7 +58,7 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
                 ],
             )
             for topic in request.topics
-        ],
+        ]
     )
 
 
@@ -117,21 +116,21 @@ def _row(
     coordinated: _Transactions,
     remembered: Iterable[_Producers],
     silent: KopError | None,
-) -> Any:
-    row = DescribeProducersResponse.TopicResponse.PartitionResponse
+) -> dict[str, Any]:
     name, index = partition
     code, message = ErrorCode.NONE, None
     producers: list[ProducerView] = []
-    topic = gw.topics.get(name)
-    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
+    topic = ctx.topic(name, AclOperation.READ)
+    log = None if isinstance(topic, ErrorCode) else gw.topics.log(topic.topic_id, index)
     if log is None:
         code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
-        try:
-            if topic is None:
-                gw.topics.check_name(name)
-                code = gw.topics.missing(name)
-        except KopError as error:
-            code, message = error.code, error.message
+        if isinstance(topic, ErrorCode):
+            code = topic
+            try:
+                if code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    gw.topics.check_name(name)
+            except KopError as error:
+                code, message = error.code, error.message
     elif silent is not None:
         code, message = ErrorCode.NOT_LEADER_OR_FOLLOWER, silent.message
     else:
@@ -146,14 +145,12 @@ def _row(
             for transaction in coordinated.get((log.topic.name, index), ())
         ]
         producers = merged(log.producers(), begun, *(of_broker.get(partition, ()) for of_broker in remembered))
-    return row(
-        version=ctx.version,
+    return dict(
         partition_index=index,
         error_code=code,
         error_message=message,
         active_producers=[
-            row.ProducerState(
-                version=ctx.version,
+            dict(
                 producer_id=producer.producer_id,
                 producer_epoch=producer.producer_epoch,
                 last_sequence=producer.last_sequence,
@@ -206,9 +203,8 @@ APIS = (
         0,
         0,
         describe_producers,
-        AclOperation.READ,
+        (Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
         overlaps=True,
-        topics=lambda request: [topic.name for topic in request.topics],
         rows=("topics", "topics"),
     ),
 )

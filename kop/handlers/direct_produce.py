@@ -1,7 +1,7 @@
 """The Produce requests that compiled code carries from their frame to their answer (`kop/_native/src/direct/`).
 
-Owns: which topics, partitions and producers that is for, what such an answer says where a batch was refused after all,
-and counting these requests.
+Owns: a table of writers for each of those who have the same rights, which topics, partitions and producers are in it,
+what such an answer says where a batch was refused after all, and counting these requests.
 Must not know: how batches are stored; logs say which of them may be written to so (`PartitionLog.direct_writer`).
 
 A request is taken where nothing about it is unusual and all of its batches have a writer; all others are handled by
@@ -10,13 +10,13 @@ A request is taken where nothing about it is unusual and all of its batches have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Protocol
 
-from kop.cluster.client_topics import ClientTopics
-from kop.cluster.topic_configs import ProduceRules, TopicConfigs
+from kop.cluster.topic_configs import ProduceRules
 from kop.compiled import compiled_only
 from kop.errors import ErrorCode, KopError
+from kop.handlers.access import AccessControl, Peer
 from kop.handlers.api import Answer
 from kop.handlers.produce_refusals import refused_by_log
 from kop.handlers.produce_targets import ProduceTargets
@@ -60,43 +60,58 @@ class _Requests(Protocol):
 
 
 class DirectProduce:
-    """The table of writers of one gateway. `take` is None without the compiled module."""
+    """The tables of writers of one gateway. `take` is None without the compiled module."""
 
-    def __init__(self, topics: ClientTopics, configs: TopicConfigs, targets: ProduceTargets, metrics: Metrics) -> None:
-        self._topics = topics
-        self._configs = configs
+    def __init__(self, access: AccessControl, targets: ProduceTargets, metrics: Metrics) -> None:
+        self._access = access
         self._targets = targets
         self._metrics = metrics
-        self._versions = (-1, -1)
+        self._versions: Hashable = None
         self._added = 0
-        native = compiled_only()
-        self._requests: _Requests | None = None
+        self._native = compiled_only()
+        self._tables: dict[Hashable, _Requests] = {}
+        """By those who may write what is in a table: rights are not looked at again."""
         self.take: TakeRequest | None = None
-        """Takes a request, after `look`."""
-        if native is not None:
-            self._requests = native.DirectRequests(self, metrics.latency.of("Produce"))
-            self.take = self._requests.take
+        """Takes a request of anybody, after `look`, as long as there is no authorizer."""
+        if self._native is not None:
+            self.take = self._table(None).take
             metrics.before_scrape(self._count)
 
     def look(self) -> None:
-        """Before requests are taken: forget what is known of topics where one of them has changed."""
-        versions = (self._topics.version, self._configs.version)
+        """Before requests are taken: forget what is known of topics where a topic or a right has changed."""
+        versions = self._targets.versions
         if versions != self._versions:
             self._versions = versions
-            if self._requests is not None:
-                self._requests.clear()
+            self._count()
+            for who, table in list(self._tables.items()):
+                table.clear()
+                if who is not None:
+                    del self._tables[who]
 
-    def offer(self, topic: str | bytes, rules: ProduceRules, log: PartitionLog, header: BatchHeader) -> None:
+    def take_of(self, peer: Peer) -> TakeRequest:
+        """Return what takes the requests of a client, after `look`."""
+        return self._table(self._access.who(peer)).take
+
+    def _table(self, who: Hashable) -> _Requests:
+        table = self._tables.get(who)
+        if table is None:
+            assert self._native is not None
+            table = self._tables[who] = self._native.DirectRequests(self, self._metrics.latency.of("Produce"))
+        return table
+
+    def offer(
+        self, peer: Peer, topic: str | bytes, rules: ProduceRules, log: PartitionLog, header: BatchHeader
+    ) -> None:
         """A batch was given to a log: let those that come behind it go past this handler where they may.
 
-        `topic` is what the request calls it: a name, or the 16 bytes of an id.
+        `peer` is the client that sent it; `topic` is what the request calls it: a name, or the 16 bytes of an id.
         """
-        requests = self._requests
-        if requests is None or header.transactional or rules.log_append_time:
+        if self._native is None or header.transactional or rules.log_append_time:
             return
         writer = log.direct_writer(header)
         if writer is None or rules.codec not in {None, Codec.NONE}:
             return
+        requests = self._table(self._access.who(peer))
         self._added += 1
         if self._added % _PRUNE_EVERY == 0:
             requests.prune()
@@ -125,12 +140,12 @@ class DirectProduce:
             self._metrics.throttled.value += 1
 
     def _count(self) -> None:
-        if self._requests is None:
-            return
-        self._requests.prune()
-        records, size, requests = self._requests.counted()
-        self._metrics.produced_records.value += records
-        self._metrics.produced_bytes.value += size
-        for version, count in enumerate(requests):
-            if count:
-                self._metrics.requests.of("Produce", str(version)).value += count
+        metrics = self._metrics
+        for table in self._tables.values():
+            table.prune()
+            records, size, requests = table.counted()
+            metrics.produced_records.value += records
+            metrics.produced_bytes.value += size
+            for version, count in enumerate(requests):
+                if count:
+                    metrics.requests.of("Produce", str(version)).value += count

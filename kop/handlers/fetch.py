@@ -34,14 +34,15 @@ from typing import Any
 from uuid import UUID
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.api import AclOperation, Api, Context, Frame
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context, Frame, InTask, Later
 from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
 from kop.handlers.gateway import Gateway
 from kop.handlers.isolation import aborted_in, reads_committed, stable_part
 from kop.records import entry_places
 from kop.records.batch import HEADER_SIZE, next_offset_of
-from kop.storage.base import PartitionLog, ReadResult
+from kop.storage.base import PartitionLog, ReadResult, TopicInfo
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
 from kop.wire.primitives import encode_tags
 
@@ -230,10 +231,9 @@ class _Fetch:
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
-        name_or_id = wanted.topic
-        topic = self.gw.topics.by_id(name_or_id) if isinstance(name_or_id, UUID) else self.gw.topics.get(name_or_id)
-        if topic is None:
-            self._note_missing(response, wanted, self._unknown(wanted))
+        topic = self._topic(wanted)
+        if isinstance(topic, ErrorCode):
+            self._note_missing(response, wanted, topic)
             return None
         partition_log = self.gw.topics.log(topic.topic_id, wanted.partition)
         if partition_log is None:
@@ -244,15 +244,23 @@ class _Fetch:
             return partition_log
         return None
 
+    def _topic(self, wanted: FetchPartition) -> TopicInfo | ErrorCode:
+        """Return the topic, or the error why the client gets none of its records."""
+        if self.call.replica_id >= 0 and self.ctx.cluster(AclOperation.CLUSTER_ACTION):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        topic = self.ctx.topic(wanted.topic, AclOperation.READ)
+        return self._unknown(wanted) if topic is ErrorCode.UNKNOWN_TOPIC_ID else topic
+
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
         """The error for a topic that does not exist. A session knows the name that an id had, as Kafka's does."""
         if not isinstance(wanted.topic, UUID):
-            return self.gw.topics.missing(wanted.topic)
+            topic = self.ctx.topic(wanted.topic, None)
+            return topic if isinstance(topic, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
         if not known or known.topic_name is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        topic = self.gw.topics.get(known.topic_name)
-        if topic is None or topic.topic_id == wanted.topic:  # a log may be gone before its topic is
+        topic = self.ctx.topic(known.topic_name, None)
+        if isinstance(topic, ErrorCode) or topic.topic_id == wanted.topic:  # a log may be gone before its topic is
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.INCONSISTENT_TOPIC_ID
 
@@ -395,9 +403,8 @@ class WaitingFetch:
         gw, wanted_ones = fetch.gw, fetch.wanted()
         self.pause = len(wanted_ones) * _LOOK_SECONDS
         for wanted in wanted_ones:
-            name_or_id = wanted.topic
-            topic = gw.topics.by_id(name_or_id) if isinstance(name_or_id, UUID) else gw.topics.get(name_or_id)
-            partition_log = None if topic is None else gw.topics.log(topic.topic_id, wanted.partition)
+            topic = fetch.ctx.topic(wanted.topic, AclOperation.READ)
+            partition_log = None if isinstance(topic, ErrorCode) else gw.topics.log(topic.topic_id, wanted.partition)
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
         self.undo.append(fetch.reads.on_news(self.poke))
@@ -440,27 +447,29 @@ class WaitingFetch:
         self.undo.clear()
 
 
-def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
+def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
     """Answer from memory, or by a task that reads, or by waiting."""
     committed = reads_committed(call.isolation_level)
     try:
-        session = gw.fetch_sessions.resolve(call, by_id=ctx.version >= 13, now_ms=ctx.now_ms)
+        session = gw.fetch_sessions.resolve(
+            call, by_id=ctx.version >= 13, now_ms=ctx.now_ms, principal=ctx.conn.principal
+        )
     except KopError as error:
         gw.metrics.errors.labels("Fetch", error.code.name).inc()
         return encode_response(ctx.correlation_id, ctx.version, (), error_code=error.code)
     if session is not None:
-        _keep_names(gw, session, call)
+        _keep_names(ctx, session, call)
     fetching = _Fetch(gw, ctx, call, session, committed)
     response = fetching.look(read=False)
     if fetching.enough(response):
         return fetching.frame(response)
-    return fetching.read_and_wait() if response.unread else fetching.wait()
+    return InTask(fetching.read_and_wait()) if response.unread else Later().follow(fetching.wait())
 
 
-def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
+def _keep_names(ctx: Context, session: FetchSession, call: FetchCall) -> None:
     """Note in the session what the topic ids of a request stand for now."""
     for wanted in call.partitions:
-        if not isinstance(wanted.topic, UUID) or (topic := gw.topics.by_id(wanted.topic)) is None:
+        if not isinstance(wanted.topic, UUID) or isinstance(topic := ctx.topic(wanted.topic, None), ErrorCode):
             continue
         known = session.partitions.get((wanted.topic, wanted.partition))
         if known is not None:  # a request may also forget a partition that it names
@@ -473,7 +482,11 @@ APIS = (
         4,
         18,
         fetch,
-        AclOperation.READ,
+        (
+            Need(AclOperation.READ, ResourceType.TOPIC, lambda call: [wanted.topic for wanted in call.partitions]),
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+        ),
+        finds=False,
         decode=parse,
         encodes=True,
         long_poll=True,

@@ -60,10 +60,12 @@ class SessionPartition:
 class FetchSession:
     """A client's set of partitions, in the order in which they get their turn."""
 
-    __slots__ = ("by_id", "epoch", "last_used_ms", "partitions", "session_id")
+    __slots__ = ("by_id", "epoch", "last_used_ms", "partitions", "principal", "session_id")
 
-    def __init__(self, session_id: int, by_id: bool, now_ms: int) -> None:
+    def __init__(self, session_id: int, by_id: bool, now_ms: int, principal: str) -> None:
         self.session_id = session_id
+        self.principal = principal
+        """The client that began it. No other is served by it."""
         self.by_id = by_id
         self.epoch = 1
         self.last_used_ms = now_ms
@@ -100,20 +102,21 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int) -> FetchSession | None:
+    def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int, principal: str) -> FetchSession | None:
         """The session that a request belongs to, updated by it; None for a fetch without one.
 
         A session that loses its last partition ends, and the answer says so by the session id 0.
-        FETCH_SESSION_ID_NOT_FOUND where it was evicted, INVALID_FETCH_SESSION_EPOCH where requests got lost,
+        FETCH_SESSION_ID_NOT_FOUND where it was evicted, or is another client's, INVALID_FETCH_SESSION_EPOCH where
+        requests got lost,
         FETCH_SESSION_TOPIC_ID_ERROR where names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
-            if call.session_id != _INVALID_SESSION_ID:
+            if call.session_id != _INVALID_SESSION_ID and self._of(call, principal) is not None:
                 self._drop(call.session_id)
             if call.session_epoch == _FINAL_EPOCH:
                 return None
-            return self._create(call, by_id, now_ms)
-        session = self._sessions.get(call.session_id)
+            return self._create(call, by_id, now_ms, principal)
+        session = self._of(call, principal)
         if session is None:
             raise PeerError("no such fetch session", ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != call.session_epoch:
@@ -132,7 +135,11 @@ class FetchSessions:
         self._sessions.move_to_end(session.session_id)
         return session
 
-    def _create(self, call: FetchCall, by_id: bool, now_ms: int) -> FetchSession | None:
+    def _of(self, call: FetchCall, principal: str) -> FetchSession | None:
+        session = self._sessions.get(call.session_id)
+        return session if session is not None and session.principal == principal else None
+
+    def _create(self, call: FetchCall, by_id: bool, now_ms: int, principal: str) -> FetchSession | None:
         if not call.partitions:
             return None
         if len(self._sessions) >= self._slots:
@@ -144,7 +151,7 @@ class FetchSessions:
         session_id = random.randint(1, 0x7FFFFFFF)
         while session_id in self._sessions:
             session_id = random.randint(1, 0x7FFFFFFF)
-        session = FetchSession(session_id, by_id, now_ms)
+        session = FetchSession(session_id, by_id, now_ms, principal)
         session.update(call)
         self._sessions[session_id] = session
         self._metrics.fetch_sessions.set(len(self._sessions))

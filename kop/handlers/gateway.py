@@ -18,6 +18,7 @@ from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
+from kop.handlers.access import AccessControl
 from kop.handlers.api import Api
 from kop.handlers.auto_creation import AutoCreation
 from kop.handlers.direct_produce import DirectProduce
@@ -64,6 +65,8 @@ class Gateway:
     topic_configs: TopicConfigs
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """Look-ups of offsets by time: each reads from storage for a while."""
+    access: AccessControl = field(init=False)
+    """Decides what clients may touch, and which things the names in their requests stand for."""
     topic_limits: TopicLimits = field(init=False)
     """Which further topics and partitions there may be."""
     auto_creation: AutoCreation = field(init=False)
@@ -77,9 +80,10 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make what is made of the rest."""
+        self.access = AccessControl(self.topics)
         self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics
         )
-        self.produce_targets = ProduceTargets(self.topics, self.topic_configs)
-        self.direct_produce = DirectProduce(self.topics, self.topic_configs, self.produce_targets, self.metrics)
+        self.produce_targets = ProduceTargets(self.access, self.topics, self.topic_configs)
+        self.direct_produce = DirectProduce(self.access, self.produce_targets, self.metrics)

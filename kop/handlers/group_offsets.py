@@ -21,22 +21,23 @@ OffsetDelete: errors of the group are the request's; topics that members subscri
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
-from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.api import AclOperation, Api, Context, Later
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context, Later
 from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
-from kop.wire.messages import OffsetDeleteResponse, OffsetFetchResponse
 from kop.wire.offset_commit import (
     OffsetCommitAnswer,
     OffsetCommitCall,
     encode_response,
     parse,
 )
+from kop.wire.rows import Response
 from kop.wire.state import OffsetCommitValue
 
 _NO_OFFSET = OffsetCommitValue(-1)
@@ -45,7 +46,9 @@ _NO_OFFSET = OffsetCommitValue(-1)
 def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> OffsetCommitAnswer | Later:
     """Check what is to be committed, and answer when it is durable."""
     version = ctx.version
-    codes, good = existing_partitions(gw.topics, request, by_id=version >= 10)
+    if refusal := ctx.group(request.group_id, AclOperation.READ):
+        return _committed(request, [[refusal] * len(topic.partitions) for topic in request.topics])
+    codes, good = existing_partitions(ctx, request, by_id=version >= 10)
     if not good:
         return _committed(request, codes)
     error = gw.groups.check_commit(
@@ -64,7 +67,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> Offse
         elif metadata and is_too_large(metadata, limit):
             of_topic[column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
-            name = gw.topics.canonical_name(topic.name)
+            name = ctx.canonical_name(topic.name)
             commits.append(Commit(name, topic.topic_id, index, offset, epoch, metadata or ""))
     if not commits:
         return _committed(request, codes)
@@ -90,9 +93,9 @@ def _committed(
 
 
 def existing_partitions(
-    topics: ClientTopics, request: Any, *, by_id: bool
+    ctx: Context, request: Any, *, by_id: bool
 ) -> tuple[list[list[ErrorCode]], list[tuple[list[ErrorCode], int, TopicInfo, Any]]]:
-    """The errors of all partitions of a request that commits offsets, and the partitions that exist.
+    """Return the errors of all partitions of a request that commits offsets, and the partitions that exist.
 
     Each of these has the error NONE, and is given as the errors of its topic, its place there, its topic, and its row
     in the request.
@@ -100,14 +103,12 @@ def existing_partitions(
     codes: list[list[ErrorCode]] = []
     good: list[tuple[list[ErrorCode], int, TopicInfo, Any]] = []
     for wanted in request.topics:
-        topic = _by_id(topics, wanted.topic_id) if by_id else topics.get(wanted.name)
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is None:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else topics.missing(wanted.name)
-        of_topic = [missing] * len(wanted.partitions)
-        codes.append(of_topic)
-        if topic is None:
+        topic = ctx.topic(wanted.topic_id if by_id else wanted.name, AclOperation.READ)
+        if isinstance(topic, ErrorCode):
+            codes.append([topic] * len(wanted.partitions))
             continue
+        of_topic = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * len(wanted.partitions)
+        codes.append(of_topic)
         for column, partition in enumerate(wanted.partitions):
             if 0 <= partition.partition_index < topic.partitions:
                 of_topic[column] = ErrorCode.NONE
@@ -120,77 +121,38 @@ def is_too_large(metadata: str, limit: int) -> bool:
     return len(metadata) > limit or (len(metadata) * 2 > limit and len(metadata.encode("utf-16-le")) // 2 > limit)
 
 
-def _by_id(topics: ClientTopics, topic_id: Any) -> TopicInfo | None:
-    return None if topic_id is None else topics.by_id(topic_id)
-
-
-def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
+def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer from memory: what is there is durable, and nobody else has written since."""
-    version = ctx.version
-    stable = version >= 7 and request.require_stable
-    if version < 8:
-        error = gw.groups.refusal_of(request.group_id, surely=True)
-        topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
-        if error and version >= 2:
-            return OffsetFetchResponse(version=version, error_code=error, topics=[])
-        topics = _fetched(
-            gw,
-            version,
-            topic_class,
-            topic_class.OffsetFetchResponsePartition,
-            request.group_id,
-            request.topics,
-            error,
-            stable,
-        )
-        return OffsetFetchResponse(version=version, error_code=0, topics=topics)
-    group_class = OffsetFetchResponse.OffsetFetchResponseGroup
-    topic_class = group_class.OffsetFetchResponseTopics
-    return OffsetFetchResponse(
-        version=version,
-        groups=[
-            group_class(
-                version=version,
-                group_id=group.group_id,
-                error_code=error,
-                topics=[]
-                if error
-                else _fetched(
-                    gw,
-                    version,
-                    topic_class,
-                    topic_class.OffsetFetchResponsePartitions,
-                    group.group_id,
-                    group.topics,
-                    ErrorCode.NONE,
-                    stable,
-                ),
-            )
-            for group in request.groups
-            for error in [gw.groups.refusal_of(group.group_id, surely=True)]
-        ],
-    )
+    stable = ctx.version >= 7 and request.require_stable
+    if ctx.version >= 8:
+        rows = []
+        for group in request.groups:
+            error = _refusal(gw, ctx, group.group_id)
+            topics = [] if error else _fetched(gw, ctx, group.group_id, group.topics, error, stable)
+            rows.append(dict(group_id=group.group_id, error_code=error, topics=topics))
+        return ctx.response(groups=rows)
+    error = _refusal(gw, ctx, request.group_id)
+    if error and ctx.version >= 2:
+        return ctx.response(error_code=error, topics=[])
+    topics = _fetched(gw, ctx, request.group_id, request.topics, error, stable)
+    return ctx.response(error_code=0, topics=topics)
+
+
+def _refusal(gw: Gateway, ctx: Context, group_id: str) -> ErrorCode:
+    return ctx.group(group_id, AclOperation.DESCRIBE) or gw.groups.refusal_of(group_id, surely=True)
 
 
 def _fetched(
-    gw: Gateway,
-    version: int,
-    topic_class: Any,
-    partition_class: Any,
-    group_id: str,
-    wanted_topics: Any,
-    error: ErrorCode,
-    stable: bool,
-) -> list[Any]:
-    """The rows of one group. `error` is that of every partition (version 1 knows no other)."""
+    gw: Gateway, ctx: Context, group_id: str, wanted_topics: Any, error: ErrorCode, stable: bool
+) -> list[dict[str, Any]]:
+    """Return the rows of one group. `error` is that of every partition (version 1 knows no other)."""
     offsets = None if error else gw.groups.offsets(group_id)
 
-    def row(name: str | None, partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> Any:
+    def row(name: str | None, partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> dict[str, Any]:
         if stable and name is not None and offsets is not None and offsets.is_pending(name, partition):
             value, code = None, ErrorCode.UNSTABLE_OFFSET_COMMIT
         value = value or _NO_OFFSET
-        return partition_class(
-            version=version,
+        return dict(
             partition_index=partition,
             committed_offset=value.offset,
             committed_leader_epoch=value.leader_epoch,
@@ -198,80 +160,83 @@ def _fetched(
             error_code=code,
         )
 
-    topics = []
+    topics: list[dict[str, Any]] = []
     if wanted_topics is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
-            rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
-            if version < 10:
-                topics.append(topic_class(version=version, name=name, partitions=rows))
+            topic = ctx.topic(name, AclOperation.DESCRIBE)
+            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 continue
-            topic = gw.topics.get(name)
-            if topic is not None:
-                topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=rows))
+            rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
+            if ctx.version < 10:
+                topics.append(dict(name=name, partitions=rows))
+            elif isinstance(topic, TopicInfo):
+                topics.append(dict(topic_id=topic.topic_id, partitions=rows))
         return topics
     for wanted in wanted_topics:
-        if version < 10:
-            canonical = gw.topics.canonical_name(wanted.name)
-            rows = [
-                row(canonical, partition, None if offsets is None else offsets.get(canonical, partition), error)
-                for partition in wanted.partition_indexes
-            ]
-            topics.append(topic_class(version=version, name=wanted.name, partitions=rows))
-            continue
-        topic = _by_id(gw.topics, wanted.topic_id)
-        stored = None if topic is None else gw.topics.canonical_name(topic.name)
+        by_id = ctx.version >= 10
+        topic = ctx.topic(wanted.topic_id if by_id else wanted.name, AclOperation.DESCRIBE)
+        code, stored = error, None
+        if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED or (by_id and isinstance(topic, ErrorCode)):
+            code = topic
+        else:  # a topic that is not there may have offsets by its name
+            stored = ctx.canonical_name(topic.name if isinstance(topic, TopicInfo) else wanted.name)
         rows = []
         for partition in wanted.partition_indexes:
-            value = None
-            if topic is not None and stored is not None and offsets is not None:
-                value = offsets.get(stored, partition)
-                if value is not None and value.topic_id not in (None, topic.topic_id):
-                    value = None  # it was committed for an earlier topic of that name
-            rows.append(row(stored, partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
-        topics.append(topic_class(version=version, topic_id=wanted.topic_id, partitions=rows))
+            value = None if stored is None or offsets is None else offsets.get(stored, partition)
+            if by_id and value is not None and value.topic_id not in (None, wanted.topic_id):
+                value = None  # it was committed for an earlier topic of that name
+            rows.append(row(stored, partition, value, code))
+        key = "topic_id" if by_id else "name"
+        topics.append({key: getattr(wanted, key), "partitions": rows})
     return topics
 
 
-async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Delete committed offsets of topics that the group does not subscribe to."""
     if not request.group_id:
-        return OffsetDeleteResponse(version=ctx.version, error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
-    errors = {
-        (topic.name, partition.partition_index): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        for topic in request.topics
-        for partition in topic.partitions
-    }
-    canonical = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in errors if _exists(gw, *key)}
+        return ctx.response(error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
+    errors: dict[tuple[str, int], ErrorCode] = {}
+    canonical: dict[tuple[str, int], tuple[str, int]] = {}
+    for wanted in request.topics:
+        topic = ctx.topic(wanted.name, AclOperation.READ)
+        for partition in wanted.partitions:
+            key = wanted.name, partition.partition_index
+            errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                errors[key] = topic
+            elif isinstance(topic, TopicInfo) and 0 <= key[1] < topic.partitions:
+                canonical[key] = ctx.canonical_name(wanted.name), key[1]
     answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(canonical.values())))
-    code, codes = await answer if isinstance(answer, asyncio.Future) else answer
+    code, codes = answer if isinstance(answer, tuple) else await answer
     if code:
-        return OffsetDeleteResponse(version=ctx.version, error_code=code, topics=[])
+        return ctx.response(error_code=code, topics=[])
     errors.update({key: codes[stored] for key, stored in canonical.items()})
-    topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
-    partition_class = topic_class.OffsetDeleteResponsePartition
-    rows: dict[str, list[Any]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for (name, partition), code in errors.items():
-        rows.setdefault(name, []).append(
-            partition_class(version=ctx.version, partition_index=partition, error_code=code)
-        )
-    return OffsetDeleteResponse(
-        version=ctx.version,
-        error_code=0,
-        topics=[topic_class(version=ctx.version, name=name, partitions=parts) for name, parts in rows.items()],
-    )
+        rows.setdefault(name, []).append(dict(partition_index=partition, error_code=code))
+    return ctx.response(error_code=0, topics=[dict(name=name, partitions=parts) for name, parts in rows.items()])
 
 
-def _exists(gw: Gateway, name: str, partition: int) -> bool:
-    topic = gw.topics.get(name)
-    return topic is not None and 0 <= partition < topic.partitions
+def _group(request: Any) -> Iterable[str]:
+    return (request.group_id,)
 
 
-def _names(request: Any) -> list[str | None]:
+def _topics(request: Any) -> Iterable[str | UUID | None]:
+    return [topic.topic_id if topic.topic_id is not None else topic.name for topic in request.topics]
+
+
+def _names(request: Any) -> Iterable[str]:
     return [topic.name for topic in request.topics]
 
 
-def _groups_of(request: Any) -> list[str]:
+def _fetched_groups(request: Any) -> Iterable[str]:
     return [request.group_id] if request.API_VERSION < 8 else [group.group_id for group in request.groups]
+
+
+def _fetched_topics(request: Any) -> Iterable[str | UUID | None]:
+    groups = [request] if request.API_VERSION < 8 else request.groups
+    by_id = request.API_VERSION >= 10
+    return [topic.topic_id if by_id else topic.name for group in groups for topic in group.topics or ()]
 
 
 APIS = (
@@ -280,12 +245,35 @@ APIS = (
         2,
         10,
         offset_commit,
-        AclOperation.READ,
-        topics=_names,
+        (
+            Need(AclOperation.READ, ResourceType.GROUP, _group),
+            Need(AclOperation.READ, ResourceType.TOPIC, _topics),
+        ),
         decode=parse,
         encode=encode_response,
         rows=("topics", "topics"),
     ),
-    Api(9, 1, 10, offset_fetch, AclOperation.DESCRIBE, groups=_groups_of, rows=("topics", "topics")),
-    Api(47, 0, 0, offset_delete, AclOperation.DELETE, topics=_names),
+    Api(
+        9,
+        1,
+        10,
+        offset_fetch,
+        (
+            Need(AclOperation.DESCRIBE, ResourceType.GROUP, _fetched_groups),
+            Need(AclOperation.DESCRIBE, ResourceType.TOPIC, _fetched_topics),
+        ),
+        finds=False,
+        tells_of_groups=True,
+        rows=("topics", "topics"),
+    ),
+    Api(
+        47,
+        0,
+        0,
+        offset_delete,
+        (
+            Need(AclOperation.DELETE, ResourceType.GROUP, _group, whole=True),
+            Need(AclOperation.READ, ResourceType.TOPIC, _names),
+        ),
+    ),
 )

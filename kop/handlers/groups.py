@@ -14,7 +14,7 @@ The rules of groups are in `kop.groups`; this is what depends on versions.
   it. There is no group of such an id, and that is what the others say.
 - LeaveGroup names one member below version 3; then the member's error is the request's.
 - DescribeGroups: a group that is not there is Dead without an error below version 6, GROUP_ID_NOT_FOUND from it on.
-  Authorized operations: all of Kafka's for groups when asked for, there is no authorizer.
+  Authorized operations when asked for.
 - DeleteGroups: until a deletion is durable the group is Dead, and its offsets are told as before, as in Kafka; whoever
   joins it, commits to it or deletes it meanwhile is told COORDINATOR_NOT_AVAILABLE, to ask again.
 - ListGroups filters by state from 4 on, by type from 5 on, both in whatever case; unknown names match nothing.
@@ -22,8 +22,7 @@ The rules of groups are in `kop.groups`; this is what depends on versions.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
+from collections.abc import Iterable
 from typing import Any
 
 from kop.errors import ErrorCode
@@ -36,18 +35,10 @@ from kop.groups.classic.messages import (
     SyncRequest,
     SyncResult,
 )
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context, InTask, Later
 from kop.handlers.gateway import Gateway
-from kop.wire.messages import (
-    DeleteGroupsResponse,
-    DescribeGroupsResponse,
-    FindCoordinatorResponse,
-    HeartbeatResponse,
-    JoinGroupResponse,
-    LeaveGroupResponse,
-    ListGroupsResponse,
-    SyncGroupResponse,
-)
+from kop.wire.rows import Response
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 _NOBODY = (-1, "", -1)
@@ -57,57 +48,57 @@ _ERROR_TEXTS = {
         "an incompatible broker. See the broker logs for more details."
     ),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "Not authorized to access group.",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Transactional Id authorization failed.",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "Cluster authorization failed.",
 }
-_GROUP_OPERATIONS = {3, 6, 8, 10, 11}
-"""READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"""
 _DEAD = "Dead"
 
 
-def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     """Name the broker that coordinates each key: this one, while the topic of the coordinators' state is not known."""
-    key_type = request.key_type if ctx.version >= 1 else _GROUP
+    key_type = _key_type(request)
     if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
-        return _find_when_ready(gw, ctx, request)
+        return InTask(_find_when_ready(gw, ctx, request))
     known = key_type in (_GROUP, _TRANSACTION)
     return _coordinators(gw, ctx, request, ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST)
 
 
-async def _find_when_ready(gw: Gateway, ctx: Context, request: Any) -> Any:
-    ready = await gw.transactions.ready()
+def _key_type(request: Any) -> int:
+    return int(request.key_type) if request.API_VERSION >= 1 else _GROUP
+
+
+async def _find_when_ready(gw: Gateway, ctx: Context, request: Any) -> Response:
+    keys = [request.key] if ctx.version < 4 else request.coordinator_keys
+    ready = all(_refusal(ctx, _TRANSACTION, key) for key in keys) or await gw.transactions.ready()
     return _coordinators(gw, ctx, request, ErrorCode.NONE if ready else ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-def _coordinators(gw: Gateway, ctx: Context, request: Any, code: ErrorCode) -> Any:
-    version = ctx.version
-    key_type = request.key_type if version >= 1 else _GROUP
-    text = _ERROR_TEXTS.get(code, "")
-    if version < 4:
-        broker_id, host, port = _NOBODY if code else _coordinator(gw, ctx, key_type, request.key)
-        return FindCoordinatorResponse(
-            version=version,
-            error_code=code,
-            error_message=text or "NONE",
-            node_id=broker_id,
-            host=host,
-            port=port,
-        )
-    row = FindCoordinatorResponse.Coordinator
-    return FindCoordinatorResponse(
-        version=version,
-        coordinators=[
-            row(
-                version=version,
-                key=key,
-                node_id=broker_id,
-                host=host,
-                port=port,
-                error_code=code,
-                error_message="" if key_type == _SHARE else text,
-            )
-            for key in request.coordinator_keys
-            for broker_id, host, port in [_NOBODY if code else _coordinator(gw, ctx, key_type, key)]
-        ],
-    )
+def _refusal(ctx: Context, key_type: int, key: str) -> ErrorCode:
+    match key_type:
+        case 0:
+            return ctx.group(key, AclOperation.DESCRIBE)
+        case 1:
+            return ctx.transactional_id(key, AclOperation.DESCRIBE)
+        case 2:
+            return ctx.cluster(AclOperation.CLUSTER_ACTION)
+    return ErrorCode.NONE
+
+
+def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> Response:
+    key_type = _key_type(request)
+    rows = []
+    for key in [request.key] if ctx.version < 4 else request.coordinator_keys:
+        code = _refusal(ctx, key_type, key) or error
+        broker_id, host, port = _NOBODY if code else _coordinator(gw, ctx, key_type, key)
+        text = "" if key_type == _SHARE and code is ErrorCode.INVALID_REQUEST else _ERROR_TEXTS.get(code, "")
+        rows.append(dict(key=key, node_id=broker_id, host=host, port=port, error_code=code, error_message=text))
+    if ctx.version >= 4:
+        return ctx.response(coordinators=rows)
+    row = rows[0]
+    del row["key"]
+    row["error_message"] = _ERROR_TEXTS.get(row["error_code"], "") or "NONE"
+    return ctx.response(**row)
 
 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
@@ -116,7 +107,7 @@ def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[in
     return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address))
 
 
-def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     """Join a group, and wait until its next generation begins."""
     version = ctx.version
     result = gw.groups.join(
@@ -135,41 +126,40 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
             reason=request.reason if version >= 8 else None,
         ),
     )
-    if isinstance(result, JoinResult):
-        return _joined(version, result)
-    return _join_later(version, result)
+
+    def joined(result: JoinResult) -> Response:
+        return ctx.response(
+            error_code=result.error,
+            generation_id=result.generation,
+            protocol_type=result.protocol_type,
+            protocol_name=(result.protocol or "") if version < 7 else result.protocol,
+            leader=result.leader,
+            skip_assignment=result.skip_assignment,
+            member_id=result.member_id,
+            members=[
+                dict(member_id=m.member_id, group_instance_id=m.instance_id, metadata=m.metadata)
+                for m in result.members
+            ],
+        )
+
+    return joined(result) if isinstance(result, JoinResult) else Later().follow(result, joined)
 
 
-async def _join_later(version: int, result: asyncio.Future[JoinResult]) -> Any:
-    return _joined(version, await result)
-
-
-def _joined(version: int, result: JoinResult) -> Any:
-    member = JoinGroupResponse.JoinGroupResponseMember
-    return JoinGroupResponse(
-        version=version,
-        error_code=result.error,
-        generation_id=result.generation,
-        protocol_type=result.protocol_type,
-        protocol_name=(result.protocol or "") if version < 7 else result.protocol,
-        leader=result.leader,
-        skip_assignment=result.skip_assignment,
-        member_id=result.member_id,
-        members=[
-            member(version=version, member_id=m.member_id, group_instance_id=m.instance_id, metadata=m.metadata)
-            for m in result.members
-        ],
-    )
-
-
-def sync_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     """Take the leader's assignment, and answer each member its part once it is durable."""
     version = ctx.version
+
+    def synced(result: SyncResult) -> Response:
+        return ctx.response(
+            error_code=result.error,
+            protocol_type=result.protocol_type,
+            protocol_name=result.protocol,
+            assignment=result.assignment,
+        )
+
     protocol_type, protocol = (request.protocol_type, request.protocol_name) if version >= 5 else (None, None)
     if version >= 5 and (protocol_type is None or protocol is None):
-        return _synced(
-            version, SyncResult(gw.groups.refusal_of(request.group_id) or ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        )
+        return synced(SyncResult(gw.groups.refusal_of(request.group_id) or ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     result = gw.groups.sync(
         request.group_id,
         SyncRequest(
@@ -181,35 +171,27 @@ def sync_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
             assignments=tuple((given.member_id, bytes(given.assignment)) for given in request.assignments),
         ),
     )
-    if isinstance(result, SyncResult):
-        return _synced(version, result)
-    return _sync_later(version, result)
+    return synced(result) if isinstance(result, SyncResult) else Later().follow(result, synced)
 
 
-async def _sync_later(version: int, result: asyncio.Future[SyncResult]) -> Any:
-    return _synced(version, await result)
-
-
-def _synced(version: int, result: SyncResult) -> Any:
-    return SyncGroupResponse(
-        version=version,
-        error_code=result.error,
-        protocol_type=result.protocol_type,
-        protocol_name=result.protocol,
-        assignment=result.assignment,
-    )
-
-
-def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Any:
+def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Extend the session of a member, and answer whether its group rebalances."""
     instance_id = request.group_instance_id if ctx.version >= 3 else None
     code = gw.groups.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
-    return HeartbeatResponse(version=ctx.version, error_code=code)
+    return ctx.response(error_code=code)
 
 
-def leave_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+def leave_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     """Remove members that leave, or that an administrator removes by their instance ids."""
     version = ctx.version
+
+    def left(result: tuple[ErrorCode, tuple[LeftMember, ...]]) -> Response:
+        code, members = result
+        if version < 3:
+            return ctx.response(error_code=code or members[0].error)
+        rows = [dict(member_id=m.member_id, group_instance_id=m.instance_id, error_code=m.error) for m in members]
+        return ctx.response(error_code=code, members=rows)
+
     if version < 3:
         leaving = [LeavingMember(request.member_id)]
     else:
@@ -218,73 +200,47 @@ def leave_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]
             for member in request.members
         ]
     result = gw.groups.leave(request.group_id, leaving)
-    return _leave_later(version, result) if isinstance(result, asyncio.Future) else _left(version, *result)
+    return left(result) if isinstance(result, tuple) else Later().follow(result, left)
 
 
-async def _leave_later(version: int, result: asyncio.Future[tuple[ErrorCode, tuple[LeftMember, ...]]]) -> Any:
-    return _left(version, *await result)
-
-
-def _left(version: int, code: ErrorCode, left: tuple[LeftMember, ...]) -> Any:
-    if version < 3:
-        return LeaveGroupResponse(version=version, error_code=code or left[0].error)
-    member = LeaveGroupResponse.MemberResponse
-    return LeaveGroupResponse(
-        version=version,
-        error_code=code,
-        members=[
-            member(version=version, member_id=m.member_id, group_instance_id=m.instance_id, error_code=m.error)
-            for m in left
-        ],
-    )
-
-
-def describe_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
+def describe_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Describe state, protocol and members of each group of the request, in its order."""
-    operations = _GROUP_OPERATIONS if ctx.version >= 3 and request.include_authorized_operations else None
-    return DescribeGroupsResponse(
-        version=ctx.version,
-        groups=[
-            _described(ctx.version, group_id, gw.groups.describe(group_id), operations) for group_id in request.groups
-        ],
-    )
+    asked = ctx.version >= 3 and request.include_authorized_operations
+    return ctx.response(groups=[_described(gw, ctx, group_id, asked) for group_id in request.groups])
 
 
-def _described(version: int, group_id: str, group: Description | ErrorCode, operations: set[int] | None) -> Any:
-    group_class = DescribeGroupsResponse.DescribedGroup
-    if isinstance(group, Description):
-        member = group_class.DescribedGroupMember
-        members = [
-            member(
-                version=version,
-                member_id=m.member_id,
-                group_instance_id=m.instance_id,
-                client_id=m.client_id,
-                client_host=m.client_host,
-                member_metadata=m.metadata,
-                member_assignment=m.assignment,
+def _described(gw: Gateway, ctx: Context, group_id: str, asked: bool) -> dict[str, Any]:
+    code, message, state = ctx.group(group_id, AclOperation.DESCRIBE), None, ""
+    if not code:
+        group = gw.groups.describe(group_id)
+        if isinstance(group, Description):
+            return dict(
+                error_code=0,
+                group_id=group_id,
+                group_state=group.state,
+                protocol_type=group.protocol_type,
+                protocol_data=group.protocol,
+                members=[
+                    dict(
+                        member_id=m.member_id,
+                        group_instance_id=m.instance_id,
+                        client_id=m.client_id,
+                        client_host=m.client_host,
+                        member_metadata=m.metadata,
+                        member_assignment=m.assignment,
+                    )
+                    for m in group.members
+                ],
+                authorized_operations=ctx.operations(ResourceType.GROUP, group_id, asked=asked),
             )
-            for m in group.members
-        ]
-        return group_class(
-            version=version,
-            error_code=0,
-            group_id=group_id,
-            group_state=group.state,
-            protocol_type=group.protocol_type,
-            protocol_data=group.protocol,
-            members=members,
-            authorized_operations=operations,
-        )
-    code, message, state = group, None, ""
-    if group == ErrorCode.GROUP_ID_NOT_FOUND:
+        code = group
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
         state = _DEAD
-        if version < 6:
+        if ctx.version < 6:
             code = ErrorCode.NONE
         else:
             message = f"Group {group_id} not found."
-    return group_class(
-        version=version,
+    return dict(
         error_code=code,
         error_message=message,
         group_id=group_id,
@@ -292,68 +248,99 @@ def _described(version: int, group_id: str, group: Description | ErrorCode, oper
         protocol_type="",
         protocol_data="",
         members=[],
-        authorized_operations=None if code else operations,
+        authorized_operations=None if code else ctx.operations(ResourceType.GROUP, group_id, asked=asked),
     )
 
 
-def list_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """List all groups that pass the filters."""
+def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
+    """List all groups that pass the filters, and of which the client may be told."""
     version = ctx.version
     code = gw.groups.refusal
     listed = []
     if not code:
-        listed = gw.groups.list(
-            request.states_filter if version >= 4 else (), request.types_filter if version >= 5 else ()
-        )
-    row = ListGroupsResponse.ListedGroup
-    return ListGroupsResponse(
-        version=version,
-        error_code=code,
-        groups=[
-            row(
-                version=version,
+        sees_all = not ctx.cluster(AclOperation.DESCRIBE)
+        listed = [
+            dict(
                 group_id=group.group_id,
                 protocol_type=group.protocol_type,
                 group_state=group.state,
                 group_type=group.group_type,
             )
-            for group in listed
-        ],
-    )
-
-
-async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Delete each group that is named and empty; one that is named twice is answered once."""
-    answers = {group_id: gw.groups.delete(group_id) for group_id in dict.fromkeys(request.groups_names)}
-    row = DeleteGroupsResponse.DeletableGroupResult
-    return DeleteGroupsResponse(
-        version=ctx.version,
-        results=[
-            row(
-                version=ctx.version,
-                group_id=group_id,
-                error_code=await answer if isinstance(answer, asyncio.Future) else answer,
+            for group in gw.groups.list(
+                request.states_filter if version >= 4 else (), request.types_filter if version >= 5 else ()
             )
+            if sees_all or not ctx.group(group.group_id, AclOperation.DESCRIBE)
+        ]
+    return ctx.response(error_code=code, groups=listed)
+
+
+async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
+    """Delete each group that is named and empty; one that is named twice is answered once."""
+    answers = {
+        group_id: ctx.group(group_id, AclOperation.DELETE) or gw.groups.delete(group_id)
+        for group_id in dict.fromkeys(request.groups_names)
+    }
+    return ctx.response(
+        results=[
+            dict(group_id=group_id, error_code=answer if isinstance(answer, ErrorCode) else await answer)
             for group_id, answer in answers.items()
-        ],
+        ]
     )
 
+
+def _group(request: Any) -> Iterable[str]:
+    return (request.group_id,)
+
+
+def _coordinated(key_type: int) -> Any:
+    def keys(request: Any) -> Iterable[str]:
+        if _key_type(request) != key_type:
+            return ()
+        return (request.key,) if request.API_VERSION < 4 else request.coordinator_keys
+
+    return keys
+
+
+_READ = (Need(AclOperation.READ, ResourceType.GROUP, _group, whole=True),)
 
 APIS = (
-    Api(10, 0, 6, find_coordinator, AclOperation.DESCRIBE),
-    Api(11, 0, 9, join_group, AclOperation.READ, groups=lambda request: [request.group_id], long_poll=True),
-    Api(12, 0, 4, heartbeat, AclOperation.READ),
-    Api(13, 0, 5, leave_group, AclOperation.READ),
-    Api(14, 0, 5, sync_group, AclOperation.READ, long_poll=True),
+    Api(
+        10,
+        0,
+        6,
+        find_coordinator,
+        (
+            Need(AclOperation.DESCRIBE, ResourceType.GROUP, _coordinated(_GROUP)),
+            Need(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, _coordinated(_TRANSACTION)),
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+        ),
+    ),
+    Api(11, 0, 9, join_group, _READ, tells_of_groups=True, long_poll=True),
+    Api(12, 0, 4, heartbeat, _READ),
+    Api(13, 0, 5, leave_group, _READ),
+    Api(14, 0, 5, sync_group, _READ, long_poll=True),
     Api(
         15,
         0,
         6,
         describe_groups,
-        AclOperation.DESCRIBE,
-        groups=lambda request: request.groups,
+        (Need(AclOperation.DESCRIBE, ResourceType.GROUP, lambda request: request.groups),),
+        tells_of_groups=True,
         rows=("groups", "groups"),
     ),
-    Api(16, 0, 5, list_groups, AclOperation.DESCRIBE),
-    Api(42, 0, 2, delete_groups, AclOperation.DELETE, rows=("groups_names", "results")),
+    Api(
+        16,
+        0,
+        5,
+        list_groups,
+        (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER), Need(AclOperation.DESCRIBE, ResourceType.GROUP)),
+    ),
+    Api(
+        42,
+        0,
+        2,
+        delete_groups,
+        (Need(AclOperation.DELETE, ResourceType.GROUP, lambda request: request.groups_names),),
+        rows=("groups_names", "results"),
+    ),
 )

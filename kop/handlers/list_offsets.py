@@ -23,13 +23,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context, InTask
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import ANSWER_SECONDS, all_in_time
 from kop.handlers.isolation import is_open, reads_committed
-from kop.storage.base import PartitionLog
+from kop.storage.base import PartitionLog, TopicInfo
 from kop.turns import Turns
-from kop.wire.messages import ListOffsetsResponse, OffsetForLeaderEpochResponse
+from kop.wire.rows import Response
 
 _LATEST = -1
 _EARLIEST = -2
@@ -67,29 +68,33 @@ def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
     committed = reads_committed(request.isolation_level)
     known: dict[_Key, _Answer] = {}
     logs: dict[_Key, tuple[PartitionLog, int]] = {}
-    for topic in request.topics:
-        for part in topic.partitions:
-            key = (topic.name, part.partition_index)
+    for wanted in request.topics:
+        topic = ctx.topic(wanted.name, AclOperation.DESCRIBE)
+        for part in wanted.partitions:
+            key = (wanted.name, part.partition_index)
             if key in known or key in logs:
                 logs.pop(key, None)
                 known[key] = ErrorCode.INVALID_REQUEST, -1, -1
                 continue
-            log_or_error = _log_of(gw, ctx, topic.name, part)
+            log_or_error = _log_of(gw, ctx, topic, part)
             if isinstance(log_or_error, ErrorCode):
                 known[key] = log_or_error, -1, -1
             elif log_or_error.sole_writer and (bound := _bound(log_or_error, part.timestamp, committed)) is not None:
                 known[key] = ErrorCode.NONE, *bound
             else:
                 logs[key] = log_or_error, part.timestamp
-    return _look_all_up(gw, ctx, request, known, logs, committed) if logs else _response(ctx, request, known)
+    if not logs:
+        return _response(ctx, request, known)
+    return InTask(_look_all_up(gw, ctx, request, known, logs, committed))
 
 
-def _log_of(gw: Gateway, ctx: Context, name: str, part: Any) -> PartitionLog | ErrorCode:
+def _log_of(gw: Gateway, ctx: Context, topic: TopicInfo | ErrorCode, part: Any) -> PartitionLog | ErrorCode:
+    if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return topic
     if part.timestamp < 0 and ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, _NO_VERSION):
         return ErrorCode.UNSUPPORTED_VERSION
-    topic = gw.topics.get(name)
-    if topic is None:
-        return gw.topics.missing(name)
+    if isinstance(topic, ErrorCode):
+        return topic
     partition_log = gw.topics.log(topic.topic_id, part.partition_index)
     if partition_log is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -98,26 +103,24 @@ def _log_of(gw: Gateway, ctx: Context, name: str, part: Any) -> PartitionLog | E
     return partition_log
 
 
-def _response(ctx: Context, request: Any, answers: Mapping[_Key, _Answer]) -> Any:
-    topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
-    partition_class = topic_class.ListOffsetsPartitionResponse
+def _response(ctx: Context, request: Any, answers: Mapping[_Key, _Answer]) -> Response:
     topics = []
     for topic in request.topics:
         rows = []
         for part in topic.partitions:
             code, timestamp, offset = answers[topic.name, part.partition_index]
+            epoch = 0 if code == ErrorCode.NONE and offset >= 0 else -1
             rows.append(
-                partition_class(
-                    version=ctx.version,
+                dict(
                     partition_index=part.partition_index,
                     error_code=code,
                     timestamp=timestamp,
                     offset=offset,
-                    leader_epoch=0 if code == ErrorCode.NONE and offset >= 0 else -1,
+                    leader_epoch=epoch,
                 )
             )
-        topics.append(topic_class(version=ctx.version, name=topic.name, partitions=rows))
-    return ListOffsetsResponse(version=ctx.version, topics=topics)
+        topics.append(dict(name=topic.name, partitions=rows))
+    return ctx.response(topics=topics)
 
 
 async def _look_all_up(
@@ -188,20 +191,18 @@ def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
 
     An end of a log that this broker alone writes is told at once, without a task.
     """
-    topic_class = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
-    response = OffsetForLeaderEpochResponse(version=ctx.version, topics=[])
-    unknown: list[tuple[Any, Callable[[], Awaitable[_Answer]]]] = []
+    topics: list[dict[str, Any]] = []
+    unknown: list[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]] = []
     for wanted in request.topics:
-        topic = gw.topics.get(wanted.topic)
-        rows = []
+        topic = ctx.topic(wanted.topic, AclOperation.DESCRIBE)
+        rows: list[dict[str, Any]] = []
         for part in wanted.partitions:
-            row = topic_class.EpochEndOffset(version=ctx.version, partition=part.partition)
+            row: dict[str, Any] = dict(partition=part.partition)
             rows.append(row)
-            partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition)
             answer: _Answer = ErrorCode.NONE, -1, -1
+            partition_log = None if isinstance(topic, ErrorCode) else gw.topics.log(topic.topic_id, part.partition)
             if partition_log is None:
-                code = gw.topics.missing(wanted.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                answer = code, -1, -1
+                answer = topic if isinstance(topic, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
             elif part.current_leader_epoch > 0:
                 answer = ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
             elif part.leader_epoch == 0:
@@ -209,20 +210,22 @@ def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
                     unknown.append((row, partial(_look_end_up, (wanted.topic, part.partition), partition_log)))
                     continue
                 answer = ErrorCode.NONE, 0, partition_log.high_watermark
-            row.error_code, row.leader_epoch, row.end_offset = answer
-        response.topics.append(topic_class(version=ctx.version, topic=wanted.topic, partitions=rows))
-    return _look_ends_up(ctx, response, unknown) if unknown else response
+            row["error_code"], row["leader_epoch"], row["end_offset"] = answer
+        topics.append(dict(topic=wanted.topic, partitions=rows))
+    return InTask(_look_ends_up(ctx, topics, unknown)) if unknown else ctx.response(topics=topics)
 
 
 async def _look_ends_up(
-    ctx: Context, response: Any, unknown: Sequence[tuple[Any, Callable[[], Awaitable[_Answer]]]]
-) -> Any:
+    ctx: Context,
+    topics: list[dict[str, Any]],
+    unknown: Sequence[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]],
+) -> Response:
     """Complete the rows of the answer whose ends are not known."""
     late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
     answers = await _all_in_time([look_up for _, look_up in unknown], late)
     for (row, _), answer in zip(unknown, answers, strict=True):
-        row.error_code, row.leader_epoch, row.end_offset = answer
-    return response
+        row["error_code"], row["leader_epoch"], row["end_offset"] = answer
+    return ctx.response(topics=topics)
 
 
 async def _look_end_up(key: _Key, partition_log: PartitionLog) -> _Answer:
@@ -234,19 +237,21 @@ async def _look_end_up(key: _Key, partition_log: PartitionLog) -> _Answer:
         return error.code, -1, -1
 
 
-def _names(request: Any) -> list[str]:
-    return [topic.name for topic in request.topics]
-
-
 APIS = (
-    Api(2, 1, 11, list_offsets, AclOperation.DESCRIBE, topics=_names, rows=("topics", "topics")),
+    Api(
+        2,
+        1,
+        11,
+        list_offsets,
+        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        rows=("topics", "topics"),
+    ),
     Api(
         23,
         2,
         4,
         offset_for_leader_epoch,
-        AclOperation.DESCRIBE,
-        topics=lambda request: [topic.topic for topic in request.topics],
+        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, lambda request: [topic.topic for topic in request.topics]),),
         rows=("topics", "topics"),
     ),
 )

@@ -12,37 +12,33 @@ Metadata
   INVALID_TOPIC_EXCEPTION; too many partitions, of one request or in all, are POLICY_VIOLATION.
 - All live brokers are told, this one under the address that this client can reach. Partitions have one replica, their
   leader, and leader_epoch 0.
-- Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed,
-  on a name that is no topic, too. An unknown id has none.
+- Authorized operations are -2147483648 unless asked for. A name that is no topic has those that the client has on it,
+  an unknown id none.
+- A topic that the client may not see is TOPIC_AUTHORIZATION_FAILED, with nothing but the name or the id that was asked.
 - A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
-- Answers are kept encoded, by version, address and topics, until a topic changes: Spark and Connect ask all the time.
+- Answers are kept encoded, by client, version, address and topics, until a topic or a right changes: Spark and Connect
+  ask all the time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
 from kop.cluster.client_topics import RESERVED
-from kop.errors import ErrorCode, KopError
+from kop.errors import ErrorCode
 from kop.handlers import auto_creation
-from kop.handlers.api import AclOperation, Api, Context, Frame, undecoded
+from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
 from kop.storage.base import TopicInfo
 from kop.wire import codec
-from kop.wire.messages import (
-    DescribeTopicPartitionsResponse,
-    MetadataRequest,
-    MetadataResponse,
-)
+from kop.wire.messages import MetadataRequest
+from kop.wire.rows import Response
 
-_TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
-"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"""
-_CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
-"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"""
 _LARGE = 16 * 1024
 """Bytes of a request from which on it is answered in parts, so that others have their turn."""
 _PART_TOPICS = 200
@@ -52,28 +48,34 @@ _LIBRDKAFKA_SLACK = 3
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
-    key = (ctx.version, ctx.conn.broker_address, bytes(body))
-    version = (gw.topics.version, gw.cluster.version)
+    key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.broker_address, bytes(body))
+    version = (gw.topics.version, gw.cluster.version, ctx.access.version)
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
-        return _answer_with_pauses(gw, ctx, bytes(body))
+        return InTask(_answer_with_pauses(gw, ctx, bytes(body)))
     request = _decoded(ctx.version, body)
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, codec.encode_response(0, _refusal(ctx.version, request))[8:])
-    to_find = gw.topics.names_to_find(topic.name for topic in request.topics or ())
-    missing = _to_create(gw, ctx, request)
-    if to_find or missing:
-        return _find_and_answer(gw, ctx, request)
-    answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
-    if all(topic.name is None or "/" not in topic.name or gw.topics.get(topic.name) for topic in request.topics or ()):
+        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
+    if _to_find(ctx, request) or _to_create(gw, ctx, request):
+        return InTask(_find_and_answer(gw, ctx, request))
+    answer = _encoded(_answer(gw, ctx, request))
+    if all(
+        topic.name is None or "/" not in topic.name or isinstance(ctx.topic(topic.name, None), TopicInfo)
+        for topic in request.topics or ()
+    ):
         gw.metadata_cache.put(version, key, answer)  # otherwise no version would show that such a topic was made
     return _framed(ctx.correlation_id, answer)
 
 
 def _framed(correlation_id: int, rest: bytes) -> Frame:
     return ((len(rest) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big", signed=True), rest)
+
+
+def _encoded(response: Response) -> bytes:
+    """Return the answer without its size and its correlation id."""
+    return codec.encode_response(0, response.message())[8:]
 
 
 def _decoded(version: int, body: memoryview) -> Any:
@@ -89,54 +91,69 @@ def _asks_for_ids_too_early(version: int, request: Any) -> bool:
     return 10 <= version <= 11 and any(topic.topic_id is not None for topic in request.topics or ())
 
 
-def _refusal(version: int, request: Any) -> Any:
+def _refusal(ctx: Context, request: Any) -> Response:
     """INVALID_REQUEST for every topic of a request, and nothing of the cluster: as Kafka answers."""
-    response = MetadataResponse(version=version, brokers=[], cluster_id=None, controller_id=-1)
-    response.topics = [
-        _row(version, (ErrorCode.INVALID_REQUEST, topic.name or "", topic.topic_id, False, [], None))
+    topics = [
+        _row(ctx.version, (ErrorCode.INVALID_REQUEST, topic.name or "", topic.topic_id, False, [], None))
         for topic in request.topics
     ]
-    response.authorized_operations = None
-    return response
+    return ctx.response(brokers=[], cluster_id=None, controller_id=-1, topics=topics, authorized_operations=None)
+
+
+_NEEDS = (
+    Need(
+        AclOperation.DESCRIBE,
+        ResourceType.TOPIC,
+        lambda request: [topic.name if topic.topic_id is None else topic.topic_id for topic in request.topics or ()],
+    ),
+    Need(AclOperation.CREATE, ResourceType.CLUSTER),
+    Need(AclOperation.CREATE, ResourceType.TOPIC),
+    Need(AclOperation.DESCRIBE, ResourceType.CLUSTER),
+)
+
+
+def _to_find(ctx: Context, request: Any) -> Sequence[str]:
+    return ctx.access.names_to_find(ctx.conn, _NEEDS[:1], request)
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
+    """Return the topics that are missing, and are made if the client may make them."""
     if not gw.config.auto_create_topics_enable or not request.topics:
         return []
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
         return []
     names = dict.fromkeys(topic.name for topic in request.topics if topic.name is not None and topic.topic_id is None)
-    return [name for name in names if name not in RESERVED and gw.topics.get(name) is None and _legal(gw, name)]
+    return [name for name in names if name not in RESERVED and _is_to_be_made(ctx, name)]
 
 
-def _legal(gw: Gateway, name: str) -> bool:
-    try:
-        gw.topics.check_name(name)
-    except KopError:
-        return False
-    return True
+def _is_to_be_made(ctx: Context, name: str) -> bool:
+    topic = ctx.topic(name, AclOperation.DESCRIBE)
+    return isinstance(topic, ErrorCode) and topic is not ErrorCode.TOPIC_AUTHORIZATION_FAILED and ctx.is_legal(name)
 
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
     answer = await _found_and_made(gw, ctx, request, gw.topic_limits.making(), _end_of_wait())
-    return _framed(ctx.correlation_id, codec.encode_response(0, answer)[8:])
+    return _framed(ctx.correlation_id, _encoded(answer))
 
 
 def _end_of_wait() -> float:
     return asyncio.get_running_loop().time() + auto_creation.WAIT_SECONDS
 
 
-async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking, end: float) -> Any:
-    await gw.topics.find(topic.name for topic in request.topics or ())
-    failed = await gw.auto_creation.make(_to_create(gw, ctx, request), making, end)
-    return _answer(gw, ctx, request, failed)
+async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking, end: float) -> Response:
+    if to_find := _to_find(ctx, request):
+        await gw.topics.find(to_find)
+    names = _to_create(gw, ctx, request)
+    refused = {name: ErrorCode.TOPIC_AUTHORIZATION_FAILED for name in names if not ctx.may_create(name)}
+    failed = await gw.auto_creation.make([name for name in names if name not in refused], making, end)
+    return _answer(gw, ctx, request, failed | refused)
 
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a request that names thousands of topics, a part of them at a time."""
     request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, codec.encode_response(0, _refusal(ctx.version, request))[8:])
+        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
     making, end = gw.topic_limits.making(), _end_of_wait()
@@ -144,28 +161,34 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
         await asyncio.sleep(0)
         request.topics = topics[begin : begin + _PART_TOPICS]
-        whole.topics += (await _found_and_made(gw, ctx, request, making, end)).topics
-    rest = (await asyncio.to_thread(codec.encode_response, 0, whole))[8:]
+        part = await _found_and_made(gw, ctx, request, making, end)
+        whole.fields["topics"] += part.fields["topics"]
+    rest = await asyncio.to_thread(_encoded, whole)
     return _framed(ctx.correlation_id, rest)
 
 
-def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Any:
+def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Response:
     version = ctx.version
-    topic_operations = _TOPIC_OPERATIONS if version >= 8 and request.include_topic_authorized_operations else None
+    asked = version >= 8 and request.include_topic_authorized_operations
+    hidden = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     rows = [
-        (code, name, topic_id, internal, partitions, None if code == ErrorCode.UNKNOWN_TOPIC_ID else topic_operations)
-        for code, name, topic_id, internal, partitions in _topics(gw, version, request, failed or {})
+        (
+            *(code, name, topic_id, internal, partitions),
+            ctx.operations(ResourceType.TOPIC, name or "", asked=asked and code not in hidden),
+        )
+        for code, name, topic_id, internal, partitions in _topics(gw, ctx, request, failed or {})
     ]
-    response = MetadataResponse(
-        version=version,
+    asks_for_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
+    operations = ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asks_for_cluster)
+    if asks_for_cluster and ctx.cluster(AclOperation.DESCRIBE):
+        operations = set()
+    return ctx.response(
         brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address)],
         cluster_id=gw.engine.cluster_id,
         controller_id=gw.cluster.ids[0],
+        topics=[_row(version, row) for row in rows],
+        authorized_operations=operations,
     )
-    response.topics = [_row(version, row) for row in rows]
-    wanted = 8 <= version <= 10 and request.include_cluster_authorized_operations
-    response.authorized_operations = _CLUSTER_OPERATIONS if wanted else None
-    return response
 
 
 def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -183,29 +206,34 @@ def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _topics(
-    gw: Gateway, version: int, request: Any, failed: dict[str, ErrorCode]
+    gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode]
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
     """For each topic of the request: error code, name, id, whether it is internal, partitions."""
-    wanted = request.topics
+    version, wanted = ctx.version, request.topics
     if wanted is None or (version == 0 and not wanted):
-        for topic in gw.topics.listed():
+        for topic in ctx.visible(gw.topics.listed()):
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
         return
+    no_name = None if version >= 12 else ""
     for entry in wanted:
         if entry.name is None and entry.topic_id is None:
-            yield ErrorCode.INVALID_REQUEST, None if version >= 12 else "", None, False, []
+            yield ErrorCode.INVALID_REQUEST, no_name, None, False, []
             continue
         by_id = entry.topic_id is not None
-        existing: TopicInfo | None = gw.topics.by_id(entry.topic_id) if by_id else gw.topics.get(entry.name)
-        if existing is not None:
-            yield 0, existing.name, gw.topics.id_of(existing), existing.internal, _partitions(gw, version, existing)
+        known = ctx.topic(entry.topic_id if by_id else entry.name, AclOperation.DESCRIBE)
+        if isinstance(known, TopicInfo):
+            yield 0, known.name, gw.topics.id_of(known), known.internal, _partitions(gw, version, known)
         elif by_id:
-            yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", entry.topic_id, False, []
+            yield known, no_name, entry.topic_id, False, []
         else:
-            code = failed.get(entry.name) or gw.topics.missing(entry.name)
-            if not _legal(gw, entry.name):
-                code = ErrorCode.INVALID_TOPIC_EXCEPTION
-            yield code, entry.name, None, False, []
+            yield failed.get(entry.name) or _missing(ctx, entry.name, known), entry.name, None, False, []
+
+
+def _missing(ctx: Context, name: str, code: ErrorCode) -> ErrorCode:
+    """Return the error of a name that is no topic's, or of one that the client may not see."""
+    if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED or ctx.is_legal(name):
+        return code
+    return ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
@@ -225,83 +253,71 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     """
     limit = max(1, min(request.response_partition_limit, 2000))
     named = sorted({topic.name for topic in request.topics})
-    names = named or [topic.name for topic in gw.topics.listed()]
-    cursor, first = request.cursor, 0
-    response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
-    row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    partition_class = row_class.DescribeTopicPartitionsResponsePartition
+    names = named or [topic.name for topic in ctx.visible(gw.topics.listed())]
+    cursor, first, next_cursor = request.cursor, 0, None
     if cursor is not None:
         if cursor.partition_index < 0 or (named and cursor.topic_name not in named):
             code = ErrorCode.INVALID_REQUEST
-            response.topics = [
-                row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]) for name in named
-            ]
-            return response
+            return ctx.response(
+                topics=[dict(error_code=code, name=name, topic_id=None, partitions=[]) for name in named],
+                next_cursor=None,
+            )
         names = [name for name in names if name >= cursor.topic_name]
         first = cursor.partition_index if names and names[0] == cursor.topic_name else 0
+    rows: list[dict[str, Any]] = []
     for name in names:
         if limit == 0:
-            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
+            next_cursor = dict(topic_name=name, partition_index=0)
             break
-        topic = gw.topics.get(name)
-        if topic is None:
-            code = gw.topics.missing(name) if _legal(gw, name) else ErrorCode.INVALID_TOPIC_EXCEPTION
-            response.topics.append(
-                row_class(
-                    version=0,
-                    error_code=code,
-                    name=name,
-                    topic_id=None,
-                    partitions=[],
-                    topic_authorized_operations=_TOPIC_OPERATION_BITS,
-                )
-            )
+        topic = ctx.topic(name, AclOperation.DESCRIBE)
+        row: dict[str, Any] = dict(name=name)
+        rows.append(row)
+        if isinstance(topic, ErrorCode):
+            row |= dict(error_code=_missing(ctx, name, topic), topic_id=None, partitions=[])
+            if topic is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                row["topic_authorized_operations"] = _bits(ctx, name)
             continue
         stop = min(topic.partitions, first + limit)
-        response.topics.append(
-            row_class(
-                version=0,
-                error_code=0,
-                name=name,
-                topic_id=gw.topics.id_of(topic),
-                is_internal=topic.internal,
-                partitions=[
-                    partition_class(
-                        version=0,
-                        error_code=0,
-                        partition_index=index,
-                        leader_id=leader,
-                        leader_epoch=0,
-                        replica_nodes=[leader],
-                        isr_nodes=[leader],
-                        eligible_leader_replicas=[],
-                        last_known_elr=[],
-                        offline_replicas=[],
-                    )
-                    for index in range(first, stop)
-                    for leader in [gw.cluster.leader(topic.topic_id, index)]
-                ],
-                topic_authorized_operations=_TOPIC_OPERATION_BITS,
-            )
+        row |= dict(
+            error_code=0,
+            topic_id=gw.topics.id_of(topic),
+            is_internal=topic.internal,
+            partitions=[
+                dict(
+                    error_code=0,
+                    partition_index=index,
+                    leader_id=leader,
+                    leader_epoch=0,
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                    eligible_leader_replicas=[],
+                    last_known_elr=[],
+                    offline_replicas=[],
+                )
+                for index in range(first, stop)
+                for leader in [gw.cluster.leader(topic.topic_id, index)]
+            ],
+            topic_authorized_operations=_bits(ctx, name),
         )
         limit -= max(0, stop - first)
         if stop < topic.partitions:
-            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=stop)
+            next_cursor = dict(topic_name=name, partition_index=stop)
             break
         first = 0
-    return response
+    return ctx.response(topics=rows, next_cursor=next_cursor)
 
 
-_TOPIC_OPERATION_BITS = sum(1 << bit for bit in _TOPIC_OPERATIONS)
+def _bits(ctx: Context, name: str) -> int:
+    return sum(1 << operation for operation in ctx.access.operations(ctx.conn, ResourceType.TOPIC, name))
+
 
 APIS = (
-    Api(3, 0, 13, metadata, AclOperation.DESCRIBE, decode=undecoded, encodes=True),
+    Api(3, 0, 13, metadata, _NEEDS, finds=False, decode=undecoded, encodes=True),
     Api(
         75,
         0,
         0,
         describe_topic_partitions,
-        AclOperation.DESCRIBE,
-        topics=lambda request: [topic.name for topic in request.topics],
+        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
     ),
 )

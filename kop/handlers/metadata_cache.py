@@ -7,6 +7,7 @@ Must not know: what is in an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, Final
 
 _MOST_ENTRIES: Final = 256
@@ -15,22 +16,22 @@ _LARGEST: Final = 4 * 1024 * 1024
 
 
 class MetadataCache:
-    """Answers without size and correlation id, of one version of the topics and of the brokers."""
+    """Answers without size and correlation id, of one version of the topics, of the brokers and of the rights."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self._version = (-1, -1)
+        self._version: Hashable = None
         self._bytes = 0
 
-    def get(self, version: tuple[int, int], key: tuple[Any, ...]) -> bytes | None:
-        """The answer kept for `key` while topics and brokers are at `version`."""
+    def get(self, version: Hashable, key: tuple[Any, ...]) -> bytes | None:
+        """The answer kept for `key` while everything that answers are made of is at `version`."""
         if version != self._version:
             self._answers.clear()
             self._version, self._bytes = version, 0
             return None
         return self._answers.get(key)
 
-    def put(self, version: tuple[int, int], key: tuple[Any, ...], answer: bytes) -> None:
+    def put(self, version: Hashable, key: tuple[Any, ...], answer: bytes) -> None:
         """Keep an answer; the oldest go when there are too many."""
         if version != self._version or len(answer) > _LARGEST or key in self._answers:
             return

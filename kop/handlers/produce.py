@@ -34,7 +34,8 @@ from uuid import UUID
 
 from kop.cluster.topic_configs import ProduceRules
 from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
-from kop.handlers.api import UNLIMITED, AclOperation, Answer, Api, Context, Frame, undecoded
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import UNLIMITED, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.produce_refusals import refused_by_log, refused_partition
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
@@ -201,7 +202,7 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
     answer = ProduceAnswer(gw, ctx, acks, topics)
     if transactional and transactional_id is not None and refusal is None:
-        producers, known = _transactional_producers(gw, topics)
+        producers, known = _transactional_producers(gw, ctx, topics)
         if not all(
             gw.verifier.holds(*producer, (each.topic.topic_id, each.index)) and each.in_transaction(*producer)
             for producer, logs in producers.items()
@@ -233,9 +234,10 @@ def _submit_all(
     `known`: the partitions that there were when the request came, where it waited since.
     """
     gw, rows = answer.gw, answer.rows
-    targets = gw.produce_targets.current()
+    peer = answer.ctx.conn
+    targets = gw.produce_targets.current(peer)
     for name_or_id, batches in topics:
-        target = refusal or targets.get(name_or_id) or gw.produce_targets.find(name_or_id)
+        target = refusal or targets.get(name_or_id) or gw.produce_targets.find(peer, name_or_id)
         for batch in batches:
             place = len(rows)
             partition = batch[0]
@@ -256,7 +258,7 @@ def _submit_all(
             try:
                 header = _submit(answer, target.rules, partition_log, batch, place)
                 if answer.acks:
-                    gw.direct_produce.offer(name_or_id, target.rules, partition_log, header)
+                    gw.direct_produce.offer(peer, name_or_id, target.rules, partition_log, header)
             except KopError as error:
                 answer.unanswered -= 1
                 answer.refused(place, refused_partition(partition, error))
@@ -267,15 +269,17 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
         return ErrorCode.UNSUPPORTED_VERSION
     if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
-    if transactional and transactional_id is None:
+    if not transactional:  # the id alone needs no right
+        return None
+    if transactional_id is None:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    return None
+    return ctx.transactional_id(transactional_id, AclOperation.WRITE) or None
 
 
 # --- transactions
 
 
-def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> tuple[_Producers, set[_Stored]]:
+def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic]) -> tuple[_Producers, set[_Stored]]:
     """The logs of the transactional batches by producer, under the names by which transactions know partitions.
 
     What cannot be read, or does not exist, is left out: it is refused when it is handed to its log. With them all
@@ -283,12 +287,12 @@ def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> tuple[_Pro
     """
     producers: _Producers = {}
     known: set[_Stored] = set()
-    targets = gw.produce_targets.current()
+    targets = gw.produce_targets.current(ctx.conn)
     for name_or_id, batches in topics:
-        target = targets.get(name_or_id) or gw.produce_targets.find(name_or_id)
+        target = targets.get(name_or_id) or gw.produce_targets.find(ctx.conn, name_or_id)
         if isinstance(target, ErrorCode):
             continue
-        name = gw.topics.canonical_name(target.topic.name)
+        name = ctx.canonical_name(target.topic.name)
         for partition, records, fields, _ in batches:
             partition_log = target.logs.get(partition) or target.log(partition)
             if partition_log is None:
@@ -462,7 +466,11 @@ APIS = (
         3,
         13,
         produce,
-        AclOperation.WRITE,
+        (
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID),
+            Need(AclOperation.WRITE, ResourceType.TOPIC),
+        ),
+        finds=False,
         decode=undecoded,
         encodes=True,
         refused_from=0,

@@ -26,6 +26,4 @@ def refused_by_log(
     if error.code != ErrorCode.UNKNOWN_PRODUCER_ID:
         return answer
     # The Java client sends the same batch again and again where it is not told the log start (KIP-360).
-    target = targets.find(name_or_id)
-    log = None if isinstance(target, ErrorCode) else target.log(partition)
-    return answer._replace(log_start_offset=-1 if log is None else log.log_start_offset)
+    return answer._replace(log_start_offset=targets.log_start_offset(name_or_id, partition))

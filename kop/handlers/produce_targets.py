@@ -6,11 +6,13 @@ Must not know: requests, batches.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.topic_configs import ProduceRules, TopicConfigs
 from kop.errors import ErrorCode
+from kop.handlers.access import AccessControl, AclOperation, Peer
 from kop.storage.base import PartitionLog, TopicInfo
 
 
@@ -37,32 +39,44 @@ class ProduceTarget:
 class ProduceTargets:
     """The topics that are produced to, by what clients call them: a name, or the 16 bytes of an id."""
 
-    def __init__(self, topics: ClientTopics, configs: TopicConfigs) -> None:
+    def __init__(self, access: AccessControl, topics: ClientTopics, configs: TopicConfigs) -> None:
+        self._access = access
         self._topics = topics
         self._configs = configs
-        self._kept: dict[str | bytes, ProduceTarget] = {}
-        self._versions = (-1, -1)
+        self._kept: dict[Hashable, dict[str | bytes, ProduceTarget]] = {}
+        """By who may write to them."""
+        self._versions: Hashable = None
 
-    def current(self) -> dict[str | bytes, ProduceTarget]:
-        """The targets that are known now. Do not keep the result: the next change of any topic replaces it."""
-        versions = (self._topics.version, self._configs.version)
-        if versions != self._versions:
+    @property
+    def versions(self) -> Hashable:
+        """A value that changes with everything that a target is made of."""
+        return self._topics.version, self._configs.version, self._access.version
+
+    def current(self, peer: Peer) -> dict[str | bytes, ProduceTarget]:
+        """The targets of a client that are known now. Do not keep the result: the next change replaces it."""
+        if self._versions != (versions := self.versions):
             self._versions = versions
             self._kept = {}
-        return self._kept
+        return self._kept.setdefault(self._access.who(peer), {})
 
-    def find(self, name_or_id: str | bytes) -> ProduceTarget | ErrorCode:
+    def find(self, peer: Peer, name_or_id: str | bytes) -> ProduceTarget | ErrorCode:
         """Look up a topic that is not among the known targets, or give the error why it cannot be produced to."""
-        if isinstance(name_or_id, bytes):
-            topic = self._topics.by_id(UUID(bytes=name_or_id))
-            missing = ErrorCode.UNKNOWN_TOPIC_ID
-        else:
-            topic = self._topics.get(name_or_id)
-            missing = ErrorCode.NONE if topic is not None else self._topics.missing(name_or_id)
-        if topic is None:
-            return missing
+        key = UUID(bytes=name_or_id) if isinstance(name_or_id, bytes) else name_or_id
+        topic = self._access.topic(peer, key, AclOperation.WRITE)
+        if isinstance(topic, ErrorCode):
+            return topic
         if topic.internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         target = ProduceTarget(self._topics, topic, self._configs.produce_rules(topic))
-        self.current()[name_or_id] = target
+        self.current(peer)[name_or_id] = target
         return target
+
+    def log_start_offset(self, name_or_id: str | bytes, partition: int) -> int:
+        """Return where the log of a partition begins to which somebody has written; -1 if it is not there any more."""
+        topic = (
+            self._topics.by_id(UUID(bytes=name_or_id))
+            if isinstance(name_or_id, bytes)
+            else self._topics.get(name_or_id)
+        )
+        log = None if topic is None else self._topics.log(topic.topic_id, partition)
+        return -1 if log is None else log.log_start_offset

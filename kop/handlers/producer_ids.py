@@ -13,31 +13,56 @@ from __future__ import annotations
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.transactions import error_for
-from kop.wire.messages import InitProducerIdResponse
+from kop.wire.rows import Response
 from kop.wire.transaction_state import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
-async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer with the id and epoch that the producer has from now on."""
     version = ctx.version
-    response = InitProducerIdResponse(version=version, error_code=0, producer_id=-1, producer_epoch=-1)
     expected = (request.producer_id, request.producer_epoch) if version >= 3 else (-1, -1)
-    if (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH):
-        response.error_code = ErrorCode.INVALID_REQUEST
-    elif request.transactional_id is None:
-        response.producer_id, response.producer_epoch = await gw.producer_ids.take(), 0
-    else:
+    code, producer_id, epoch = _refusal(ctx, request.transactional_id), NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+    if not code and (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH):
+        code = ErrorCode.INVALID_REQUEST
+    if not code and request.transactional_id is None:
+        producer_id, epoch = await gw.producer_ids.take(), 0
+    elif not code:
         identity = await gw.transactions.init_producer_id(
             request.transactional_id,
             request.transaction_timeout_ms,
             None if expected[0] == NO_PRODUCER_ID else expected,
         )
-        response.error_code = error_for(identity.error, knows_fenced=version >= 4)
-        response.producer_id, response.producer_epoch = identity.producer_id, identity.producer_epoch
-    return response
+        code = error_for(identity.error, knows_fenced=version >= 4)
+        producer_id, epoch = identity.producer_id, identity.producer_epoch
+    return ctx.response(error_code=code, producer_id=producer_id, producer_epoch=epoch)
 
 
-APIS = (Api(22, 0, 5, init_producer_id, AclOperation.IDEMPOTENT_WRITE),)
+def _refusal(ctx: Context, transactional_id: str | None) -> ErrorCode:
+    if transactional_id is not None:
+        return ctx.transactional_id(transactional_id, AclOperation.WRITE)
+    if ctx.access.allows_any(ctx.conn, AclOperation.WRITE, ResourceType.TOPIC):
+        return ErrorCode.NONE
+    return ctx.cluster(AclOperation.IDEMPOTENT_WRITE)
+
+
+APIS = (
+    Api(
+        22,
+        0,
+        5,
+        init_producer_id,
+        (
+            Need(
+                AclOperation.WRITE,
+                ResourceType.TRANSACTIONAL_ID,
+                lambda request: () if request.transactional_id is None else (request.transactional_id,),
+            ),
+            Need(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER),
+            Need(AclOperation.WRITE, ResourceType.TOPIC),
+        ),
+    ),
+)

@@ -12,23 +12,22 @@ from typing import Any
 from kop.errors import ErrorCode
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.wire.messages import SaslAuthenticateResponse, SaslHandshakeResponse
+from kop.wire.rows import Response
 
 _NO_SASL = "This listener does not use SASL: connect with security.protocol=PLAINTEXT"
 
 log = logging.getLogger(__name__)
 
 
-def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Any:
+def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Refuse every mechanism."""
     log.info("client %s at %s asked for SASL, which is not served: %s", ctx.client_id, ctx.conn.client_host, _NO_SASL)
-    return SaslHandshakeResponse(version=ctx.version, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+    return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
 
 
-def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Any:
+def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Refuse without a look at what came: it may be a password."""
-    return SaslAuthenticateResponse(
-        version=ctx.version,
+    return ctx.response(
         error_code=ErrorCode.ILLEGAL_SASL_STATE,
         error_message=_NO_SASL,
         auth_bytes=b"",
@@ -36,4 +35,4 @@ def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Any:
     )
 
 
-APIS = (Api(17, 0, 1, sasl_handshake, operation=None), Api(36, 0, 2, sasl_authenticate, operation=None))
+APIS = (Api(17, 0, 1, sasl_handshake), Api(36, 0, 2, sasl_authenticate))

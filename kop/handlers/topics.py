@@ -32,24 +32,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import TopicInfo
-from kop.wire.messages import (
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeleteRecordsResponse,
-    DeleteTopicsResponse,
-    Message,
-)
+from kop.wire.messages import Message
+from kop.wire.rows import Response
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +64,9 @@ class _Plan:
     error: KopError | None = None
 
 
-async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Check each topic, make those that are right, and answer in the order of the request."""
-    counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
+    counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     plans: dict[str, _Plan] = {}
     with gw.topic_limits.making() as making:
         async for wanted in with_pauses(request.topics):
@@ -78,8 +74,10 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
                 continue
             plan = plans[wanted.name] = _Plan(wanted.name)
             try:
-                if counts[gw.topics.canonical_name(wanted.name)] > 1:
+                if counts[ctx.canonical_name(wanted.name)] > 1:
                     raise PeerError("Duplicate topic name.")
+                if not ctx.may_create(wanted.name):
+                    raise PeerError("Authorization failed.", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 gw.topic_limits.check_name(wanted.name)
                 plan.configs = gw.topic_configs.check({config.name: config.value for config in wanted.configs})
                 plan.partitions = _partitions_of(gw, wanted)
@@ -87,9 +85,9 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             except KopError as error:
                 plan.error = error
         if not request.validate_only:
-            await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
+            await asyncio.gather(*(_create(gw, ctx, plan) for plan in plans.values() if plan.error is None))
     rows = [_created(gw, ctx, plan) async for plan in with_pauses(plans.values())]
-    return CreateTopicsResponse(version=ctx.version, topics=rows)
+    return ctx.response(topics=rows)
 
 
 def _partitions_of(gw: Gateway, wanted: Any) -> int:
@@ -138,20 +136,18 @@ def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
         raise PeerError(f"The manual partition assignment includes {reason}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
 
-async def _create(gw: Gateway, plan: _Plan) -> None:
+async def _create(gw: Gateway, ctx: Context, plan: _Plan) -> None:
     try:
-        plan.topic = await gw.engine.topics.create(gw.topics.canonical_name(plan.name), plan.partitions, plan.configs)
+        plan.topic = await gw.engine.topics.create(ctx.canonical_name(plan.name), plan.partitions, plan.configs)
     except KopError as error:
         plan.error = error
     else:
         _log.info("topic %s is made, partitions: %d, configs: %s", plan.name, plan.partitions, plan.configs or "none")
 
 
-def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
-    row = CreateTopicsResponse.CreatableTopicResult
+def _created(gw: Gateway, ctx: Context, plan: _Plan) -> dict[str, Any]:
     if plan.error is not None:
-        return row(
-            version=ctx.version,
+        return dict(
             name=plan.name,
             topic_id=None,
             error_code=plan.error.code,
@@ -161,16 +157,16 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
             replication_factor=-1,
             configs=[],
         )
-    configs = gw.topic_configs.rows(plan.configs) if ctx.version >= 5 else ()
-    return row(
-        version=ctx.version,
+    hidden = not ctx.access.allows(ctx.conn, AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name)
+    configs = gw.topic_configs.rows(plan.configs) if ctx.version >= 5 and not hidden else ()
+    return dict(
         name=plan.name,
         topic_id=gw.topics.id_of(replace(plan.topic, name=plan.name)) if plan.topic is not None else None,
         error_code=0,
         error_message=None,
-        topic_config_error_code=0,
-        num_partitions=plan.partitions,
-        replication_factor=1,
+        topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED if hidden else 0,
+        num_partitions=-1 if hidden else plan.partitions,
+        replication_factor=-1 if hidden else 1,
         configs=[(config.name, config.value, config.read_only, config.source, False) for config in configs],
     )
 
@@ -195,7 +191,7 @@ class _Deletion:
         self.code, self.message = code, message
 
 
-async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Delete each topic that is named well, and answer for every one that was named, once."""
     if ctx.version >= 6:
         rows = [_Deletion(topic.name, topic.topic_id) for topic in request.topics]
@@ -206,25 +202,17 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
         for row in rows:
             row.refuse(code, "Topic deletion is disabled.")
     else:
-        rows = await _resolve(gw, rows)
+        rows = await _resolve(gw, ctx, rows)
         await asyncio.gather(*(_delete(gw, row) for row in rows if row.code == ErrorCode.NONE))
-    result = DeleteTopicsResponse.DeletableTopicResult
-    return DeleteTopicsResponse(
-        version=ctx.version,
+    return ctx.response(
         responses=[
-            result(
-                version=ctx.version,
-                name=row.name,
-                topic_id=row.topic_id,
-                error_code=row.code,
-                error_message=row.message,
-            )
+            dict(name=row.name, topic_id=row.topic_id, error_code=row.code, error_message=row.message)
             async for row in with_pauses(rows)
-        ],
+        ]
     )
 
 
-async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
+async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_Deletion]:
     """Find the topics. Those that are named twice are refused, and answered once."""
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
@@ -238,9 +226,13 @@ async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
             if ids[row.topic_id] > 1:
                 row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
                 continue
-            topic = gw.topics.by_id(row.topic_id)
-            if topic is None:
-                row.refuse(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+            topic = _to_delete(ctx, row.topic_id)
+            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                row.refuse(topic, "Topic authorization failed.")
+                seen = ctx.topic(row.topic_id, AclOperation.DESCRIBE)
+                row.name = None if isinstance(seen, ErrorCode) else seen.name
+            elif isinstance(topic, ErrorCode):
+                row.refuse(topic, "This server does not host this topic ID.")
             else:
                 row.name, row.topic = topic.name, topic
                 _refuse_reserved(row)
@@ -248,16 +240,26 @@ async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
             row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         else:
             assert row.name is not None
-            topic = gw.topics.get(row.name)
-            if row.name not in RESERVED and topic is None:
-                row.refuse(gw.topics.missing(row.name), "This server does not host this topic-partition.")
+            topic = _to_delete(ctx, row.name)
+            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                row.refuse(topic, "Topic authorization failed.")
                 continue
-            row.topic = topic
-            row.topic_id = gw.topics.id_of(topic) if topic is not None else None
+            if isinstance(topic, ErrorCode):
+                if row.name not in RESERVED:
+                    row.refuse(topic, "This server does not host this topic-partition.")
+                    continue
+            else:
+                row.topic, row.topic_id = topic, gw.topics.id_of(topic)
             _refuse_reserved(row)
-            if topic is not None and ids[row.topic_id] > 1:
+            if row.topic is not None and ids[row.topic_id] > 1:
                 row.refuse(ErrorCode.INVALID_REQUEST, _ID_SUPPLIED)
     return _without_both(list(answer.values()))
+
+
+def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
+    """Return the topic, if the client may delete it: by its right to the cluster, or to the topic."""
+    whole_cluster = not ctx.cluster(AclOperation.DELETE)
+    return ctx.topic(name_or_id, None if whole_cluster else AclOperation.DELETE)
 
 
 def _refuse_reserved(row: _Deletion) -> None:
@@ -294,18 +296,18 @@ async def _delete(gw: Gateway, row: _Deletion) -> None:
 # --- CreatePartitions
 
 
-async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Raise the number of partitions of each topic."""
-    counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
+    counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     topics_by_name = {topic.name: topic for topic in request.topics}
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
     with gw.topic_limits.making() as making:
         async for name, wanted in with_pauses(topics_by_name.items()):
             try:
-                if counts[gw.topics.canonical_name(name)] > 1:
+                if counts[ctx.canonical_name(name)] > 1:
                     raise PeerError("Duplicate topic name.")
-                topic = _check_growth(gw, wanted)
+                topic = _check_growth(gw, ctx, wanted)
                 making.add(wanted.count - topic.partitions)
                 grown.append((topic, wanted.count))
                 answers[name] = None
@@ -314,25 +316,24 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
         if not request.validate_only:
             results = await asyncio.gather(*(_grow(gw, topic, count) for topic, count in grown))
             answers |= {topic.name: error for (topic, _), error in zip(grown, results, strict=True)}
-    result = CreatePartitionsResponse.CreatePartitionsTopicResult
-    return CreatePartitionsResponse(
-        version=ctx.version,
+    return ctx.response(
         results=[
-            result(
-                version=ctx.version,
+            dict(
                 name=name,
                 error_code=error.code if error is not None else 0,
                 error_message=error.message or None if error is not None else None,
             )
             for name, error in answers.items()
-        ],
+        ]
     )
 
 
-def _check_growth(gw: Gateway, wanted: Any) -> TopicInfo:
-    topic = gw.topics.get(wanted.name)
-    if topic is None:
-        raise PeerError("This server does not host this topic-partition.", gw.topics.missing(wanted.name))
+def _check_growth(gw: Gateway, ctx: Context, wanted: Any) -> TopicInfo:
+    topic = ctx.topic(wanted.name, AclOperation.ALTER)
+    if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        raise PeerError("Topic authorization failed.", topic)
+    if isinstance(topic, ErrorCode):
+        raise PeerError("This server does not host this topic-partition.", topic)
     if topic.internal:
         raise PeerError(
             f"The number of partitions of internal topic {topic.name} is fixed.", ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -372,31 +373,28 @@ async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
 # --- DeleteRecords
 
 
-async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Message:
+async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Move the log start of each partition, and answer where it is now."""
     offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         offsets = offsets_by_topic.setdefault(topic.name, {})
         offsets.update({partition.partition_index: partition.offset for partition in topic.partitions})
     places = [(name, index, offset) for name, offsets in offsets_by_topic.items() for index, offset in offsets.items()]
-    results = await asyncio.gather(*(_truncate(gw, *place) for place in places))
-    topic_row = DeleteRecordsResponse.DeleteRecordsTopicResult
-    row = topic_row.DeleteRecordsPartitionResult
-    rows: dict[str, list[Any]] = {name: [] for name in offsets_by_topic}
+    results = await asyncio.gather(*(_truncate(gw, ctx, *place) for place in places))
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in offsets_by_topic}
     for (name, index, _), (code, low_watermark) in zip(places, results, strict=True):
-        rows[name].append(row(version=ctx.version, partition_index=index, low_watermark=low_watermark, error_code=code))
-    return DeleteRecordsResponse(
-        version=ctx.version,
-        topics=[topic_row(version=ctx.version, name=name, partitions=partitions) for name, partitions in rows.items()],
-    )
+        rows[name].append(dict(partition_index=index, low_watermark=low_watermark, error_code=code))
+    return ctx.response(topics=[dict(name=name, partitions=partitions) for name, partitions in rows.items()])
 
 
-async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
+async def _truncate(gw: Gateway, ctx: Context, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
     """Delete the records of a partition before an offset: the error, and the new low watermark or -1."""
-    topic = gw.topics.get(name)
-    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
-    if topic is None or log is None:
-        return gw.topics.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+    topic = ctx.topic(name, AclOperation.DELETE)
+    if isinstance(topic, ErrorCode):
+        return topic, -1
+    log = gw.topics.log(topic.topic_id, index)
+    if log is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
     if topic.internal:
         return ErrorCode.INVALID_TOPIC_EXCEPTION, -1
     policy = gw.topic_configs.policy(topic)
@@ -411,17 +409,38 @@ async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[Er
         return error.code, -1
 
 
-def _names(request: Any) -> list[str | None]:
+def _names(request: Any) -> Iterable[str]:
     return [topic.name for topic in request.topics]
 
 
-def _names_to_delete(request: Any) -> list[str | None]:
-    return [*_names(request), *request.topic_names]
+def _to_be_deleted(request: Any) -> Iterable[str | UUID | None]:
+    return [
+        *(topic.name if topic.topic_id is None else topic.topic_id for topic in request.topics), *request.topic_names
+    ]  # fmt: skip
 
 
 APIS: tuple[Api, ...] = (
-    Api(19, 2, 7, create_topics, AclOperation.CREATE, topics=_names),
-    Api(20, 1, 6, delete_topics, AclOperation.DELETE, topics=_names_to_delete),
-    Api(21, 0, 2, delete_records, AclOperation.DELETE, topics=_names, rows=("topics", "topics")),
-    Api(37, 0, 3, create_partitions, AclOperation.ALTER, topics=_names),
+    Api(
+        19,
+        2,
+        7,
+        create_topics,
+        (
+            Need(AclOperation.CREATE, ResourceType.CLUSTER),
+            Need(AclOperation.CREATE, ResourceType.TOPIC, _names),
+            Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC),
+        ),
+    ),
+    Api(
+        20,
+        1,
+        6,
+        delete_topics,
+        (
+            Need(AclOperation.DELETE, ResourceType.CLUSTER),
+            Need(AclOperation.DELETE, ResourceType.TOPIC, _to_be_deleted),
+        ),
+    ),
+    Api(21, 0, 2, delete_records, (Need(AclOperation.DELETE, ResourceType.TOPIC, _names),), rows=("topics", "topics")),
+    Api(37, 0, 3, create_partitions, (Need(AclOperation.ALTER, ResourceType.TOPIC, _names),)),
 )

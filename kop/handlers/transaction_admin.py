@@ -18,15 +18,12 @@ import logging
 from typing import Any, Final
 
 from kop.errors import ErrorCode
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
 from kop.transactions.machine import Transaction
-from kop.wire.messages import (
-    DescribeTransactionsResponse,
-    ListTransactionsResponse,
-    UpdateFeaturesResponse,
-)
+from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
 _LIST_SLICE: Final = 500
@@ -41,47 +38,45 @@ _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 # --- DescribeTransactions
 
 
-async def describe_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def describe_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Describe each transactional id, or answer the error why it cannot be described."""
-    rows = [await _description(gw, ctx.version, name) for name in request.transactional_ids]
-    return DescribeTransactionsResponse(version=ctx.version, transaction_states=rows)
+    return ctx.response(transaction_states=[await _description(gw, ctx, name) for name in request.transactional_ids])
 
 
-async def _description(gw: Gateway, version: int, transactional_id: str) -> Any:
-    row = DescribeTransactionsResponse.TransactionState
-    transaction, error = await gw.transactions.described(transactional_id)
-    if transaction is None:
-        return row(
-            version=version,
-            error_code=error,
-            transactional_id=transactional_id,
-            transaction_state="",
-            transaction_timeout_ms=0,
-            transaction_start_time_ms=0,
-            producer_id=0,
-            producer_epoch=0,
-            topics=[],
-        )
-    topics: dict[str, list[int]] = {}
-    for name, partition in sorted(transaction.partitions):
-        topics.setdefault(name, []).append(partition)
-    return row(
-        version=version,
+async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict[str, Any]:
+    row: dict[str, Any] = dict(
         error_code=ErrorCode.NONE,
         transactional_id=transactional_id,
+        transaction_state="",
+        transaction_timeout_ms=0,
+        transaction_start_time_ms=0,
+        producer_id=0,
+        producer_epoch=0,
+        topics=[],
+    )
+    if refusal := ctx.transactional_id(transactional_id, AclOperation.DESCRIBE):
+        return row | dict(error_code=refusal)
+    transaction, error = await gw.transactions.described(transactional_id)
+    if transaction is None:
+        return row | dict(error_code=error)
+    topics: dict[str, list[int]] = {}
+    for name, partition in sorted(transaction.partitions):
+        if ctx.topic(name, AclOperation.DESCRIBE) is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            topics.setdefault(name, []).append(partition)
+    return row | dict(
         transaction_state=transaction.status.label,
         transaction_timeout_ms=transaction.timeout_ms,
         transaction_start_time_ms=transaction.start_timestamp,
         producer_id=transaction.producer_id,
         producer_epoch=transaction.producer_epoch,
-        topics=[row.TopicData(version=version, topic=name, partitions=indexes) for name, indexes in topics.items()],
+        topics=[dict(topic=name, partitions=indexes) for name, indexes in topics.items()],
     )
 
 
 # --- ListTransactions
 
 
-async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
     """List the transactional ids that pass every filter."""
     labels = {status.label for status in TransactionStatus}
     states = set(request.state_filters)
@@ -99,6 +94,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
             and (not producers or transaction.producer_id in producers)
             and (duration < 0 or ctx.now_ms - transaction.start_timestamp > duration)
             and (pattern is None or pattern.fullmatch(transactional_id) is not None)
+            and not ctx.transactional_id(transactional_id, AclOperation.DESCRIBE)
         )
 
     known, error = gw.transactions.listed()
@@ -127,15 +123,12 @@ def _compiled(pattern: str) -> Any:
         return None
 
 
-def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tuple[str, Transaction]]) -> Any:
-    row = ListTransactionsResponse.TransactionState
-    return ListTransactionsResponse(
-        version=ctx.version,
+def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tuple[str, Transaction]]) -> Response:
+    return ctx.response(
         error_code=error,
         unknown_state_filters=unknown,
         transaction_states=[
-            row(
-                version=ctx.version,
+            dict(
                 transactional_id=transactional_id,
                 producer_id=transaction.producer_id,
                 transaction_state=transaction.status.label,
@@ -148,23 +141,18 @@ def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tu
 # --- UpdateFeatures
 
 
-def update_features(gw: Gateway, ctx: Context, request: Any) -> Any:
+def update_features(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Take the levels that the features have. An update that is refused refuses all of them, as in Kafka."""
     for update in request.feature_updates:
         code, why = _update(gw, ctx.version, update)
         if code:
-            return UpdateFeaturesResponse(
-                version=ctx.version,
-                error_code=code,
-                error_message=f"The update failed for all features since the following feature had an error: {why}",
-                results=[],
-            )
-    row = UpdateFeaturesResponse.UpdatableFeatureResult
+            text = f"The update failed for all features since the following feature had an error: {why}"
+            return ctx.response(error_code=code, error_message=text, results=[])
     results = [
-        row(version=ctx.version, feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
+        dict(feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
         for update in (request.feature_updates if ctx.version < 2 else ())
     ]
-    return UpdateFeaturesResponse(version=ctx.version, error_code=ErrorCode.NONE, error_message=None, results=results)
+    return ctx.response(error_code=ErrorCode.NONE, error_message=None, results=results)
 
 
 def _update(gw: Gateway, version: int, update: Any) -> tuple[ErrorCode, str]:
@@ -194,7 +182,17 @@ def _update(gw: Gateway, version: int, update: Any) -> tuple[ErrorCode, str]:
 
 
 APIS = (
-    Api(57, 0, 2, update_features, AclOperation.ALTER),
-    Api(65, 0, 0, describe_transactions, AclOperation.DESCRIBE, rows=("transactional_ids", "transaction_states")),
-    Api(66, 0, 2, list_transactions, AclOperation.DESCRIBE),
+    Api(57, 0, 2, update_features, (Need(AclOperation.ALTER, ResourceType.CLUSTER, whole=True),)),
+    Api(
+        65,
+        0,
+        0,
+        describe_transactions,
+        (
+            Need(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, lambda request: request.transactional_ids),
+            Need(AclOperation.DESCRIBE, ResourceType.TOPIC),
+        ),
+        rows=("transactional_ids", "transaction_states"),
+    ),
+    Api(66, 0, 2, list_transactions, (Need(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),)),
 )

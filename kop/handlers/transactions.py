@@ -23,14 +23,15 @@ from uuid import UUID
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.transactions.coordinators import TOPIC_IDS
 from kop.transactions.machine import Partition
-from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
 from kop.wire.primitives import encode_tags
+from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _NO_ID = UUID(int=0)
@@ -47,30 +48,31 @@ def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
     return code
 
 
-async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Add the partitions of each transaction, or say whether they are in it."""
     version = ctx.version
     if version < _BATCHED:
-        errors = await _add(
-            gw,
-            request.v3_and_below_transactional_id,
-            request.v3_and_below_producer_id,
-            request.v3_and_below_producer_epoch,
-            request.v3_and_below_topics,
-            client_version=0,
-        )
+        transactional_id, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
+        refusal = ctx.transactional_id(transactional_id, AclOperation.WRITE)
+        if refusal:
+            errors = {(topic.name, index): refusal for topic in topics for index in topic.partitions}
+        else:
+            errors = await _add(
+                gw,
+                ctx,
+                transactional_id,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                topics,
+                client_version=0,
+            )
         errors = {
             key: ErrorCode.INVALID_TXN_STATE
             if code is ErrorCode.TRANSACTION_ABORTABLE
             else error_for(code, knows_fenced=version >= 2)
             for key, code in errors.items()
         }
-        topic_class = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-        return AddPartitionsToTxnResponse(
-            version=version,
-            results_by_topic_v3_and_below=await _topic_rows(topic_class, version, request.v3_and_below_topics, errors),
-        )
-    result_class = AddPartitionsToTxnResponse.AddPartitionsToTxnResult
+        return ctx.response(results_by_topic_v3_and_below=await _topic_rows(topics, errors))
     results = []
     async for transaction in with_pauses(request.transactions):
         if transaction.verify_only:
@@ -78,6 +80,7 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
         else:
             errors = await _add(
                 gw,
+                ctx,
                 transaction.transactional_id,
                 transaction.producer_id,
                 transaction.producer_epoch,
@@ -89,23 +92,33 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
                 key: ErrorCode.INVALID_TXN_STATE if code is ErrorCode.TRANSACTION_ABORTABLE else code
                 for key, code in errors.items()
             }
-        rows = await _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, transaction.topics, errors)
-        results.append(result_class(version=version, transactional_id=transaction.transactional_id, topic_results=rows))
-    return AddPartitionsToTxnResponse(version=version, error_code=0, results_by_transaction=results)
+        rows = await _topic_rows(transaction.topics, errors)
+        results.append(dict(transactional_id=transaction.transactional_id, topic_results=rows))
+    return ctx.response(error_code=0, results_by_transaction=results)
 
 
 async def _add(
-    gw: Gateway, transactional_id: str, producer_id: int, epoch: int, topics: Any, *, client_version: int
+    gw: Gateway,
+    ctx: Context,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    topics: Any,
+    *,
+    client_version: int,
 ) -> dict[Partition, ErrorCode]:
     """Add partitions to a transaction; the error of each, by the names in the request."""
     errors: dict[Partition, ErrorCode] = {}
     names: dict[Partition, Partition] = {}
     async for topic_row in with_pauses(topics):
-        topic = gw.topics.get(topic_row.name)
+        # A broker asks for what it has allowed its client.
+        topic = ctx.topic(topic_row.name, None if client_version else AclOperation.WRITE)
         async for index in with_pauses(topic_row.partitions):
             key = topic_row.name, index
-            names[key] = gw.topics.canonical_name(topic_row.name), index
-            if topic is None or not 0 <= index < topic.partitions:
+            names[key] = ctx.canonical_name(topic_row.name), index
+            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                errors[key] = topic
+            elif isinstance(topic, ErrorCode) or not 0 <= index < topic.partitions:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif topic.internal and (client_version < EPOCH_BUMPED_AT_END or topic.name != KAFKA_OFFSETS_TOPIC):
                 errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -140,14 +153,12 @@ async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition
     return dict(verified.errors)
 
 
-async def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partition, ErrorCode]) -> list[Any]:
-    partition_class = topic_class.AddPartitionsToTxnPartitionResult
+async def _topic_rows(topics: Any, errors: dict[Partition, ErrorCode]) -> list[dict[str, Any]]:
     return [
-        topic_class(
-            version=version,
+        dict(
             name=topic.name,
             results_by_partition=[
-                partition_class(version=version, partition_index=index, partition_error_code=errors[topic.name, index])
+                dict(partition_index=index, partition_error_code=errors[topic.name, index])
                 async for index in with_pauses(topic.partitions)
             ],
         )
@@ -155,7 +166,7 @@ async def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[
     ]
 
 
-async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Add the partition that keeps the group's offsets."""
     place = gw.groups.coordinator_of(request.group_id)
     if place is None:
@@ -164,10 +175,10 @@ async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
         code = await gw.transactions.add_partitions(
             request.transactional_id, request.producer_id, request.producer_epoch, {(KAFKA_OFFSETS_TOPIC, place[1])}, 0
         )
-    return AddOffsetsToTxnResponse(version=ctx.version, error_code=error_for(code, knows_fenced=ctx.version >= 2))
+    return ctx.response(error_code=error_for(code, knows_fenced=ctx.version >= 2))
 
 
-async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Commit or abort a transaction, and answer once that is durable; its markers are written after the answer."""
     version = ctx.version
     identity = await gw.transactions.end(
@@ -180,20 +191,59 @@ async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
     error = identity.error
     if error is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE:
         error = ErrorCode.INVALID_TXN_STATE
-    response = EndTxnResponse(version=version, error_code=error_for(error, knows_fenced=version >= 2))
-    if version >= 5:
-        response.producer_id, response.producer_epoch = identity.producer_id, identity.producer_epoch
-    return response
+    code = error_for(error, knows_fenced=version >= 2)
+    if version < 5:
+        return ctx.response(error_code=code)
+    return ctx.response(error_code=code, producer_id=identity.producer_id, producer_epoch=identity.producer_epoch)
 
 
-def _topic_names(request: Any) -> list[str]:
+def _transactional_id(request: Any) -> tuple[str]:
+    return (request.transactional_id,)
+
+
+def _added_by_client(request: Any) -> Any:
+    return (request.v3_and_below_transactional_id,) if request.API_VERSION < _BATCHED else ()
+
+
+def _topics_of_client(request: Any) -> Any:
+    return [topic.name for topic in request.v3_and_below_topics] if request.API_VERSION < _BATCHED else ()
+
+
+def _topics_of_brokers(request: Any) -> Any:
     if request.API_VERSION < _BATCHED:
-        return [topic.name for topic in request.v3_and_below_topics]
+        return ()
     return [topic.name for transaction in request.transactions for topic in transaction.topics]
 
 
+def _is_of_broker(request: Any) -> Any:
+    return () if request.API_VERSION < _BATCHED else (CLUSTER_NAME,)
+
+
+_WRITE = Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, _transactional_id, whole=True)
+
 APIS = (
-    Api(24, 0, 5, add_partitions_to_txn, AclOperation.WRITE, topics=_topic_names, overlaps=True),
-    Api(25, 0, 4, add_offsets_to_txn, AclOperation.WRITE),
-    Api(26, 0, 5, end_txn, AclOperation.WRITE),
+    Api(
+        24,
+        0,
+        5,
+        add_partitions_to_txn,
+        (
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, _is_of_broker, whole=True),
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, _added_by_client),
+            Need(AclOperation.WRITE, ResourceType.TOPIC, _topics_of_client),
+            Need(None, ResourceType.TOPIC, _topics_of_brokers),
+        ),
+        overlaps=True,
+    ),
+    Api(
+        25,
+        0,
+        4,
+        add_offsets_to_txn,
+        (
+            _WRITE,
+            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,), whole=True),
+        ),
+    ),
+    Api(26, 0, 5, end_txn, (_WRITE,)),
 )

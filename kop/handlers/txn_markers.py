@@ -16,33 +16,35 @@ from typing import Any, cast
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
-from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog
-from kop.wire.messages import WriteTxnMarkersResponse
+from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog, TopicInfo
+from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _log = logging.getLogger(__name__)
 
 
-async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response:
     """End each transaction in the partitions that are named for it."""
-    result_class = WriteTxnMarkersResponse.WritableTxnMarkerResult
-    topic_class = result_class.WritableTxnMarkerTopicResult
-    partition_class = topic_class.WritableTxnMarkerPartitionResult
-    results = []
+    allowed = not (ctx.cluster(AclOperation.ALTER) and ctx.cluster(AclOperation.CLUSTER_ACTION))
+    markers = []
     async for marker in with_pauses(request.markers):
-        gw.ends.forget(marker.producer_id)
+        if allowed:
+            gw.ends.forget(marker.producer_id)
         topics = []
         for topic in marker.topics:
             rows = []
             async for index in with_pauses(topic.partition_indexes):
-                code = await _end(gw, ctx, marker, topic.name, index)
-                rows.append(partition_class(version=ctx.version, partition_index=index, error_code=code))
-            topics.append(topic_class(version=ctx.version, name=topic.name, partitions=rows))
-        results.append(result_class(version=ctx.version, producer_id=marker.producer_id, topics=topics))
-    return WriteTxnMarkersResponse(version=ctx.version, markers=results)
+                code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                if allowed:
+                    code = await _end(gw, ctx, marker, topic.name, index)
+                rows.append(dict(partition_index=index, error_code=code))
+            topics.append(dict(name=topic.name, partitions=rows))
+        markers.append(dict(producer_id=marker.producer_id, topics=topics))
+    return ctx.response(markers=markers)
 
 
 async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) -> ErrorCode:
@@ -52,8 +54,8 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
         return await gw.ends.end_offsets(
             {index}, marker.producer_id, marker.producer_epoch, name_in_storage, commit=commit
         )
-    topic = gw.topics.get(name)
-    log = None if topic is None or topic.internal else gw.topics.log(topic.topic_id, index)
+    topic = ctx.topic(name, None)
+    log = gw.topics.log(topic.topic_id, index) if isinstance(topic, TopicInfo) and not topic.internal else None
     if log is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not gw.cluster.is_leader(log.topic.topic_id, index):
@@ -82,4 +84,17 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
     return ErrorCode.NONE
 
 
-APIS = (Api(27, 1, 2, write_txn_markers, AclOperation.CLUSTER_ACTION, overlaps=True, reads_tags=True),)
+APIS = (
+    Api(
+        27,
+        1,
+        2,
+        write_txn_markers,
+        (
+            Need(AclOperation.ALTER, ResourceType.CLUSTER),
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+        ),
+        overlaps=True,
+        reads_tags=True,
+    ),
+)

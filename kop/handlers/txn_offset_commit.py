@@ -20,15 +20,16 @@ from collections.abc import Collection
 from typing import Any, Final
 from uuid import UUID
 
-from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
 from kop.handlers.pauses import with_pauses
+from kop.storage.base import TopicInfo
 from kop.transactions.verification import TransactionalProducer
-from kop.wire.messages import TxnOffsetCommitResponse
+from kop.wire.rows import Response
 
 _ADDS_PARTITION: Final = 5
 """The version from which on the request adds the partition to the transaction."""
@@ -47,11 +48,16 @@ _NOT_VERIFIED: Final = {
 """For errors of the transaction's coordinator: the error that the client gets instead."""
 
 
-async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Ask the transaction and the group, and answer when the offsets are durable."""
-    codes, good = existing_partitions(gw.topics, request, by_id=False)
+    refusal = ctx.transactional_id(request.transactional_id, AclOperation.WRITE) or ctx.group(
+        request.group_id, AclOperation.READ
+    )
+    if refusal:
+        return await _committed(ctx, request, [[refusal] * len(topic.partitions) for topic in request.topics])
+    codes, good = existing_partitions(ctx, request, by_id=False)
     if not good:
-        return await _committed(ctx.version, request, codes)
+        return await _committed(ctx, request, codes)
     limit = gw.groups.settings.offset_metadata_max_bytes
     commits: list[Commit] = []
     async for of_topic, column, topic, partition in with_pauses(good):
@@ -60,9 +66,9 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
             of_topic[column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
         epoch = partition.committed_leader_epoch if ctx.version >= 2 else -1
-        name, index = gw.topics.canonical_name(topic.name), partition.partition_index
+        name, index = ctx.canonical_name(topic.name), partition.partition_index
         commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
-    error, gone = await _commit(gw, ctx.version, request, commits)
+    error, gone = await _commit(gw, ctx, request, commits)
     if error is ErrorCode.TRANSACTION_ABORTABLE and ctx.version < _ABORTABLE:
         error = ErrorCode.INVALID_TXN_STATE
     if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and ctx.version < _LOADING:
@@ -72,11 +78,11 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
             of_topic[column] = error
         elif topic.topic_id in gone:
             of_topic[column] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return await _committed(ctx.version, request, codes)
+    return await _committed(ctx, request, codes)
 
 
 async def _commit(
-    gw: Gateway, version: int, request: Any, commits: list[Commit]
+    gw: Gateway, ctx: Context, request: Any, commits: list[Commit]
 ) -> tuple[ErrorCode, Collection[UUID | None]]:
     """The error of all, and the ids of topics that are not there any more: their offsets are not committed."""
     group_id, producer_id = request.group_id, request.producer_id
@@ -92,17 +98,17 @@ async def _commit(
             verified = await gw.verifier.verify_offsets(
                 TransactionalProducer(request.transactional_id, producer_id, request.producer_epoch),
                 place[1],
-                add=version >= _ADDS_PARTITION,
+                add=ctx.version >= _ADDS_PARTITION,
             )
             if verified.error:
                 return _NOT_VERIFIED.get(verified.error, verified.error), ()
             if guard.ended:
                 continue
             member = ("", None, -1)
-            if version >= _NAMES_MEMBER:
+            if ctx.version >= _NAMES_MEMBER:
                 member = (request.member_id, request.group_instance_id, request.generation_id)
             error = gw.groups.check_commit_in_transaction(group_id, *member)
-            gone = {each.topic_id for each in commits if not _is_there(gw.topics, each)}
+            gone = {each.topic_id for each in commits if not _is_there(ctx, each)}
             commits = [each for each in commits if each.topic_id not in gone]
             if error or not commits:
                 return error, gone
@@ -117,32 +123,36 @@ async def _commit(
         return await durable, gone
 
 
-def _is_there(topics: ClientTopics, commit: Commit) -> bool:
-    topic = topics.get(commit.topic)
-    return topic is not None and topic.topic_id == commit.topic_id
+def _is_there(ctx: Context, commit: Commit) -> bool:
+    topic = ctx.topic(commit.topic, None)
+    return isinstance(topic, TopicInfo) and topic.topic_id == commit.topic_id
 
 
-async def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
-    topic_class = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-    partition_class = topic_class.TxnOffsetCommitResponsePartition
-    return TxnOffsetCommitResponse(
-        version=version,
+async def _committed(ctx: Context, request: Any, codes: list[list[ErrorCode]]) -> Response:
+    return ctx.response(
         topics=[
-            topic_class(
-                version=version,
+            dict(
                 name=topic.name,
                 partitions=[
-                    partition_class(version=version, partition_index=partition.partition_index, error_code=code)
+                    dict(partition_index=partition.partition_index, error_code=code)
                     for partition, code in zip(topic.partitions, row, strict=True)
                 ],
             )
             async for topic, row in with_pauses(zip(request.topics, codes, strict=True))
-        ],
+        ]
     )
 
 
-def _names(request: Any) -> list[str]:
-    return [topic.name for topic in request.topics]
-
-
-APIS = (Api(28, 0, 5, txn_offset_commit, AclOperation.READ, topics=_names),)
+APIS = (
+    Api(
+        28,
+        0,
+        5,
+        txn_offset_commit,
+        (
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, lambda request: (request.transactional_id,)),
+            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,)),
+            Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),
+        ),
+    ),
+)

@@ -8,9 +8,10 @@ The steps, the same for every API:
    (`kop.handlers.direct_produce`).
 1. The header is parsed, the API and its version are looked up, the size is checked.
 2. The body is decoded: by the codec, or by what the API declares.
-3. Nobody is authenticated and nothing is authorised: listeners take everybody. `Api.topics` and `Api.groups` are for
-   step 4, and only some of the APIs that touch topics or groups declare them: they are not enough to authorise by.
-4. The names are resolved: topics of other namespaces are looked for, doubts about a group's coordinator are cleared.
+3. The rights that the API declares as those of the whole request are checked (`Api.needs`); nobody is authenticated.
+4. The names are resolved: topics of other namespaces, if the client may know of them, are looked for, doubts about a
+   group's coordinator are cleared. From then on the handler asks the request's context for each thing (`Context.topic`
+   and its like), which gives it, or the error why not.
 5. The handler runs. What it reads from storage waits for room where the API declares how much that is.
 6. The result is encoded and its error codes are counted.
 """
@@ -23,18 +24,20 @@ import inspect
 import logging
 import time
 from asyncio import create_task
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Later
+from kop.handlers.access import ResourceType
+from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
 from kop.metrics import Count
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
 from kop.wire.frame import header_tags, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
+from kop.wire.rows import Response
 
 _NAMES = {int(code): code.name for code in ErrorCode}
 
@@ -44,7 +47,10 @@ log = logging.getLogger(__name__)
 class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
-    __slots__ = ("api", "counts", "decode", "latencies", "name", "oldest", "response_class", "splits")
+    __slots__ = (
+        "api", "counts", "decode", "finds", "groups", "handler", "latencies", "name", "oldest", "response_class",
+        "splits", "whole",
+    )  # fmt: skip
 
     def __init__(self, gw: Gateway, api: Api) -> None:
         self.api = api
@@ -53,6 +59,13 @@ class _ServedApi:
         self.response_class = RESPONSES[api.key]
         self.name = request_class.__name__.removesuffix("Request")
         self.decode = api.decode or partial(_decode, request_class, api.slack)
+        self.handler = _in_tasks(api.handler) if inspect.iscoroutinefunction(api.handler) else api.handler
+        self.whole = tuple(need for need in api.needs if need.whole)
+        """Rights of which one that is refused refuses the whole request."""
+        self.finds = tuple(need for need in api.needs if api.finds and need.resource is ResourceType.TOPIC)
+        """Rights to topics that may have to be looked for."""
+        self.groups = tuple(need for need in api.needs if api.tells_of_groups and need.resource is ResourceType.GROUP)
+        """Rights to groups whose coordinator has to be sure."""
         self.splits = not api.encodes and not api.long_poll and api.reads is None
         """Whether a large request is decoded beside the loop, and answered in parts where it has `rows`."""
         self.latencies = gw.metrics.latency.of(self.name)
@@ -73,6 +86,7 @@ class RequestPipeline:
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
+        self._access = gw.access
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadAdmission | None = None
         """Bounds what handlers read from storage at a time."""
@@ -118,7 +132,10 @@ class RequestPipeline:
         `owned`: the frame's memory is its own. Else it is used again as soon as this returns.
         """
         if self._take_directly is not None:
-            taken = self._take_directly(frame, self.arrived, self._loop_time, self._now_ms)
+            take = self._take_directly
+            if self._access.authorizer is not None:
+                take = self._direct.take_of(conn)
+            taken = take(frame, self.arrived, self._loop_time, self._now_ms)
             if taken is not None:
                 return taken
         api_key, version, correlation_id, client_id, begin = request_header(frame)
@@ -134,82 +151,69 @@ class RequestPipeline:
         if count is None:
             count = served.counts[version] = self._gw.metrics.requests.of(served.name, str(version))
         count.value += 1
-        ctx = Context(api_key, version, client_id, self._now_ms, conn, correlation_id, owned)
+        ctx = Context(api_key, version, client_id, self._now_ms, conn, self._access, correlation_id, owned)
         if api.reads_tags:
             ctx.request_tags = header_tags(frame, begin)
         body = frame[begin:]
         if len(body) > _LARGE and served.splits:
-            return self._waiting(served, ctx, create_task(self._in_parts(served, ctx, memoryview(bytes(body)))))
+            return self._wait(served, ctx, InTask(self._in_parts(served, ctx, memoryview(bytes(body)))), encoded=True)
         request = served.decode(body, version)
         try:
-            result = self._handle(api, ctx, request)
+            result = self._handle(served, ctx, request)
         except FrameError:
             raise
         except Exception as error:
             return self._answer(served, self._failed(served, ctx, error))
-        if isinstance(result, Answer):
-            result.started, result.latencies = self.arrived, served.latencies
-            if isinstance(result, Later):
-                result.take = partial(self._take, served, ctx)
-            return result
-        if inspect.iscoroutine(result):
-            if api.reads is not None and self.reads is not None:
-                result = self.reads.start(result, api.reads(request))
-            else:
-                result = create_task(result)
-        if isinstance(result, asyncio.Future):
-            return self._waiting(served, ctx, result, encoded=False)
-        return self._answer(served, self._encode(served, ctx, result))
+        if not isinstance(result, Answer):
+            return self._answer(served, self._encode(served, ctx, result))
+        if isinstance(result, Later):
+            return self._wait(served, ctx, result, reads=0 if api.reads is None else api.reads(request))
+        result.started, result.latencies = self.arrived, served.latencies
+        return result
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
-        """The answer that is there already."""
+        """Return the answer that is there already."""
         answer = Answer()
         answer.started, answer.latencies = self.arrived, served.latencies
         answer.give(frame)
         return answer
 
-    def _waiting(
-        self, served: _ServedApi, ctx: Context, waiting: asyncio.Future[Any], *, encoded: bool = True
-    ) -> Answer:
-        """The answer that a future ends with: the frame where it is `encoded`, else the handler's result."""
-        answer = Answer()
-        answer.started, answer.latencies, answer.waiting = self.arrived, served.latencies, waiting
+    def _wait(self, served: _ServedApi, ctx: Context, later: Later, *, reads: int = 0, encoded: bool = False) -> Answer:
+        """Begin the wait for a handler's result. `encoded`: the result is the frame.
 
-        def finish(done: asyncio.Future[Any]) -> None:
-            answer.waiting = None
-            if done.cancelled():
-                answer.refuse(asyncio.CancelledError())
-                return
-            error = done.exception()
-            try:
-                if error is None:
-                    answer.give(done.result() if encoded else self._encode(served, ctx, done.result()))
-                elif isinstance(error, FrameError):
-                    answer.refuse(error)
-                else:
-                    answer.give(self._failed(served, ctx, error))
-            except FrameError as closing:
-                answer.refuse(closing)
+        `reads`: bytes that it may read from storage; it then waits for room.
+        """
+        later.started, later.latencies = self.arrived, served.latencies
+        later.take = partial(self._take, served, ctx, encoded)
+        if isinstance(later, InTask):
+            admission = self.reads if reads else None
+            later.follow(create_task(later.work) if admission is None else admission.start(later.work, reads))
+        return later
 
-        waiting.add_done_callback(finish)
-        return answer
-
-    def _take(self, served: _ServedApi, ctx: Context, later: Later, result: Any) -> None:
-        """Give the answer that waited for its handler's result."""
+    def _take(self, served: _ServedApi, ctx: Context, encoded: bool, later: Later, result: Any) -> None:
+        """Give the answer that waited for its handler's result, or for the error that it ended with."""
         try:
-            frame = self._encode(served, ctx, result)
+            if isinstance(result, FrameError):
+                raise result
+            if isinstance(result, BaseException):
+                frame: Frame | None = self._failed(served, ctx, result)
+            else:
+                frame = cast("Frame | None", result) if encoded else self._encode(served, ctx, result)
         except FrameError as error:
             later.refuse(error)
         else:
             later.give(frame)
 
-    def _handle(self, api: Api, ctx: Context, request: Any) -> Any:
-        """Resolve the names in the request, then run the handler."""
-        if api.topics is not None and (to_find := self._gw.topics.names_to_find(api.topics(request))):
-            return self._after(self._gw.topics.find(to_find), api, ctx, request)
-        if api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
-            return self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
-        return api.handler(self._gw, ctx, request)
+    def _handle(self, served: _ServedApi, ctx: Context, request: Any) -> Any:
+        """Check the rights to the whole request, resolve the names in it, then run the handler."""
+        access = self._access
+        if served.whole and access.authorizer is not None:
+            access.check(ctx.conn, served.whole, request)
+        if served.finds and (to_find := access.names_to_find(ctx.conn, served.finds, request)):
+            return InTask(self._after(self._gw.topics.find(to_find), served, ctx, request))
+        if served.groups and (in_doubt := self._gw.groups.in_doubt(_groups(ctx, served, request))):
+            return InTask(self._after(self._gw.groups.verify(in_doubt), served, ctx, request))
+        return served.handler(self._gw, ctx, request)
 
     async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
         """Answer a large request: decode and encode on the side, and let others have their turn between its rows."""
@@ -219,16 +223,15 @@ class RequestPipeline:
             parts = [request] if api.rows is None else _parts(request, api.rows[0])
             result: Any = None
             for part in parts:
-                partial = self._handle(api, ctx, part)
-                of_part = await partial if inspect.isawaitable(partial) else partial
-                if getattr(of_part, "error_code", ErrorCode.NONE):
+                of_part = await _waited(self._handle(served, ctx, part))
+                if isinstance(of_part, Response) and of_part.fields.get("error_code"):
                     result = of_part  # an error of all: it holds for the parts before, too
                     break
                 if result is None:
                     result = of_part
                 else:
                     assert api.rows is not None
-                    getattr(result, api.rows[1]).extend(getattr(of_part, api.rows[1]))
+                    _answered(result, api.rows[1]).extend(_answered(of_part, api.rows[1]))
                 await asyncio.sleep(0)
             codes, frame = await asyncio.to_thread(_encoded, api, ctx, result)
         except FrameError:
@@ -239,11 +242,10 @@ class RequestPipeline:
             self._count(served, code)
         return frame
 
-    async def _after(self, first: Awaitable[None], api: Api, ctx: Context, request: Any) -> Any:
+    async def _after(self, first: Awaitable[None], served: _ServedApi, ctx: Context, request: Any) -> Any:
         """Run the handler once `first` is done, and return its result."""
         await first
-        result = api.handler(self._gw, ctx, request)
-        return await result if inspect.isawaitable(result) else result
+        return await _waited(served.handler(self._gw, ctx, request))
 
     def _encode(self, served: _ServedApi, ctx: Context, result: Any) -> Frame | None:
         if served.api.encodes:
@@ -284,6 +286,24 @@ class RequestPipeline:
         return (codec.encode_response(ctx.correlation_id, refusal),)
 
 
+def _in_tasks(handler: Handler) -> Handler:
+    """Return a handler that gives the coroutine of `handler` to be run as a task."""
+    return lambda gw, ctx, request: InTask(handler(gw, ctx, request))
+
+
+async def _waited(result: Any) -> Any:
+    """Return a handler's result, once it is there."""
+    return await result if isinstance(result, Later) else result
+
+
+def _groups(ctx: Context, served: _ServedApi, request: Any) -> Iterable[str]:
+    """Return the groups in a request of which the client may be told."""
+    for need in served.groups:
+        if need.names is not None and need.operation is not None:
+            allowed = partial(ctx.access.allows, ctx.conn, need.operation, ResourceType.GROUP)
+            yield from filter(allowed, need.names(request))
+
+
 def _shown(client_id: str | None) -> str:
     return "none" if client_id is None else repr(client_id[:_SHOWN])
 
@@ -301,6 +321,12 @@ def _parts(request: Any, rows: str) -> list[Any]:
     return parts
 
 
+def _answered(result: Any, rows: str) -> list[Any]:
+    """Return the answers of a part, to which those of the next one are added."""
+    answers: list[Any] = result.fields[rows] if isinstance(result, Response) else getattr(result, rows)
+    return answers
+
+
 def _decode(request_class: type[Message], slack: int, body: memoryview, version: int) -> Message:
     return codec.decode(request_class, version, body, slack=slack)
 
@@ -309,4 +335,6 @@ def _encoded(api: Api, ctx: Context, result: Any) -> tuple[set[int], Frame]:
     if api.encode is not None:
         codes, frame = api.encode(ctx.correlation_id, ctx.version, result)
         return codes, (frame,)
+    if isinstance(result, Response):
+        result = result.message()
     return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result, ctx.header_tags),)

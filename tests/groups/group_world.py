@@ -15,7 +15,7 @@ from support.faulty_engine import FaultyEngine, FaultyLog, FaultyStore
 from kop.errors import ErrorCode
 from kop.groups.classic.messages import Description, JoinRequest, JoinResult, LeavingMember, SyncRequest
 from kop.groups.offsets import Commit, GroupOffsets
-from kop.groups.runtime import GroupCoordinator, Later
+from kop.groups.runtime import GroupCoordinator, ResultOrFuture
 from kop.groups.settings import GroupSettings
 from kop.storage.base import TopicInfo
 from kop.wire.state import Key as StateKey
@@ -36,13 +36,13 @@ class Joining(TypedDict, total=False):
     session: int
 
 
-def at_once(answer: Later[T]) -> T:
+def at_once(answer: ResultOrFuture[T]) -> T:
     """What a request was answered without waiting for anything."""
     assert not isinstance(answer, asyncio.Future), "it waits"
     return answer
 
 
-def under_way(answer: Later[T]) -> asyncio.Future[T]:
+def under_way(answer: ResultOrFuture[T]) -> asyncio.Future[T]:
     """The answer that a request waits for."""
     assert isinstance(answer, asyncio.Future), f"it was answered at once: {answer}"
     return answer
@@ -160,7 +160,7 @@ class World:
         protocol: str = "range",
         client: str = "client",
         session: int = 10_000,
-    ) -> Later[JoinResult]:
+    ) -> ResultOrFuture[JoinResult]:
         """JoinGroup of a member that likes one protocol, and by default subscribes to `t`."""
         request = JoinRequest(
             member_id,

@@ -27,6 +27,7 @@ from kop.storage.memory import Memory, MemoryEngine
 from kop.storage.sqlite import SqliteEngine
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
+from kop.wire.rows import Response
 
 APIS = {api.key: api for module in (topics, configs, cluster, describe_producers) for api in module.APIS}
 NOW = 1_700_000_000_000
@@ -100,10 +101,12 @@ class Admin:
         api = APIS[key]
         assert api.min_version <= version <= api.max_version
         message = codec.decode(REQUESTS[key], version, memoryview(encode_body(request)))
-        context = Context(key, version, "test", NOW, ConnectionInfo("192.0.2.9", "192.0.2.1", 9092))
+        context = Context(key, version, "test", NOW, ConnectionInfo("192.0.2.9", "192.0.2.1", 9092), self.gw.access)
         response = api.handler(self.gw, context, message)
         if inspect.isawaitable(response):
             response = await response
+        if isinstance(response, Response):
+            response = response.message()
         frame = memoryview(codec.encode_response(1, response))
         flexible = RESPONSES[key].flexible_version_q(version)
         return codec.decode(RESPONSES[key], version, frame, 9 if flexible else 8)

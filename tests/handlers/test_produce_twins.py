@@ -117,7 +117,7 @@ def test_what_is_read(version: int, walks: bool) -> None:
 
 async def answered(gw: Any, body: bytes, version: int, owned: bool) -> Any:
     """The frame, or the reason for which the connection is closed."""
-    ctx = Context(0, version, "c", NOW, ConnectionInfo("1.2.3.4", "", 0), 77, owned)
+    ctx = Context(0, version, "c", NOW, ConnectionInfo("1.2.3.4", "", 0), gw.access, 77, owned)
     try:
         result = produce(gw, ctx, memoryview(bytearray(body)))
         if isinstance(result, Answer):

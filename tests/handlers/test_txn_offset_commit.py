@@ -18,6 +18,7 @@ from kop.groups.classic.messages import JoinRequest
 from kop.groups.offsets import Commit
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
+from kop.handlers.access import AccessControl
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.group_offsets import offset_fetch
 from kop.handlers.txn_offset_commit import txn_offset_commit
@@ -67,6 +68,7 @@ class World:
         self.engine = await self.store.open()
         await self.engine.topics.create("t", 2, {})
         self.topics = ClientTopics(self.engine)
+        self.access = AccessControl(self.topics)
         settings = GroupSettings(
             offsets_topic_num_partitions=3, group_initial_rebalance_delay_ms=0, offset_metadata_max_bytes=5
         )
@@ -80,11 +82,11 @@ class World:
 
     async def ask(self, handler: Any, key: int, version: int, **fields: Any) -> Any:
         request = REQUESTS[key](version=version, **fields)
-        ctx = Context(key, version, "c", 1_700_000_000_000, ConnectionInfo("127.0.0.1", "127.0.0.1", 9092))
+        ctx = Context(key, version, "c", 1_700_000_000_000, ConnectionInfo("127.0.0.1", "127.0.0.1", 9092), self.access)
         answer = handler(self, ctx, codec.decode(REQUESTS[key], version, memoryview(encode_body(request))))
         if asyncio.iscoroutine(answer):
             answer = await answer
-        return codec.decode(RESPONSES[key], version, memoryview(encode_body(answer)))
+        return codec.decode(RESPONSES[key], version, memoryview(encode_body(answer.message())))
 
     async def commit(
         self, version: int, *parts: int, metadata: str | None = "m", topic: str = "t", **fields: Any

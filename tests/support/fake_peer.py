@@ -35,12 +35,12 @@ _ACKS0 = 99
 
 
 TRAITS = {
-    PRODUCE: Api(PRODUCE, 0, 99, print, None, encodes=True, overlaps=True),
-    FETCH: Api(FETCH, 0, 99, print, None, long_poll=True, reads=lambda call: 0),
-    METADATA: Api(METADATA, 0, 99, print, None),
-    OFFSET_COMMIT: Api(OFFSET_COMMIT, 0, 99, print, None),
-    LEAVE_GROUP: Api(LEAVE_GROUP, 0, 99, print, None),
-    JOIN_GROUP: Api(JOIN_GROUP, 0, 99, print, None, long_poll=True),
+    PRODUCE: Api(PRODUCE, 0, 99, print, (), encodes=True, overlaps=True),
+    FETCH: Api(FETCH, 0, 99, print, (), long_poll=True, reads=lambda call: 0),
+    METADATA: Api(METADATA, 0, 99, print, ()),
+    OFFSET_COMMIT: Api(OFFSET_COMMIT, 0, 99, print, ()),
+    LEAVE_GROUP: Api(LEAVE_GROUP, 0, 99, print, ()),
+    JOIN_GROUP: Api(JOIN_GROUP, 0, 99, print, (), long_poll=True),
 }
 """What the connection knows of each kind of request; the handler is never called."""
 

@@ -1,0 +1,219 @@
+"""Which things a request may touch, and which things its names stand for: decided here alone.
+
+Owns: the order of the decision (canonical name or id, permission, existence, legality), the hook of an authorizer, and
+the rows by which an API declares the rights that it needs.
+Must not know: requests, answers, who keeps the rights (the authorizer does).
+
+Without an authorizer everything is allowed. Rights, resources and error codes are Kafka's (KIP-11, KIP-290): a topic
+that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from kop.cluster.client_topics import ClientTopics
+from kop.errors import ErrorCode, KopError
+from kop.storage.base import TopicInfo
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+"""The principal of a client that has not authenticated."""
+CLUSTER_NAME: Final = "kafka-cluster"
+"""The name of the one resource of type CLUSTER."""
+
+
+class AclOperation(IntEnum):
+    """An operation on a resource, by the codes of Kafka's `AclOperation`."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+class ResourceType(IntEnum):
+    """A type of resource, by the codes of Kafka's `ResourceType`."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+
+
+_Op: TypeAlias = AclOperation
+REFUSALS: Final = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+"""The error of a refusal, by the type of the resource."""
+OPERATIONS: Final = {
+    ResourceType.TOPIC: frozenset(
+        {_Op.READ, _Op.WRITE, _Op.CREATE, _Op.DELETE, _Op.ALTER, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}
+    ),
+    ResourceType.GROUP: frozenset({_Op.READ, _Op.DELETE, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}),
+    ResourceType.CLUSTER: frozenset(
+        {
+            *(_Op.CREATE, _Op.ALTER, _Op.DESCRIBE, _Op.CLUSTER_ACTION, _Op.DESCRIBE_CONFIGS),
+            *(_Op.ALTER_CONFIGS, _Op.IDEMPOTENT_WRITE),
+        }
+    ),
+    ResourceType.TRANSACTIONAL_ID: frozenset({_Op.DESCRIBE, _Op.WRITE}),
+}
+"""The operations that a resource has, by its type."""
+_OF_CLUSTER_OR_TOPIC: Final = {_Op.CREATE, _Op.DELETE}
+"""Operations on topics that a right to the cluster allows, too."""
+
+
+class Authorizer(Protocol):
+    """Decides who may do what. It answers at once: what it has to read is read beforehand."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change of what is allowed."""
+
+    def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        """Return true if the principal may do this to the resource of that name, coming from `host`."""
+
+    def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
+        """Return true if there may be a resource of the type to which the principal may do this."""
+
+
+class Peer(Protocol):
+    """The client of a request."""
+
+    principal: str
+    client_host: str
+
+
+class Need(NamedTuple):
+    """A right that requests of an API need: a row of Kafka's table of APIs, operations and resources."""
+
+    operation: AclOperation | None
+    """None if the names need no right of their own: they only have to be found."""
+    resource: ResourceType
+    names: Callable[[Any], Iterable[Any]] | None = None
+    """Returns the names, or ids, that a decoded request has. None: the cluster, or what the request does not name."""
+    whole: bool = False
+    """True if one refusal is that of the whole request. The pipeline answers it then; else the handler does, for each
+    name."""
+
+
+class AccessControl:
+    """Resolves names and decides for all requests of one gateway."""
+
+    def __init__(self, topics: ClientTopics) -> None:
+        self._topics = topics
+        self._authorizer: Authorizer | None = None
+        self._replaced = 0
+
+    @property
+    def authorizer(self) -> Authorizer | None:
+        """The authorizer in force. None allows everything."""
+        return self._authorizer
+
+    @authorizer.setter
+    def authorizer(self, authorizer: Authorizer | None) -> None:
+        self._authorizer = authorizer
+        self._replaced += 1
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that changes with everything that is allowed."""
+        authorizer = self._authorizer
+        return self._replaced, -1 if authorizer is None else authorizer.version
+
+    def who(self, peer: Peer) -> Hashable:
+        """Return the key of those who may do the same as `peer`: what a cache keeps for one, it may give to another."""
+        return None if self._authorizer is None else (peer.principal, peer.client_host)
+
+    def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Return true if the client may do this to the resource. `name` of a topic: any of its names."""
+        if self._authorizer is None:
+            return True
+        if resource is ResourceType.TOPIC:
+            name = self._topics.canonical_name(name)
+        return self._authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+
+    def allows_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
+        """Return true if there may be a resource of the type to which the client may do this."""
+        authorizer = self._authorizer
+        return authorizer is None or authorizer.allows_any(peer.principal, peer.client_host, operation, resource)
+
+    def check(self, peer: Peer, needs: Iterable[Need], request: Any) -> None:
+        """Raise the error of the first of `needs` that is refused: for rows that are `whole`."""
+        for operation, resource, names, _ in needs:
+            for name in (CLUSTER_NAME,) if names is None else names(request):
+                if operation is not None and name is not None and not self.allows(peer, operation, resource, name):
+                    raise KopError(f"{resource.name} {name}: {operation.name} is denied", REFUSALS[resource])
+
+    def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
+        """Return the topic, under the name that was asked, or the error why the client gets none.
+
+        `operation` is None if another right than one to the topic has been decided.
+        """
+        topics = self._topics
+        if self._authorizer is None:
+            operation = None
+        if isinstance(name_or_id, str):
+            if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, name_or_id):
+                return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return topics.get(name_or_id) or topics.missing(name_or_id)
+        topic = topics.by_id(name_or_id)
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, topic.name):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return topic
+
+    def is_legal(self, name: str) -> bool:
+        """Return true if a topic of that name can be made."""
+        try:
+            self._topics.check_name(name)
+        except KopError:
+            return False
+        return True
+
+    def canonical_name(self, name: str) -> str:
+        """Return the shortest of a topic's names: what is kept for the topic is kept under it."""
+        return self._topics.canonical_name(name)
+
+    def names_to_find(self, peer: Peer, needs: Iterable[Need], request: Any) -> Sequence[str]:
+        """Return the topics that storage has to look for before `topic` can say that there is none of that name."""
+        names = {
+            name
+            for need in needs
+            if need.names is not None
+            for name in need.names(request)
+            if isinstance(name, str) and "/" in name
+            if self._may_look(peer, need.operation, name)
+        }
+        return list(self._topics.names_to_find(names)) if names else ()
+
+    def _may_look(self, peer: Peer, operation: AclOperation | None, name: str) -> bool:
+        if operation is None or self.allows(peer, operation, ResourceType.TOPIC, name):
+            return True
+        return operation in _OF_CLUSTER_OR_TOPIC and self.allows(peer, operation, ResourceType.CLUSTER)
+
+    def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
+        """Return those of `topics` of which the client may be told."""
+        if self._authorizer is None:
+            return list(topics)
+        return [topic for topic in topics if self.allows(peer, operation, ResourceType.TOPIC, topic.name)]
+
+    def operations(self, peer: Peer, resource: ResourceType, name: str = CLUSTER_NAME) -> Set[int]:
+        """Return what the client may do to a resource, by Kafka's codes (KIP-430)."""
+        operations = OPERATIONS[resource]
+        if self._authorizer is None:
+            return operations
+        return {operation for operation in operations if self.allows(peer, operation, resource, name)}
