@@ -381,3 +381,21 @@ def test_a_test_that_sleeps_says_why(path: Path) -> None:
         assert node.end_lineno is not None
         if ast.unparse(node.args[0]) != "0":
             assert "  # " in lines[node.end_lineno - 1], f"{path}:{node.lineno} sleeps, and does not say why"
+
+
+HANDLERS = sorted(
+    path for path in (ROOT / "kop/handlers").glob("*.py") if re.search(r"^APIS\b", path.read_text(), re.M)
+)
+
+
+@pytest.mark.parametrize("path", HANDLERS, ids=lambda path: path.stem)
+def test_handlers_ask_the_context_for_what_names_stand_for(path: Path) -> None:
+    """Names are resolved, and rights decided, by `kop.handlers.access` alone."""
+    text = path.read_text()
+    looked_up = re.findall(r"\bgw\.topics\.(?:get|by_id|missing|canonical_name)\(", text)
+    assert not looked_up, "the handler looks topics up itself; ask ctx.topic or ctx.canonical_name"
+
+
+@pytest.mark.parametrize("path", HANDLERS, ids=lambda path: path.stem)
+def test_handlers_leave_the_version_of_rows_to_their_maker(path: Path) -> None:
+    assert "version=ctx.version" not in path.read_text(), "make the response by ctx.response, its rows as dicts"

@@ -190,7 +190,7 @@ class Answer:
 class Later(Answer):
     """The answer to a request whose result comes later by a callback: that calls `end` exactly once.
 
-    The callback may do so only after the handler has returned this.
+    The callback may do so only after the handler has returned this. An error as the result is that of the request.
     """
 
     __slots__ = ("take",)
@@ -210,7 +210,7 @@ class Later(Answer):
         def finish(done: asyncio.Future[Any]) -> None:
             self.waiting = None
             if done.cancelled():
-                self.refuse(asyncio.CancelledError())
+                self.end(asyncio.CancelledError())
             elif (error := done.exception()) is not None:
                 self.end(error)
             else:
@@ -223,7 +223,12 @@ class Later(Answer):
         """Wait for the result, if the request is a part of another one."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.take = lambda later, result: None if future.done() else _resolve(future, result)
-        return future.__await__()
+        try:
+            return (yield from future)
+        except asyncio.CancelledError:
+            if self.waiting is not None:
+                self.waiting.cancel()
+            raise
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

@@ -93,6 +93,10 @@ class _Response:
     """How many partitions were not there when the request came: their errors end no wait for others."""
     unread: int = 0
     """How many partitions are still being read from storage."""
+    looked_up: str | UUID | None = None
+    """The name or id of the topic that was looked up last."""
+    topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
+    """The topic that was looked up last, or why the client gets none."""
     taken: list[PartitionLog] = field(default_factory=list)
     """The partitions whose part of the response comes from a read on the side."""
 
@@ -231,8 +235,12 @@ class _Fetch:
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
-        topic = self._topic(wanted)
+        if wanted.topic != response.looked_up:  # the partitions of a topic stand together
+            response.looked_up = wanted.topic
+            response.topic = self._topic(wanted.topic)
+        topic = response.topic
         if isinstance(topic, ErrorCode):
+            topic = self._unknown(wanted) if topic is ErrorCode.UNKNOWN_TOPIC_ID else topic
             self._note_missing(response, wanted, topic)
             return None
         partition_log = self.gw.topics.log(topic.topic_id, wanted.partition)
@@ -244,12 +252,11 @@ class _Fetch:
             return partition_log
         return None
 
-    def _topic(self, wanted: FetchPartition) -> TopicInfo | ErrorCode:
+    def _topic(self, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
         """Return the topic, or the error why the client gets none of its records."""
         if self.call.replica_id >= 0 and self.ctx.cluster(AclOperation.CLUSTER_ACTION):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        topic = self.ctx.topic(wanted.topic, AclOperation.READ)
-        return self._unknown(wanted) if topic is ErrorCode.UNKNOWN_TOPIC_ID else topic
+        return self.ctx.topic(name_or_id, AclOperation.READ)
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
         """The error for a topic that does not exist. A session knows the name that an id had, as Kafka's does."""

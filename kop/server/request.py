@@ -193,8 +193,9 @@ class RequestPipeline:
     def _take(self, served: _ServedApi, ctx: Context, encoded: bool, later: Later, result: Any) -> None:
         """Give the answer that waited for its handler's result, or for the error that it ended with."""
         try:
-            if isinstance(result, FrameError):
-                raise result
+            if isinstance(result, FrameError | asyncio.CancelledError):
+                later.refuse(result)
+                return
             if isinstance(result, BaseException):
                 frame: Frame | None = self._failed(served, ctx, result)
             else:
