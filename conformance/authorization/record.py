@@ -17,17 +17,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from conformance.authorization.requests import REQUESTS, Request, Right, cases, rights
 from conformance.authorization.world import (
-    _NEW_PRODUCER,
     ABSENT,
     CALM,
     HIDDEN,
     MISSING,
+    NEW_PRODUCER,
     OPEN,
     SEEN,
     Closed,
@@ -35,19 +36,15 @@ from conformance.authorization.world import (
     World,
     request_frame,
 )
+from kop.errors import ErrorCode
 from kop.handlers import registry
+from kop.handlers.access import AclOperation, ResourceType
 from kop.wire.messages import REQUESTS as MESSAGES
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent / "vectors" / "authorization.json"
-_OPERATIONS = {
-    name: code
-    for code, name in enumerate(
-        "READ WRITE CREATE DELETE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE".split(),
-        3,
-    )
-}
-_TYPES = {"TOPIC": 2, "GROUP": 3, "CLUSTER": 4, "TRANSACTIONAL_ID": 5}
+_OPERATIONS = {operation.name: int(operation) for operation in AclOperation}
+_TYPES = {resource.name: int(resource) for resource in ResourceType}
 _SETTINGS = """
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},ADMIN://127.0.0.1:{admin}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port},ADMIN://127.0.0.1:{admin}
@@ -105,10 +102,7 @@ class Recorder:
         answer = await self._admin.call(36, 2, auth_bytes=b"\0admin\0secret")
         assert answer.error_code == 0
         for kind in (0, 1):  # makes the coordinators' topics
-            found: Any = None
-            while found is None or found.error_code:
-                found = await self._admin.call(10, 3, key="any", key_type=kind)
-                await asyncio.sleep(0.05)  # asked again and again
+            await _until(partial(self._admin.call, 10, 3, key="any", key_type=kind), 0)
 
     async def versions(self) -> dict[int, tuple[int, int]]:
         """Return the versions of each API."""
@@ -168,8 +162,7 @@ class Recorder:
         await admin.call(31, 3, filters=[_EVERY_ACL])
         await self._until_acls(0)
         for name in (OPEN, CALM):  # ends what is under way
-            while (await admin.call(22, 4, transactional_id=name, **_NEW_PRODUCER)).error_code:
-                await asyncio.sleep(0.01)  # asked again and again
+            await _until(partial(admin.call, 22, 4, transactional_id=name, **NEW_PRODUCER), 0)
         names = [group.group_id for group in (await admin.call(16, 4, states_filter=[])).groups]
         for group in (await admin.call(15, 5, groups=names, include_authorized_operations=False)).groups:
             members = [{"member_id": member.member_id, "group_instance_id": None} for member in group.members]
@@ -178,11 +171,17 @@ class Recorder:
         await admin.call(42, 2, groups_names=names)
         topics = [{"name": name, "topic_id": None} for name in (SEEN, HIDDEN, MISSING, ABSENT)]
         await admin.call(20, 6, topics=topics, timeout_ms=30_000)
-        while not all(
-            topic.error_code == 3
-            for topic in (await admin.call(3, 12, topics=topics, allow_auto_topic_creation=False)).topics
-        ):
-            await asyncio.sleep(0.01)  # asked again and again
+        asked = partial(admin.call, 3, 12, topics=topics, allow_auto_topic_creation=False)
+        await _until(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+async def _until(ask: Callable[[], Awaitable[Any]], code: int) -> None:
+    """Ask until all answers, or those for all topics, have this code."""
+    while True:
+        answer = await ask()
+        if {row.error_code for row in getattr(answer, "topics", [answer])} == {code}:
+            return
+        await asyncio.sleep(0.01)  # asked again and again: no request waits for it
 
 
 def _versions(request: Request, kafkas: dict[int, tuple[int, int]]) -> Iterator[int]:

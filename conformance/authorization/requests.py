@@ -1,4 +1,4 @@
-"""The requests that are recorded: each API that the gateway serves, its oldest and its newest version, and what it needs.
+"""The requests that are recorded: each served API in its oldest and its newest version, and the rights it needs.
 
 Owns: the fields of each request, and the rights that Kafka asks for each of its rows.
 Must not know: how a server is asked, what it answers.
@@ -82,7 +82,7 @@ def cluster(operation: str) -> Sequence[Right]:
     return [f"{operation} {CLUSTER}"]
 
 
-def _named(topic: str, version: int, by_id_from: int, name: str = "name") -> Fields:
+def _named(topic: str, version: int, by_id_from: int, name: str = "name") -> dict[str, Any]:
     return {"topic_id": _IDS[topic]} if version >= by_id_from else {name: topic}
 
 
@@ -209,7 +209,7 @@ def _create_topics(version: int) -> Fields:
 def _create_topics_rows(version: int) -> Sequence[Row]:
     names = (MISSING, ABSENT, HIDDEN)
     rows: list[Row] = [[topics("CREATE", names), cluster("CREATE")]]
-    return rows + [[topics("DESCRIBE_CONFIGS", names)]] if version >= 5 else rows
+    return [*rows, [topics("DESCRIBE_CONFIGS", names)]] if version >= 5 else rows
 
 
 def _delete_topics(version: int, *, by_id: bool = False) -> Fields:

@@ -166,8 +166,8 @@ class World:
             topics = [{"name": name, "partitions": [partition]} for name in (SEEN, HIDDEN)]
             await _done(conn, 8, 9, group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics)
         await self._join(conn)
-        await _done(conn, 22, 4, transactional_id=CALM, **_NEW_PRODUCER)
-        producer = await _done(conn, 22, 4, transactional_id=OPEN, **_NEW_PRODUCER)
+        await _done(conn, 22, 4, transactional_id=CALM, **NEW_PRODUCER)
+        producer = await _done(conn, 22, 4, transactional_id=OPEN, **NEW_PRODUCER)
         self.producer = producer.producer_id, producer.producer_epoch
         transaction = {"transactional_id": OPEN, "producer_id": self.producer[0], "producer_epoch": self.producer[1]}
         of_version_3 = {f"v3_and_below_{name}": value for name, value in transaction.items()}
@@ -215,15 +215,15 @@ class World:
         for name, placeholder in ((SEEN, SEEN_ID), (HIDDEN, HIDDEN_ID)):
             frame = frame.replace(placeholder.bytes, self.topic_ids[name].bytes)
         frame = frame.replace(MEMBER.encode(), self.member.encode())
-        placeholder = _PRODUCER.pack(PRODUCER_ID, PRODUCER_EPOCH)
-        out = bytearray(frame.replace(placeholder, _PRODUCER.pack(*self.producer)))
+        producer = _PRODUCER.pack(PRODUCER_ID, PRODUCER_EPOCH)
+        out = bytearray(frame.replace(producer, _PRODUCER.pack(*self.producer)))
         if frame[4:6] == b"\0\0":  # Produce: the checksums of its batches
-            at = frame.find(placeholder)
+            at = frame.find(producer)
             while at >= 0:
                 begin = at - 43
                 (size,) = struct.unpack_from(">i", out, begin + 8)
                 struct.pack_into(">I", out, begin + 17, crc32c(bytes(out[begin + 21 : begin + 12 + size])))
-                at = frame.find(placeholder, at + 1)
+                at = frame.find(producer, at + 1)
         return bytes(out)
 
     def described(self, key: int, version: int, sent: bytes, answer: bytes) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class World:
         return {"codes": places, "told": told}
 
 
-_NEW_PRODUCER = {"transaction_timeout_ms": 600_000, "producer_id": -1, "producer_epoch": -1}
+NEW_PRODUCER = {"transaction_timeout_ms": 600_000, "producer_id": -1, "producer_epoch": -1}
 _KEYS = (
     *("name", "topic", "topic_name", "topic_id", "group_id", "key", "transactional_id", "producer_id"),
     *("resource_type", "resource_name", "partition", "partition_index", "index", "partition_id"),

@@ -25,7 +25,7 @@ Changes = Mapping[tuple[str, ...], Any]
 
 
 class Rights:
-    """An authorizer of exact rights, and what they imply: as Kafka's StandardAuthorizer with ALLOW and literal names."""
+    """An authorizer of exact rights and what they imply: Kafka's StandardAuthorizer with ALLOW and literal names."""
 
     def __init__(self, given: Collection[Right] = ()) -> None:
         self.version = 0
