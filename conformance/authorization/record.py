@@ -56,7 +56,7 @@ sasl.mechanism.controller.protocol=PLAIN
 listener.name.admin.plain.sasl.jaas.config={jaas}
 listener.name.controller.plain.sasl.jaas.config={jaas}
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-allow.everyone.if.no.acl.found=false
+allow.everyone.if.no.acl.listed=false
 super.users=User:admin
 """
 _JAAS = (
@@ -150,8 +150,8 @@ class Recorder:
 
     async def _until_acls(self, count: int) -> None:
         while True:
-            found = await self._admin.call(29, 3, **_EVERY_ACL)
-            if sum(len(resource.acls) for resource in found.resources) == count:
+            listed = await self._admin.call(29, 3, **_EVERY_ACL)
+            if sum(len(resource.acls) for resource in listed.resources) == count:
                 break
             await asyncio.sleep(0.01)  # asked again and again
         await asyncio.sleep(0.04)  # the controller has its own copy, which nothing shows

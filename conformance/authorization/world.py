@@ -263,27 +263,27 @@ def _places(part: Any, version: int, place: str, ids: Mapping[UUID, str]) -> Ite
     for each in part._struct.fields.values():
         if not each.for_version_q(version):
             continue
-        found = getattr(part, each.name, None)
+        value = getattr(part, each.name, None)
         if each.name.endswith("error_code"):
-            yield f"{place}{each.name}", found
+            yield f"{place}{each.name}", value
         elif each.name.endswith("authorized_operations"):
-            yield f"{place}{each.name}", _operations(found)
+            yield f"{place}{each.name}", _operations(value)
         elif each.is_struct_array():
-            for index, row in enumerate(found or ()):
+            for index, row in enumerate(value or ()):
                 keys = [text for name in _KEYS if (text := _key(getattr(row, name, None), name, ids))]
                 rows.setdefault(f"{place}{each.name}[{' '.join(keys) or index}]", []).append(row)
-        elif each.is_struct() and found is not None:
-            yield from _places(found, version, f"{place}{each.name}.", ids)
+        elif each.is_struct() and value is not None:
+            yield from _places(value, version, f"{place}{each.name}.", ids)
     for at, same in rows.items():
         for number, row in enumerate(same):
             yield from _places(row, version, f"{at}{f'#{number}' if number else ''}.", ids)
 
 
-def _operations(found: Any) -> list[int] | None:
+def _operations(value: Any) -> list[int] | None:
     """Return what the bits say, which some schemas call a number; None if they were not asked for."""
-    if isinstance(found, int):
-        found = None if found == -(2**31) else {bit for bit in range(31) if found & 1 << bit}
-    return None if found is None else sorted(found)
+    if isinstance(value, int):
+        value = None if value == -(2**31) else {bit for bit in range(31) if value & 1 << bit}
+    return None if value is None else sorted(value)
 
 
 def _key(value: Any, name: str, ids: Mapping[UUID, str]) -> str:

@@ -48,14 +48,17 @@ class Rights:
         """Return true if the right is given, or implied by one that is."""
         return right in self._given
 
+    def has_any(self, kind: str) -> bool:
+        """Return true if the right is given for any name."""
+        return any(right.startswith(f"{kind} ") for right in self._given)
+
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Return true if the right is given, or implied by one that is."""
         return self._of(principal, host).has(f"{operation.name} {resource.name} {name}")
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true if such a right is given for any name."""
-        start = f"{operation.name} {resource.name} "
-        return any(right.startswith(start) for right in self._of(principal, host)._given)
+        return self._of(principal, host).has_any(f"{operation.name} {resource.name}")
 
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self
@@ -84,23 +87,23 @@ class Place:
         """Return what the gateway has once nothing is under way: plain values by their places."""
         gw = self.serving.gateway
         await until(lambda: not any(each.pending for _, each in gw.transactions.all()))
-        found: dict[tuple[str, ...], Any] = {}
+        state: dict[tuple[str, ...], Any] = {}
         for topic in gw.engine.topics.all():
             logs = [gw.engine.log(topic.topic_id, index) for index in range(topic.partitions)]
-            found["topic", topic.name] = topic.topic_id
-            found["partitions", topic.name] = topic.partitions
-            found["configs", topic.name] = sorted(topic.configs.items())
-            found["end", topic.name] = [log.high_watermark for log in logs if log is not None]
-            found["start", topic.name] = [log.log_start_offset for log in logs if log is not None]
+            state["topic", topic.name] = topic.topic_id
+            state["partitions", topic.name] = topic.partitions
+            state["configs", topic.name] = sorted(topic.configs.items())
+            state["end", topic.name] = [log.high_watermark for log in logs if log is not None]
+            state["start", topic.name] = [log.log_start_offset for log in logs if log is not None]
         for group in gw.groups.list():
             described = gw.groups.describe(group.group_id)
-            found["group", group.group_id] = described
+            state["group", group.group_id] = described
         for group_id, name, partition, offset in gw.groups.committed():
-            found["offset", group_id, name, str(partition)] = offset
+            state["offset", group_id, name, str(partition)] = offset
         for name, each in gw.transactions.all():
-            found["transaction", name] = each.status, each.producer_id, each.producer_epoch
-            found |= {("in", name, topic, str(partition)): True for topic, partition in each.partitions}
-        return found
+            state["transaction", name] = each.status, each.producer_id, each.producer_epoch
+            state |= {("in", name, topic, str(partition)): True for topic, partition in each.partitions}
+        return state
 
 
 @asynccontextmanager
@@ -166,12 +169,12 @@ _NEEDED: Mapping[str, Sequence[str]] = {
 def is_allowed(rights: Rights, api_key: int, what: str) -> bool:
     """Return true if some right allows what a request of the API has changed, or was told."""
     for pattern, ways in _NEEDED.items():
-        if found := re.fullmatch(pattern, what):
+        if match := re.fullmatch(pattern, what):
             for way in ways:
                 apis, _, needed = way.rpartition(": ")
                 by_this = not apis or str(api_key) in apis.split(",")
                 if by_this and all(
-                    not right or rights.has(right) for right in needed.format(*found.groups()).split("&")
+                    not right or rights.has(right) for right in needed.format(*match.groups()).split("&")
                 ):
                     return True
             return False
