@@ -293,7 +293,8 @@ class Ownership(Generic[T]):
             if not isinstance(error, KopError):
                 _log.exception("cannot coordinate %s-%d; trying again", self._log.name, partition)
             else:
-                level = logging.WARNING if pause <= FIRST_PAUSE_SECONDS else logging.DEBUG  # once, not at each try
+                again = error.told or pause > FIRST_PAUSE_SECONDS  # once, not at each try
+                level = logging.DEBUG if again else logging.WARNING
                 _log.log(level, "cannot coordinate %s-%d: %s; trying again", self._log.name, partition, error)
             await self._log.resign(partition)
         else:
