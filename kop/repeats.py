@@ -15,7 +15,8 @@ from typing import Final
 _QUIET_SECONDS: Final = 60.0
 _REMIND_SECONDS: Final = 300.0
 _MOST: Final = 2000
-_LASTS_SECONDS: Final = 30.0
+LASTS_SECONDS: Final = 30.0
+"""After this time a fault does not mend itself."""
 
 
 class Repeats:
@@ -53,7 +54,7 @@ class Lasting:
         self._known[key] = (began, now)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
-        return now - began >= _LASTS_SECONDS
+        return now - began >= LASTS_SECONDS
 
     def over(self, key: object) -> None:
         """Note that the fault `key` is over."""

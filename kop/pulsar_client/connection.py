@@ -254,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
     def is_silent(self, looks: int) -> bool:
         """Return True if nothing came since `looks` calls of this, though a ping was sent at the second of them."""
         self._silent += 1
-        if self._silent == 2:  # nothing came since the last call
+        if self._silent > 1:  # nothing came since the last call
             self.write_frame(wire.PING_FRAME)
         return self._silent > looks
 

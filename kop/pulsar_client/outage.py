@@ -46,6 +46,8 @@ class Outage:
         """Number of outages that have begun."""
         self.failures = 0
         """Number of requests and attempts that failed in the present outage."""
+        self._doubtful = False
+        """True while a connection is lost, and nobody knows yet if it comes back."""
         self._stood: set[PulsarAddress] = set()
         """Brokers to which a connection stood since an outage began with them."""
         self._since: float | None = None
@@ -66,9 +68,19 @@ class Outage:
         if self._since is not None and self._back is None:
             self._back = now
 
-    def disconnected(self) -> None:
-        """Note that no connection stands any more."""
-        self._back = None
+    def lost(self, *, others: bool) -> None:
+        """Note that a connection is lost, and if others stand. What fails until `certain` is called counts as of this
+        outage, if it is one.
+        """
+        if not others:
+            self._back = None
+        if not self.active:
+            self.failures = self._seen = 0
+        self._doubtful = True
+
+    def certain(self) -> None:
+        """Note that a lost connection had time to come back."""
+        self._doubtful = False
 
     def fails(self, broker: PulsarAddress, error: PulsarError, now: float, *, others: bool) -> bool:
         """Note that a broker takes no connection, or is silent on all. Return True if an outage begins with it.
@@ -82,13 +94,17 @@ class Outage:
         self._stood.discard(broker)
         self._since = self._failed = now
         self._back = now if others else None
-        self.failures = self._seen = 0
+        if not self._doubtful:
+            self.failures = self._seen = 0
         self.times += 1
         return True
 
     def takes(self, error: BaseException) -> bool:
-        """Count an error as one that the present outage caused. Return False if it did not, or there is none."""
-        if not self.active:
+        """Count an error as one that the present outage caused, or the loss of a connection a moment ago.
+
+        Return False if they did not, or there are none.
+        """
+        if not (self.active or self._doubtful):
             return False
         caused = error.code in _CAUSED if isinstance(error, PulsarError) else isinstance(error, TimeoutError)
         self.failures += caused

@@ -34,6 +34,8 @@ WATCH = "watch"
 TOGETHER_SECONDS = 0.1
 """Connections that are lost within this time of the first are named in one line of the log."""
 
+DOUBT_SECONDS = 1.0
+"""For how long after the loss of a connection what fails is taken for its consequence."""
 PULSE_SECONDS = 2.0
 """How often each connection is looked at for a sign of life, and asked for one if there was none."""
 _SILENT_LOOKS = 3
@@ -82,6 +84,7 @@ class Pool:
         self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
         self.outage = Outage()
+        self._certain: asyncio.TimerHandle | None = None
         self._silent: set[PulsarAddress] = set()
         """Brokers that answer nothing on the connections that they have."""
         self._lost: list[tuple[str, int, PulsarError]] = []
@@ -200,12 +203,17 @@ class Pool:
         if self._open.get(key) is not connection:
             return
         del self._open[key]
-        if not self._open:
-            self.outage.disconnected()
-        if users and error.code != "Closed" and not self.outage.active:  # else that has told it
+        if error.code == "Closed":
+            return
+        loop = asyncio.get_running_loop()
+        self.outage.lost(others=bool(self._open))
+        if self._certain is not None:
+            self._certain.cancel()
+        self._certain = loop.call_later(DOUBT_SECONDS, self.outage.certain)
+        if users and not self.outage.active:  # else that has told it
             self._lost.append((connection.name, users, error))
             if len(self._lost) == 1:
-                asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._tell_lost)
+                loop.call_later(TOGETHER_SECONDS, self._tell_lost)
 
     def _tell_lost(self) -> None:
         lost, self._lost = self._lost, []

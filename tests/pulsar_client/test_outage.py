@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from pulsar_client.pulsar_kit import T, client
-from support.fake_pulsar import fake_pulsar
+from support.fake_pulsar import Command, Session, fake_pulsar
 from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, PulsarError, outage, pool
@@ -51,7 +51,7 @@ def test_when_an_outage_begins_and_ends(steps: str, expected: tuple[int, Over | 
         if what.endswith("+"):
             machine.answers(broker, now)
         elif what == "none":
-            machine.disconnected()
+            machine.lost(others=False)
         elif "-" in what:
             machine.fails(broker, LOST, now, others=what.endswith("b"))
         elif what == "fails":
@@ -77,6 +77,28 @@ def test_an_outage_takes_what_it_causes_and_nothing_else() -> None:
     assert machine.settled(35.0) is None
     assert machine.settled(50.0) == Over(4.0, 5)
     assert not machine.takes(LOST)
+
+
+def test_what_fails_with_a_connection_is_of_the_outage_that_begins_then() -> None:
+    machine = Outage()
+    machine.answers(A, 0.0)
+    machine.lost(others=False)
+    assert machine.takes(LOST)
+    assert machine.fails(A, LOST, 1.0, others=False)
+    machine.certain()
+    assert machine.takes(LOST)
+    assert machine.failures == 2
+
+
+def test_a_connection_that_comes_back_takes_what_failed_meanwhile_and_no_more() -> None:
+    machine = Outage()
+    machine.answers(A, 0.0)
+    machine.lost(others=True)
+    assert machine.takes(LOST)
+    machine.answers(A, 0.5)
+    machine.certain()
+    assert not machine.takes(LOST)
+    assert (machine.times, machine.active) == (0, False)
 
 
 def test_failures_that_go_on_do_not_prolong_an_outage_for_ever() -> None:
@@ -115,3 +137,56 @@ async def test_an_outage_is_three_lines(caplog: pytest.LogCaptureFixture, monkey
         assert "Pulsar answers again" in lines[1][1]
         await asyncio.sleep(pool.TOGETHER_SECONDS * 2)  # nothing comes that tells the end of what is silent
         assert len(caplog.records) == 3, "a client that closes its own connections says nothing"
+
+
+def is_still(session: Session, command: Command) -> bool:
+    """Answer nothing, as a broker whose process is stopped."""
+    return True
+
+
+async def test_a_broker_that_stands_still_is_an_outage_before_its_connections_are_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "PULSE_SECONDS", 0.05)
+    caplog.set_level(logging.INFO, "kop.pulsar_client")
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda _: None)
+            await made.open_producer(T, name="p")
+            await asyncio.sleep(0.5)  # some looks at what answers
+            assert not caplog.records, "a broker that has nothing to say answers pings"
+            broker.hook = is_still
+            await until(lambda: made.outage.active)
+            broker.hook = None
+            await until(lambda: not made.outage.active)
+        lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+        assert [level for level, _ in lines] == ["WARNING", "INFO"], lines
+        assert "no Pulsar broker answers: Timeout" in lines[0][1]
+        assert "Pulsar answers again" in lines[1][1]
+
+
+async def test_one_of_two_brokers_that_is_gone_is_one_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "SETTLE_SECONDS", 1.5)
+    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.05)
+    caplog.set_level(logging.INFO, "kop.pulsar_client")
+    async with fake_pulsar() as first, fake_pulsar() as second:
+        first.create(T)
+        second.create(T)
+        first.owner = second.url
+        async with client(first.url) as made:
+            readers = [await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda _: None) for _ in range(5)]
+            producer = await made.open_producer(T, name="p")
+            await second.stop()
+            await until(lambda: made.outage.failures >= 12)
+            first.owner = None  # its topics are served by the other one from now on
+            await until(lambda: producer.connected and all(each.connected for each in readers))
+            await until(lambda: not made.outage.active)
+            assert made.outage.times == 1
+        lines = sorted((record.levelname, record.getMessage()) for record in caplog.records)
+        assert [level for level, _ in lines] == ["INFO", "INFO", "WARNING"], lines
+        assert f"the Pulsar broker {second.url.removeprefix('pulsar://')} does not answer" in lines[2][1]

@@ -124,9 +124,8 @@ class ForeignTopics:
         name = full_name.removeprefix(PERSISTENT)
         if not may_be_named(name) or self._context.naming.kafka_name(full_name) != (name, False):
             return False
-        if not self._context.faults.takes(error):
-            log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-            self._context.count(Fault.FOREIGN_TOPICS_NOT_READ)
+        log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
+        self._context.count(Fault.FOREIGN_TOPICS_NOT_READ)
         return True
 
     async def close(self) -> None:

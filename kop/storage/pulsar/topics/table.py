@@ -680,7 +680,7 @@ class PulsarTopics(TopicTable):
 
     def _not_read(self, name: str, error: Exception) -> None:
         """Note that a topic cannot be read: what is known of it stays, and reading it is tried again."""
-        if not self._foreign.unreadable(name, error):
+        if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
