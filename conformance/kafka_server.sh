@@ -12,6 +12,7 @@
 # KAFKA_PORT              a port (any free one); the controller listens on the next
 # KAFKA_HEAP (768m)
 # KAFKA_ADVERTISED        the HOST:PORT that clients are told (its own)
+# KAFKA_SETTINGS          a file of further settings, over those that it makes
 # KEEP=1                  keep the data, at stop and at start; else it is thrown away at both
 #
 # Retention and the cleaner run every half second, so that cases about them end.
@@ -117,6 +118,7 @@ file.delete.delay.ms=1000
 num.network.threads=2
 num.io.threads=4
 P
+  [ -z "${KAFKA_SETTINGS:-}" ] || cat "$KAFKA_SETTINGS" >>"$DIR/server.properties"
   cat >"$DIR/log4j2.properties" <<'P'
 rootLogger.level=INFO
 rootLogger.appenderRefs=stdout
@@ -148,5 +150,5 @@ case ${1:-} in
   stop) stop TERM; wipe ;;
   kill) stop KILL ;;
   libs) fetch_libs; echo "$LIBS" ;;
-  *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
