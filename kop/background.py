@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from kop.errors import KopError
-from kop.repeats import Repeats
+from kop.repeats import LASTS_SECONDS, Repeats
 
 T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
@@ -94,13 +95,26 @@ async def retried(
     """Do `work` until it succeeds. Raises its error where `passes` says no, or `seconds` after the first failure.
 
     `what` completes "cannot ...". Pauses grow to 5 s. Each failure is a line in the log; `waiting` gets the same text.
+    With endless `seconds` nobody waits for it at a terminal: it is a line if it has failed for half a minute, and now
+    and then while that lasts.
     """
+    began = time.monotonic()
+
+    def say(error: BaseException | None) -> None:
+        text, now = f"cannot {what}: {error}; trying again", time.monotonic()
+        if math.isinf(seconds) and (now - began < LASTS_SECONDS or log_lines.say(text, now) is None):
+            _log.debug("%s", text)
+        else:
+            _log.warning("%s", text)
+        if waiting is not None:
+            waiting(text)
+
     try:
         return await work()
     except Exception as error:
         if not passes(error):
             raise
-        _say_why(what, error, waiting)
+        say(error)
     from tenacity import (  # noqa: PLC0415 - a tenth of what there is to import, and mostly nothing fails
         AsyncRetrying,
         RetryCallState,
@@ -111,7 +125,7 @@ async def retried(
 
     def failed(state: RetryCallState) -> None:
         assert state.outcome is not None
-        _say_why(what, state.outcome.exception(), waiting)
+        say(state.outcome.exception())
 
     wait = wait_random_exponential(multiplier=FIRST_PAUSE, max=_LONGEST_PAUSE)
     retrying = AsyncRetrying(
@@ -123,13 +137,6 @@ async def retried(
 
     await asyncio.sleep(FIRST_PAUSE)
     return await retrying(attempt)
-
-
-def _say_why(what: str, error: BaseException | None, waiting: Callable[[str], None] | None) -> None:
-    text = f"cannot {what}: {error}; trying again"
-    _log.warning("%s", text)
-    if waiting is not None:
-        waiting(text)
 
 
 def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Callable[[], None]) -> Callable[[], None]:

@@ -1,6 +1,6 @@
-"""Decides which of many equal log lines are written.
+"""Decides which of many equal log lines are written, and which faults last.
 
-Owns: which lines were written, and when.
+Owns: which lines were written, and when; since when a fault is there.
 Must not know: the clock, what the lines say.
 
 A line is written when a fault begins, then every few minutes while it lasts. A fault that was quiet for a minute begins
@@ -15,6 +15,8 @@ from typing import Final
 _QUIET_SECONDS: Final = 60.0
 _REMIND_SECONDS: Final = 300.0
 _MOST: Final = 2000
+LASTS_SECONDS: Final = 30.0
+"""After this time a fault does not mend itself."""
 
 
 class Repeats:
@@ -32,3 +34,28 @@ class Repeats:
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
         return max(kept, 0) if again else None
+
+
+class Lasting:
+    """Tells faults that last from those that mend themselves. It has no clock: the time, in seconds, comes with each.
+
+    A fault that was quiet for a minute begins once more.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[object, tuple[float, float]] = OrderedDict()
+        """For each key: when it began, when it last came."""
+
+    def lasts(self, key: object, now: float) -> bool:
+        """Note that the fault `key` is there. Return True if it has been for half a minute."""
+        began, seen = self._known.pop(key, (now, now))
+        if now - seen > _QUIET_SECONDS:
+            began = now
+        self._known[key] = (began, now)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return now - began >= LASTS_SECONDS
+
+    def over(self, key: object) -> None:
+        """Note that the fault `key` is over."""
+        self._known.pop(key, None)

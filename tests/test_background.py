@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import weakref
 
 import pytest
 from support.waiting import SECONDS, until
 
+from kop import background
 from kop.background import every, failures, for_each, label_of, repeat, retried, tell
 from kop.errors import BackendError
 
@@ -143,6 +145,26 @@ def test_a_step_that_fails_for_a_time_is_tried_again_and_says_what_it_waits_for(
     assert asyncio.run(main()) == "done"
     assert said == [f"cannot do it: KAFKA_STORAGE_ERROR: try {number}; trying again" for number in (1, 2, 3)]
     assert [record.message for record in caplog.records] == said
+
+
+def test_what_is_tried_without_end_is_a_line_once_and_only_if_it_lasts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(what: str, fails: int) -> None:
+        left = [BackendError("away")] * fails
+
+        async def work() -> None:
+            if left:
+                raise left.pop()
+
+        await retried(what, work, passes=lambda error: True, seconds=math.inf)
+
+    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
+    asyncio.run(main("end it", 4))
+    assert not caplog.records, "it mended itself"
+    monkeypatch.setattr(background, "LASTS_SECONDS", 0.0)
+    asyncio.run(main("end another", 4))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_step_that_meets_a_wrong_setting_is_tried_once_and_one_that_lasts_ends(

@@ -156,7 +156,8 @@ class BrokerConfigs:
                 try:
                     changed = await self._read()
                 except KopError as error:
-                    _log.warning("settings that a client of another broker altered cannot be read yet: %s", error)
+                    level = logging.DEBUG if error.told else logging.WARNING
+                    _log.log(level, "settings that a client of another broker altered cannot be read yet: %s", error)
                     return
             if changed:
                 self._changed()

@@ -293,7 +293,8 @@ class Ownership(Generic[T]):
             if not isinstance(error, KopError):
                 _log.exception("cannot coordinate %s-%d; trying again", self._log.name, partition)
             else:
-                level = logging.WARNING if pause <= FIRST_PAUSE_SECONDS else logging.DEBUG  # once, not at each try
+                again = error.told or pause > FIRST_PAUSE_SECONDS  # once, not at each try
+                level = logging.DEBUG if again else logging.WARNING
                 _log.log(level, "cannot coordinate %s-%d: %s; trying again", self._log.name, partition, error)
             await self._log.resign(partition)
         else:
@@ -354,11 +355,11 @@ class Ownership(Generic[T]):
             )  # fmt: skip
         lost = sorted(partition for partition in gone if self._is_ours(partition) and self._states[partition])
         if lost:
+            why = next((self._failures[index] for index in lost if index in self._failures), "they are being read")
             _log.warning(
-                "this broker does not coordinate %d partitions of %s that are given to it: %s%s: another broker "
-                "writes to them, or their log was lost; trying again",
+                "this broker does not coordinate %d partitions of %s that are given to it: %s%s: %s; trying again",
                 len(lost), self._log.name, ", ".join(map(str, lost[:_MOST_NAMED])),
-                ", ..." if len(lost) > _MOST_NAMED else "",
+                ", ..." if len(lost) > _MOST_NAMED else "", why,
             )  # fmt: skip
 
     def _end(self, partition: int) -> None:

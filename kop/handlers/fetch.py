@@ -10,6 +10,7 @@
   Kafka. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once another one of its name is made.
+- A request that says it is a replica is NOT_LEADER_OR_FOLLOWER for every topic: no partition has a follower.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
 - Batches go out as they are stored, those of zstd also below version 10, as in Kafka since 4.0.
 - Isolation level 1 (read_committed) reads up to the last stable offset and is told which of the transactions in the
@@ -254,9 +255,13 @@ class _Fetch:
 
     def _topic(self, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
         """Return the topic, or the error why the client gets none of its records."""
-        if self.call.replica_id >= 0 and self.ctx.cluster(AclOperation.CLUSTER_ACTION):
+        ctx = self.ctx
+        if self.call.replica_id < 0:
+            return ctx.topic(name_or_id, AclOperation.READ)
+        if ctx.cluster(AclOperation.CLUSTER_ACTION):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return self.ctx.topic(name_or_id, AclOperation.READ)
+        topic = ctx.topic(name_or_id, None)
+        return topic if isinstance(topic, ErrorCode) else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
         """The error for a topic that does not exist. A session knows the name that an id had, as Kafka's does."""

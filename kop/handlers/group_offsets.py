@@ -175,11 +175,11 @@ def _fetched(
     for wanted in wanted_topics:
         by_id = ctx.version >= 10
         topic = ctx.topic(wanted.topic_id if by_id else wanted.name, AclOperation.DESCRIBE)
-        code, stored = error, None
-        if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED or (by_id and isinstance(topic, ErrorCode)):
-            code = topic
-        else:  # a topic that is not there may have offsets by its name
-            stored = ctx.canonical_name(topic.name if isinstance(topic, TopicInfo) else wanted.name)
+        hidden = isinstance(topic, ErrorCode) and (by_id or topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        code = error or (topic if isinstance(topic, ErrorCode) and hidden else ErrorCode.NONE)
+        # A topic that is not there may have offsets by its name.
+        known = topic.name if isinstance(topic, TopicInfo) else wanted.name
+        stored = None if code else ctx.canonical_name(known)
         rows = []
         for partition in wanted.partition_indexes:
             value = None if stored is None or offsets is None else offsets.get(stored, partition)

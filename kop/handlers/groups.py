@@ -41,6 +41,8 @@ from kop.handlers.gateway import Gateway
 from kop.wire.rows import Response
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
+_SHARES = 6
+"""The version of FindCoordinator that knows share groups."""
 _NOBODY = (-1, "", -1)
 _ERROR_TEXTS = {
     ErrorCode.INVALID_REQUEST: (
@@ -89,7 +91,7 @@ def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> 
     key_type = _key_type(request)
     rows = []
     for key in [request.key] if ctx.version < 4 else request.coordinator_keys:
-        code = _refusal(ctx, key_type, key) or error
+        code = (error if key_type == _SHARE and ctx.version < _SHARES else _refusal(ctx, key_type, key)) or error
         broker_id, host, port = _NOBODY if code else _coordinator(gw, ctx, key_type, key)
         text = "" if key_type == _SHARE and code is ErrorCode.INVALID_REQUEST else _ERROR_TEXTS.get(code, "")
         rows.append(dict(key=key, node_id=broker_id, host=host, port=port, error_code=code, error_message=text))

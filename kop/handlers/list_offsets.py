@@ -163,7 +163,8 @@ async def _look_up(
         assert bound is not None, "a timestamp without a meaning was refused before"
         return ErrorCode.NONE, *bound
     except KopError as error:
-        log.warning("cannot look up offsets of %s-%d: %s", *key, error)
+        if not error.told:
+            log.warning("cannot look up offsets of %s-%d: %s", *key, error)
         return error.code, -1, -1
 
 
@@ -233,7 +234,8 @@ async def _look_end_up(key: _Key, partition_log: PartitionLog) -> _Answer:
         await partition_log.refresh()  # an end behind the client's position would mean truncation to it
         return ErrorCode.NONE, 0, partition_log.high_watermark
     except KopError as error:
-        log.warning("cannot look up the end of %s-%d: %s", *key, error)
+        if not error.told:
+            log.warning("cannot look up the end of %s-%d: %s", *key, error)
         return error.code, -1, -1
 
 

@@ -118,6 +118,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end_ticks: Callable[[], None] | None = None
         self._heard = False
         self._asked = False
+        self._silent = 0
+        """How often it was looked for a sign of life since anything came."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
         self.outgoing: Outgoing = outgoing_twin.Outgoing(_WRITE_AT_ONCE, self._write_soon, self._write_entries)
@@ -149,6 +151,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take what came."""
         self._heard = True
+        self._silent = 0
         try:
             self._frames.updated(nbytes)
         except PulsarError as error:
@@ -247,6 +250,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._heard, self._asked = False, True
         self.write_frame(wire.PING_FRAME)
+
+    def is_silent(self, looks: int) -> bool:
+        """Return True if nothing came since `looks` calls of this, though a ping was sent at the second of them."""
+        self._silent += 1
+        if self._silent > 1:  # nothing came since the last call
+            self.write_frame(wire.PING_FRAME)
+        return self._silent > looks
 
     @property
     def in_use(self) -> bool:

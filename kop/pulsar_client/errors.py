@@ -46,6 +46,9 @@ _FINAL = frozenset(
 """Final codes: the same request gets them again, however often it is repeated. All other codes may pass."""
 
 
+QUOTA_EXCEEDED = "ProducerBlockedQuotaExceededError"
+"""The code of a refusal because a subscription of the topic is too far behind."""
+
 _ENCRYPTION = "Encryption is required"
 _CLOSING = "fenced managed ledger"
 """Part of the text about a topic that is being deleted or moved at this moment."""
@@ -89,7 +92,7 @@ def server_error(number: int, message: str) -> PulsarError:
     except ValueError:
         name = f"ServerError{number}"
     if name == "ProducerBlockedQuotaExceededException":  # the same refusal, in brokers' other spelling
-        name = "ProducerBlockedQuotaExceededError"
+        name = QUOTA_EXCEEDED
     if name == "MetadataError" and _ENCRYPTION in message:  # said of troubles with metadata, too, which pass
         name = "EncryptionRequired"
     if name == "UnknownError" and _CLOSING in message:

@@ -3,8 +3,9 @@
 Owns: the decision whether there is an outage, and the counts of outages and of what failed in the present one.
 Must not know: the clock, connections, the log.
 
-An outage begins where a connection fails while none stands, after one has stood. It is over when connections have stood
-for some seconds without a failure: a broker that starts takes connections before it does what they ask. What
+An outage begins if a broker to which connections stood takes none any more, or answers nothing on any of them. Other
+brokers may answer meanwhile: what the missing one served fails until they have it. It is over when connections have
+stood for some seconds without a failure: a broker that starts takes connections before it does what they ask. What
 fails meanwhile because of it is one number, which the line at its end tells.
 """
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kop.pulsar_client.address import PulsarAddress
 from kop.pulsar_client.errors import PulsarError
 
 SETTLE_SECONDS: Final = 15.0
-"""How long connections have to stand before an outage is over, and how often it is looked at then. It goes on if
-something failed since the last look: a broker that started just now loads topics, and what was asked times out.
+"""How long connections have to stand, and nothing may fail, before an outage is over: a broker that started just now
+loads topics, and what was asked times out.
 """
+LOOK_SECONDS: Final = 1.0
+"""How often it is looked whether an outage is over."""
 LONGEST_SETTLE_SECONDS: Final = 120.0
 """How long connections stand at most before an outage is over, whatever fails: that is a fault of its own."""
 
@@ -30,7 +34,7 @@ class Over(NamedTuple):
     """An outage that is over."""
 
     seconds: float
-    """Time from its begin until a connection stood."""
+    """Time from its begin until a connection stood, or, if others stood all the time, until the last failure."""
     failures: int
 
 
@@ -42,39 +46,65 @@ class Outage:
         """Number of outages that have begun."""
         self.failures = 0
         """Number of requests and attempts that failed in the present outage."""
-        self._stood = False
+        self._doubtful = False
+        """True while a connection is lost, and nobody knows yet if it comes back."""
+        self._stood: set[PulsarAddress] = set()
+        """Brokers to which a connection stood since an outage began with them."""
         self._since: float | None = None
         self._back: float | None = None
         self._seen = 0
         """Failures up to the last look."""
+        self._failed = 0.0
+        """Time of the last look that saw new failures."""
 
     @property
     def active(self) -> bool:
         """True during an outage."""
         return self._since is not None
 
-    def connected(self, now: float) -> None:
-        """Note that a connection stands."""
-        self._stood = True
+    def answers(self, broker: PulsarAddress, now: float) -> None:
+        """Note that a connection to a broker stands, and that the broker answers on it."""
+        self._stood.add(broker)
         if self._since is not None and self._back is None:
             self._back = now
 
-    def disconnected(self) -> None:
-        """Note that no connection stands any more."""
-        self._back = None
+    def lost(self, *, others: bool) -> None:
+        """Note that a connection is lost, and if others stand. What fails until `certain` is called counts as of this
+        outage, if it is one.
+        """
+        if not others:
+            self._back = None
+        if not self.active:
+            self.failures = self._seen = 0
+        self._doubtful = True
 
-    def failed_to_connect(self, error: PulsarError, now: float) -> bool:
-        """Note that an attempt failed while no connection stands. Return True if an outage begins with it."""
-        if not self._stood or self.active or error.code not in _UNANSWERED:
+    def certain(self) -> None:
+        """Note that a lost connection had time to come back."""
+        self._doubtful = False
+
+    def fails(self, broker: PulsarAddress, error: PulsarError, now: float, *, others: bool) -> bool:
+        """Note that a broker takes no connection, or is silent on all. Return True if an outage begins with it.
+
+        `others` says that a connection to another broker stands.
+        """
+        if not others:
+            self._back = None
+        if broker not in self._stood or self.active or error.code not in _UNANSWERED:
             return False
-        self._since, self._back = now, None
-        self.failures = self._seen = 0
+        self._stood.discard(broker)
+        self._since = self._failed = now
+        self._back = now if others else None
+        if not self._doubtful:
+            self.failures = self._seen = 0
         self.times += 1
         return True
 
     def takes(self, error: BaseException) -> bool:
-        """Count an error as one that the present outage caused. Return False if it did not, or there is none."""
-        if not self.active:
+        """Count an error as one that the present outage caused, or the loss of a connection a moment ago.
+
+        Return False if they did not, or there are none.
+        """
+        if not (self.active or self._doubtful):
             return False
         caused = error.code in _CAUSED if isinstance(error, PulsarError) else isinstance(error, TimeoutError)
         self.failures += caused
@@ -82,11 +112,15 @@ class Outage:
 
     def settled(self, now: float) -> Over | None:
         """Return the outage that is over now; None if there is none, or it lasts."""
-        if self._since is None or self._back is None or now - self._back < SETTLE_SECONDS:
+        if self._since is None:
             return None
-        new, self._seen = self.failures - self._seen, self.failures
-        if new and now - self._back < LONGEST_SETTLE_SECONDS:
+        if self.failures > self._seen:
+            self._seen, self._failed = self.failures, now
+        if self._back is None or now - self._back < SETTLE_SECONDS:
             return None
-        over = Over(self._back - self._since, self.failures)
+        if now - self._failed < SETTLE_SECONDS and now - self._back < LONGEST_SETTLE_SECONDS:
+            return None
+        ended = self._failed if self._back == self._since else self._back
+        over = Over(ended - self._since, self.failures)
         self._since = self._back = None
         return over

@@ -21,7 +21,7 @@ from kop.pulsar_client.address import PulsarAddress, parse, parse_one
 from kop.pulsar_client.connection import Connection, connect
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.frames import Frames
-from kop.pulsar_client.outage import SETTLE_SECONDS, Outage
+from kop.pulsar_client.outage import LOOK_SECONDS, Outage
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.types import Auth
 
@@ -33,6 +33,13 @@ WATCH = "watch"
 
 TOGETHER_SECONDS = 0.1
 """Connections that are lost within this time of the first are named in one line of the log."""
+
+DOUBT_SECONDS = 1.0
+"""For how long after the loss of a connection what fails is taken for its consequence."""
+PULSE_SECONDS = 2.0
+"""How often each connection is looked at for a sign of life, and asked for one if there was none."""
+_SILENT_LOOKS = 3
+"""So many looks in vain on all connections to a broker are an outage: it did not answer pings for some seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +79,14 @@ class Pool:
         self._open: dict[tuple[BrokerRoute, str], Connection] = {}
         self._opening: dict[tuple[BrokerRoute, str], asyncio.Task[Connection]] = {}
         self._preferred = random.randrange(len(self.service))
-        self._end_sweeps: Callable[[], None] | None = None
+        self._end_timers: list[Callable[[], None]] = []
         self._closed = False
         self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
         self.outage = Outage()
-        self._outage_look: asyncio.TimerHandle | None = None
+        self._certain: asyncio.TimerHandle | None = None
+        self._silent: set[PulsarAddress] = set()
+        """Brokers that answer nothing on the connections that they have."""
         self._lost: list[tuple[str, int, PulsarError]] = []
         """Connections that were lost and are not in the log yet: name, users, reason."""
         self.proxied = False
@@ -172,7 +181,7 @@ class Pool:
                 limit=self._connect_timeout,
             )
         except PulsarError as error:
-            self._not_connected(error)
+            self._unanswered(broker.address, error)
             raise
         if self._closed:
             connection.abort(PulsarError("Closed", "the client is closed"))
@@ -180,10 +189,13 @@ class Pool:
         if connection.closed:
             raise PulsarError("ConnectionLost", f"{name}: closed right after its first command")
         self._open[key] = connection
-        self._connected()
-        if self._end_sweeps is None:
-            loop = asyncio.get_running_loop()
-            self._end_sweeps = every(loop, self._idle / 2, "closing connections to brokers that are idle", self._sweep)
+        loop = asyncio.get_running_loop()
+        self.outage.answers(broker.address, loop.time())
+        if not self._end_timers:
+            self._end_timers = [
+                every(loop, self._idle / 2, "closing connections to brokers that are idle", self._sweep),
+                every(loop, PULSE_SECONDS, "the look for silent brokers", self._feel_pulse),
+            ]
         log.debug("connected to %s, version %s", name, connection.server_version)
         return connection
 
@@ -191,12 +203,17 @@ class Pool:
         if self._open.get(key) is not connection:
             return
         del self._open[key]
-        if not self._open:
-            self.outage.disconnected()
-        if users and error.code != "Closed":
+        if error.code == "Closed":
+            return
+        loop = asyncio.get_running_loop()
+        self.outage.lost(others=bool(self._open))
+        if self._certain is not None:
+            self._certain.cancel()
+        self._certain = loop.call_later(DOUBT_SECONDS, self.outage.certain)
+        if users and not self.outage.active:  # else that has told it
             self._lost.append((connection.name, users, error))
             if len(self._lost) == 1:
-                asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._tell_lost)
+                loop.call_later(TOGETHER_SECONDS, self._tell_lost)
 
     def _tell_lost(self) -> None:
         lost, self._lost = self._lost, []
@@ -204,29 +221,44 @@ class Pool:
         text = "connections to Pulsar are lost" if len(lost) > 1 else "connection to Pulsar is lost"
         log.info("%d %s, with %d producers, readers and watches: %s: %s", len(lost), text, users, names, lost[0][2])
 
-    def _not_connected(self, error: PulsarError) -> None:
-        """Note that an attempt failed: an outage begins where no connection stands."""
-        if self._closed or self._open:
+    def _unanswered(self, broker: PulsarAddress, error: PulsarError) -> None:
+        """Note that a broker takes no connection, or is silent on all that it has."""
+        standing = {route.address for route, _ in self._open} - self._silent
+        if self._closed or broker in standing:
             return
-        if self.outage.failed_to_connect(error, asyncio.get_running_loop().time()):
+        loop, others = asyncio.get_running_loop(), bool(standing)
+        if self.outage.fails(broker, error, loop.time(), others=others):
             log.warning(
-                "no Pulsar broker answers: %s. Requests that need Pulsar fail, clients try again; what else fails is "
-                "counted, and told when Pulsar is back. See that the Pulsar brokers run, if this lasts", error
+                "%s: %s. Requests that need it fail, clients try again; what else fails is counted, and told when "
+                "Pulsar answers again. See that the Pulsar brokers run, if this lasts",
+                f"the Pulsar broker {broker} does not answer" if others else "no Pulsar broker answers", error,
             )  # fmt: skip
-
-    def _connected(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.outage.connected(loop.time())
-        if self.outage.active and self._outage_look is None:
-            self._outage_look = loop.call_later(SETTLE_SECONDS, self._look_at_outage)
+            loop.call_later(LOOK_SECONDS, self._look_at_outage)
 
     def _look_at_outage(self) -> None:
-        self._outage_look = None
-        over = self.outage.settled(asyncio.get_running_loop().time())
-        if over is not None and not self._closed:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        over = self.outage.settled(loop.time())
+        if over is not None:
             log.info("Pulsar answers again, after %.1f s; %d requests failed meanwhile", *over)
-        if self.outage.active and not self._closed:
-            self._outage_look = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._look_at_outage)
+        else:
+            loop.call_later(LOOK_SECONDS, self._look_at_outage)
+
+    def _feel_pulse(self) -> None:
+        """Find brokers that answer nothing any more, long before connections are given up for it."""
+        now = asyncio.get_running_loop().time()
+        answering, silent = set(), set()
+        for (route, kind), connection in self._open.items():
+            if not connection.is_silent(_SILENT_LOOKS):
+                answering.add(route.address)
+            elif not kind.startswith(SEND):  # a broker reads nothing from a producer that it throttles
+                silent.add(route.address)
+        self._silent = silent - answering
+        for broker in answering:
+            self.outage.answers(broker, now)
+        for broker in self._silent:
+            self._unanswered(broker, PulsarError("Timeout", f"{broker} stands still: it does not answer a ping"))
 
     def _sweep(self) -> None:
         """Close connections that nothing has used for `idle` seconds, except those for lookups."""
@@ -242,8 +274,8 @@ class Pool:
     async def close(self) -> None:
         """Close everything; users are told Closed."""
         self._closed = True
-        if self._end_sweeps is not None:
-            self._end_sweeps()
+        for end in self._end_timers:
+            end()
         opening = list(self._opening.values())
         for task in opening:
             task.cancel()

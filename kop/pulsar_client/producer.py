@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
-from kop.pulsar_client.errors import EntryRefusedError, PulsarError, exclusive_holder
+from kop.pulsar_client.errors import QUOTA_EXCEEDED, EntryRefusedError, PulsarError, exclusive_holder
 from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
@@ -33,7 +33,6 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "exclusive_with_fencing": pb.ExclusiveWithFencing,
     "wait_for_exclusive": pb.WaitForExclusive,
 }
-_QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
 OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
@@ -486,7 +485,7 @@ class Producer(BrokerAttachment):
         return not self._resend and not self._pending.none_on_wire
 
     def _in_vain(self, error: PulsarError) -> None:
-        if error.code == _QUOTA:  # may last for hours: say so at once
+        if error.code == QUOTA_EXCEEDED:  # may last for hours: say so at once
             self._fail(self._pending.clear(), error)
 
     def _resume(self) -> None:

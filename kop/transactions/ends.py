@@ -29,6 +29,7 @@ from uuid import UUID
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.coordination.peers import Peers
 from kop.errors import BackendError, ErrorCode, KopError
+from kop.repeats import Lasting, Repeats
 from kop.storage.base import EndedTransaction, TransactionStorage
 from kop.transactions.verification import LEASE_SECONDS, TransactionVerifier
 from kop.wire.messages import WriteTxnMarkersRequest
@@ -94,6 +95,8 @@ class TransactionEnds:
         self._cluster = cluster
         self._peers = peers
         self._others: set[int] = set()
+        self._lasting = Lasting()
+        self._repeats = Repeats()
         self._left_at = float("-inf")
         """When a broker left the last time, by `time.monotonic`. It may go on for a while: nobody tells it of ends."""
         self._calls: set[asyncio.Task[KopError | None]] = set()
@@ -188,8 +191,13 @@ class TransactionEnds:
         for broker_id, call in calls.items():
             error = call.result() if call.done() else BackendError("no answer yet", ErrorCode.NETWORK_EXCEPTION)
             if error is None:
+                self._lasting.over(broker_id)
                 continue
-            _log.warning("broker %d has not done its part of the end of a transaction: %s", broker_id, error)
+            level = logging.WARNING if self._lasting.lasts(broker_id, time.monotonic()) else logging.INFO
+            if self._repeats.say((broker_id, level), time.monotonic()) is not None:
+                _log.log(
+                    level, "broker %d has not done its part of the end of a transaction: %s", broker_id, error
+                )  # fmt: skip
             if error.code is ErrorCode.NETWORK_EXCEPTION:
                 until = over
             if parts[broker_id]:

@@ -31,6 +31,8 @@ class World:
         self.led: dict[int, Callable[[], None]] = {}
         self.story: list[tuple[str, int]] = []
         self.refuse: set[int] = set()
+        self.told = False
+        """True if the log has said why it refuses."""
         self.doubtful: set[int] = set()
         self.robbed: set[int] = set()
         self.broken: set[int] = set()
@@ -79,7 +81,9 @@ class World:
         self.story.append(("lead", partition))
         await asyncio.sleep(0)
         if partition in self.refuse:
-            raise BackendError("another one holds it")
+            refusal = BackendError("another one holds it")
+            refusal.told = self.told
+            raise refusal
         self.led[partition] = lost
 
     async def verify_lead(self, partition: int) -> None:
@@ -292,6 +296,28 @@ def test_leads_that_move_are_one_line_and_a_lost_one_that_is_not_back_is_a_warni
     assert moved.getMessage().endswith("moved to brokers 2 and 3")
     assert lost.levelname == "WARNING"
     assert "does not coordinate 1 partitions of" in lost.getMessage()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_lost_lead_says_why_it_is_not_back_and_no_partition_repeats_what_is_told(
+    told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MOVES_SECONDS", 0.1)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+
+    async def test(world: World) -> None:
+        world.mine = {0, 1}
+        await world.under_test.start()
+        world.refuse, world.told = {0, 1}, told
+        for partition in (0, 1):
+            world.led.pop(partition)()
+        await until(lambda: "does not coordinate" in caplog.text)
+
+    run(test)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    lost = "this broker does not coordinate 2 partitions of __state that are given to it: 0, 1: KAFKA_STORAGE_ERROR: "
+    assert lost + "another one holds it; trying again" in lines
+    assert len([line for line in lines if line.startswith("cannot coordinate")]) == (0 if told else 2)
 
 
 def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

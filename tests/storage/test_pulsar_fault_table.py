@@ -10,7 +10,7 @@ from kop.errors import BackendError, ErrorCode, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.repeats import Repeats
+from kop.repeats import Lasting, Repeats
 from kop.storage.pulsar.faults import Faults, Refused, kafka_error
 from kop.storage.pulsar.partition.throttle import BETWEEN_SECONDS, RateExceeded, RateQuestions, still_to_wait
 
@@ -122,6 +122,34 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
         assert isinstance(faults.refused(PulsarError("NotFound", "x"), Refused.READS, "cannot read t-0"), PeerError)
     assert faults.counts == {"writes_refused_timeout": 50, "reads_refused_not_found": 1}
     assert len(caplog.records) == 1
+
+
+def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_lasts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    faults = Faults(lambda: now)
+    busy = PulsarError("ProducerBusy", "Producer with name 'p' is already connected to topic")
+    with caplog.at_level(logging.INFO):
+        for at in (0.0, 5.0, 20.0):
+            now = at
+            refused = faults.refused(busy, Refused.TRANSACTIONS, "cannot add partitions to Pulsar's transaction")
+            assert isinstance(refused, BackendError)
+        assert not caplog.records
+        now = 31.0
+        faults.refused(busy, Refused.TRANSACTIONS, "cannot add partitions to Pulsar's transaction")
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert faults.counts == {"transactions_refused_producer_busy": 4}
+
+
+def test_faults_that_last_are_told_from_those_that_come_again() -> None:
+    lasting = Lasting()
+    assert [lasting.lasts("a", now) for now in (0, 20, 30, 31)] == [False, False, True, True]
+    assert not lasting.lasts("b", 31), "another one"
+    assert not lasting.lasts("a", 92), "quiet for a minute: it begins once more"
+    assert lasting.lasts("a", 122)
+    lasting.over("a")
+    assert not lasting.lasts("a", 123)
 
 
 def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:

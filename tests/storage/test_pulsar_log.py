@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
 import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from storage.batches import batch, records
@@ -29,6 +30,7 @@ from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client.address import PulsarAddress
 from kop.pulsar_client.packed import pack
 from kop.records import transcode
 from kop.records.batch import is_transactional, read_header
@@ -1489,6 +1491,19 @@ async def test_a_dispatch_rate_holds_a_tail_back_only_while_it_holds_reads_back(
         assert await delays.held(Position(7, 3)) is held, at
 
 
+async def test_a_transaction_that_holds_readers_back_is_told_only_if_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    broker, now = Broker(), 0.0
+    engine = FakeEngine(broker)
+    admin: Any = engine.rest
+    delays = tail_delays.TailDelays(admin, "t-0", "t-0", engine.faults, engine.spawn, lambda: now)
+    broker.stats = {"ongoingTxnCount": 1}
+    for at, readable, told in [(0, "7:1", 0), (40, "7:2", 0), (50, "7:2", 0), (90, "7:2", 1), (91, "7:2", 1)]:
+        now, broker.buffer = at, {"state": "Ready", "maxReadPosition": readable}
+        assert await delays.held(Position(7, 3))
+        assert len([each for each in caplog.records if each.levelname == "WARNING"]) == told, at
+    assert engine.faults.counts == {"tail_held_by_transaction": 5}
+
+
 @pytest.mark.parametrize("own_rate", [True, False])
 async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_another_connection(
     own_rate: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -1673,6 +1688,37 @@ async def test_a_search_that_did_not_see_every_entry_is_repeated_for_a_while() -
     broker.ask_error = None
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [4]
+    await play.log.close()
+
+
+@pytest.mark.parametrize("outage", [False, True])
+async def test_a_search_that_fails_again_and_again_is_told_once_and_not_in_an_outage(
+    outage: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = 0
+
+    async def fail(*_: object) -> NoReturn:
+        nonlocal searches
+        searches += 1
+        raise PulsarError("ConnectionLost", "so says the test")
+
+    monkeypatch.setattr(stored_batches.StoredBatches, "find", fail)
+    play = Play(41)
+    play.broker.foreign(2, "pid-41", 0)
+    play.broker.sequences["pid-41"] = 1
+    await play.log.attach()
+    if outage:
+        broker = PulsarAddress("a", 6650, False)
+        play.broker.outage.answers(broker, 0.0)
+        play.broker.outage.fails(broker, PulsarError("ConnectionLost"), 1.0, others=False)
+    caplog.set_level(logging.INFO)
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: searches >= 3)
+    told = [record for record in caplog.records if "cannot search Pulsar" in record.getMessage()]
+    assert len(told) == (not outage)
+    assert play.broker.outage.failures >= 3 * outage
     await play.log.close()
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from support.waiting import until
 
+from kop import repeats
 from kop.coordination.peers import PeerAnswer
 from kop.errors import ErrorCode as E
 from kop.errors import KopError
@@ -202,6 +203,29 @@ async def test_a_broker_that_is_away_delays_the_end_by_its_lease() -> None:
     await write(w, ended(("t", 0)))
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
+
+
+async def test_a_broker_that_is_away_is_a_warning_only_if_it_stays_away(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is restarted is away for each transaction that ends meanwhile."""
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.0)
+    caplog.set_level("INFO", module.__name__)
+    w = World(2)
+    w.away = {2}
+    for _ in range(5):
+        await write(w, ended(("t", 0)))
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    monkeypatch.setattr(repeats, "LASTS_SECONDS", 0.0)
+    for _ in range(5):
+        await write(w, ended(("t", 0)))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    w.away.clear()
+    await write(w, ended(("t", 0)))
+    w.away, before = {2}, len(caplog.records)
+    monkeypatch.undo()
+    await write(w, ended(("t", 0)))
+    assert len(caplog.records) == before, "it was told a moment ago, and begins anew"
 
 
 async def test_a_broker_that_left_delays_the_end_by_its_lease() -> None:

@@ -33,7 +33,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
-from kop.storage.pulsar.partition.backlog import BacklogTeller
+from kop.storage.pulsar.partition.backlog_quota import BacklogTeller
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog

@@ -25,8 +25,9 @@ from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.errors import QUOTA_EXCEEDED
 from kop.pulsar_client.outage import Outage
-from kop.repeats import Repeats
+from kop.repeats import Lasting, Repeats
 
 _MOST_ALIKE: Final = 10
 _ALIKE_SECONDS: Final = 60.0
@@ -133,9 +134,12 @@ _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
 """Kafka's code for one of Pulsar's. A code that is not in this table becomes KAFKA_STORAGE_ERROR, which clients retry.
 """
 
+_MENDS: Final = frozenset({"ProducerBusy"})
+"""Codes of refusals that are logged only if they last: a broker that restarted holds names of producers for a while."""
+
 _HELP: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ProducerBlockedQuotaExceededError": "a subscription of the topic is further behind than its backlog quota "
+        QUOTA_EXCEEDED: "a subscription of the topic is further behind than its backlog quota "
         "allows: let it be consumed, delete it (pulsar-admin topics unsubscribe) or raise the quota "
         "(pulsar-admin topics set-backlog-quota); clients try again",
         "TopicTerminatedError": "the topic was terminated in Pulsar and takes no more messages: create another one",
@@ -263,6 +267,7 @@ class Faults:
         self.counts: dict[str, int] = {}
         self._clock = clock
         self._repeats = Repeats()
+        self._lasting = Lasting()
         self._alike = Alike()
 
     def count(self, fault: Fault) -> None:
@@ -287,6 +292,10 @@ class Faults:
             more += "; others like it are counted in kop_pulsar_faults_total, not logged, for a minute"
         log.warning("%s%s", text, more)
 
+    def takes(self, error: BaseException) -> bool:
+        """Return True if the present outage caused an error, and takes it: it has no line and no number of its own."""
+        return (isinstance(error, KopError) and error.told) or self.outage.takes(error)
+
     def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:
         """Count a refusal by Pulsar, log it, and return the error for the client."""
         kafka = kafka_error(error, doing)
@@ -294,6 +303,8 @@ class Faults:
             kafka.told = True
             return kafka
         self._count(refusal_name(what, error.code))
-        if isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
+        if error.code in _MENDS and not self._lasting.lasts((doing, error.code), self._clock()):
+            log.debug("%s", kafka.message)
+        elif isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
             self.tell((doing, error.code), kafka.message, (what, error.code))
         return kafka

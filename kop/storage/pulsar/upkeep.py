@@ -116,7 +116,7 @@ class Upkeep:
         self._tasks.append(self._context.loop.create_task(repeat(what, work, every=every, limit=limit, failed=heard)))
 
     def _failed(self, what: str, error: Exception) -> None:
-        if (isinstance(error, KopError) and error.told) or self._context.faults.outage.takes(error):
+        if self._context.faults.takes(error):
             return
         self._context.count(Fault.UPKEEP_FAILED)
         if isinstance(error, PulsarError | KopError | TimeoutError):

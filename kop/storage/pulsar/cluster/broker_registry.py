@@ -169,7 +169,7 @@ class BrokerRegistry:
                     ) from None
                 if not warned:
                     warned = True
-                    log.warning(
+                    log.info(
                         "node.id %d is held by another broker; waiting up to %.0f s for it to go, if it was stopped",
                         broker.node_id,
                         BUSY_SECONDS,
@@ -216,7 +216,7 @@ class BrokerRegistry:
         """Tell the other brokers to look at a topic again. One that misses this sees the change when it lists all."""
         if self._producer is None:
             return
-        self._publish(Record(0, 0, None, topic.encode())).add_done_callback(_announced)
+        self._publish(Record(0, 0, None, topic.encode())).add_done_callback(self._announced)
 
     def _publish(self, record: Record) -> asyncio.Future[Position]:
         assert self._producer is not None
@@ -238,6 +238,10 @@ class BrokerRegistry:
         )
         self._sequence += 1
         return sent
+
+    def _announced(self, sent: asyncio.Future[Position]) -> None:
+        if not sent.cancelled() and (error := sent.exception()) is not None and not self._faults.takes(error):
+            log.warning("the other brokers could not be told of a change, they find it within a minute: %s", error)
 
     def _heard(self, entry: Entry) -> None:
         try:
@@ -365,11 +369,6 @@ class BrokerRegistry:
             return
         for callback in self._listeners:
             callback()
-
-
-def _announced(sent: asyncio.Future[Position]) -> None:
-    if not sent.cancelled() and (error := sent.exception()) is not None:
-        log.warning("the other brokers could not be told of a change, they find it within a minute: %s", error)
 
 
 def _broker_of(publisher: dict[str, Any]) -> LiveBroker | None:

@@ -36,7 +36,7 @@ from kop.pulsar_client.pending import PendingEntry
 from kop.records import transcode
 from kop.records.batch import BatchHeader, max_timestamp_of, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
-from kop.storage.pulsar.faults import Fault
+from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.direct_writers import PlacedFields
@@ -342,7 +342,7 @@ class Appends:
         mapping: OffsetMapping,
         open_batches: OpenBatches,
         *,
-        count: Callable[[Fault], None],
+        faults: Faults,
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
         search: Callable[[Sequence[Wanted]], Awaitable[Sequence[Stored]]],
         tail_is_late: Callable[[], None],
@@ -352,7 +352,8 @@ class Appends:
         self._loop = loop
         self._mapping = mapping
         self._open_batches = open_batches
-        self._count = count
+        self._faults = faults
+        self._count = faults.count
         self._ask_place = ask_place
         self._search = search
         self._tail_is_late = tail_is_late
@@ -813,7 +814,8 @@ class Appends:
         except Exception as error:  # `_ask` asks again until no entry waits
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
-            self._count(Fault.OFFSET_REQUESTS_FAILED)
+            if not self._faults.takes(error):
+                self._count(Fault.OFFSET_REQUESTS_FAILED)
             _log.log(
                 level,
                 "%s: Pulsar cannot be asked yet which offset entry %d:%d has: %r",
@@ -860,7 +862,7 @@ class Appends:
         return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}
 
     async def _find_duplicates(self) -> None:
-        backoff = Backoff(0.1, 1.0)
+        backoff, told = Backoff(0.1, 1.0), False
         try:
             while self._duplicates:
                 now = self._loop.time()
@@ -873,8 +875,9 @@ class Appends:
                     answers = await self._search(wanted)
                 except Exception as error:  # whatever it is, the clients that wait have to be answered
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
+                    quiet, told = self._faults.takes(error) or told, True
                     _log.log(
-                        level,
+                        logging.DEBUG if quiet and level == logging.INFO else level,
                         "%s: cannot search Pulsar for the first copy of a batch that was sent twice: %r",
                         self._log.title,
                         error,

@@ -100,7 +100,7 @@ class PulsarLog(Partition):
             context.loop,
             mapping,
             services.open_batches,
-            count=context.count,
+            faults=context.faults,
             ask_place=self._ask_place,
             search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
             tail_is_late=self._tail_is_late,
@@ -299,8 +299,9 @@ class PulsarLog(Partition):
             f"the gateway's reader of the end of {self.title} failed: {error}; the next request for it opens "
             "another one. Look at the Pulsar broker, if this goes on"
         )
-        self.context.faults.tell(("tail", self.title), text, "tail")
-        self.context.count(Fault.TAILS_LOST)
+        if not self.context.faults.takes(error):
+            self.context.faults.tell(("tail", self.title), text, "tail")
+            self.context.count(Fault.TAILS_LOST)
         self.detach(BackendError(f"the gateway's reader of the end of {self.title} failed: {error}"))
 
     def detach(self, error: KopError) -> None:

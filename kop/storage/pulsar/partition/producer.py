@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
+from kop.pulsar_client.errors import QUOTA_EXCEEDED
 from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.records.batch import BatchHeader
@@ -33,7 +34,6 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
-from kop.storage.pulsar.partition.backlog import QUOTA_EXCEEDED
 from kop.storage.pulsar.partition.direct_batches import (
     PAUSE_SECONDS,
     DirectBatches,
@@ -322,7 +322,8 @@ class PartitionProducer:
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
         self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
-        log.warning(
+        log.log(  # a Pulsar broker that was killed forgets some of each producer
+            logging.DEBUG if self._context.faults.outage.active else logging.INFO,
             "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: the "
             "gateway goes on behind what the topic holds",
             self._log.title, self.name, producer.last_sequence_id, stored,

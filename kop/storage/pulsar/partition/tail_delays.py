@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.admin import Admin
+from kop.repeats import Lasting
 from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.reading.source import stats_position
 
@@ -83,6 +84,7 @@ class TailDelays:
         self._spawn = spawn
         self._clock = clock
         self._asked = self._counted_at = float("-inf")
+        self._lasting = Lasting()
         self._before = self._counted = _NOTHING_COUNTED
         """Throttled reads to compare with, and those that were counted at `_counted_at`, to compare with later."""
 
@@ -119,6 +121,9 @@ class TailDelays:
         self._faults.count(why)
         if why == Fault.TAIL_LATE:  # a busy machine is late now and then
             return False
+        place = str(buffer.get("maxReadPosition"))
+        if why != Fault.TAIL_HELD_BY_DISPATCH_RATE and not self._lasting.lasts((why, place), self._clock()):
+            return True  # every transaction does so, and ends
         self._faults.tell(
             (why, self._title),
             f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "

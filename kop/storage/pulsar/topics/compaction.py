@@ -133,7 +133,7 @@ class Compactions:
         self._late &= by_partition.keys()
 
     def _not_looked_at(self, partition: PartitionView, error: Exception) -> None:
-        if self._context.faults.outage.takes(error):
+        if self._context.faults.takes(error):
             return
         if isinstance(error, PulsarError | KopError | TimeoutError):
             log.warning(

@@ -144,8 +144,9 @@ class ForeignTopics:
         return failure if failure is not None and self._context.loop.time() < failure.until else None
 
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
-        log.warning("%s", error.message)
-        self._context.count(Fault.FOREIGN_TOPICS_REFUSED)
+        if not self._context.faults.takes(error):
+            log.warning("%s", error.message)
+            self._context.count(Fault.FOREIGN_TOPICS_REFUSED)
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # clients retry this error
@@ -204,7 +205,8 @@ class ForeignTopics:
             self._kept.add(name)
             self._announce(PERSISTENT + name)
         except PulsarError as error:
-            log.warning("other brokers are not told for now that topic %s is in use: %s", name, error)
+            if not self._context.faults.takes(error):
+                log.warning("other brokers are not told for now that topic %s is in use: %s", name, error)
 
     async def _drop(self, name: str) -> None:
         if self._table.get(name) is not None:
@@ -213,4 +215,5 @@ class ForeignTopics:
             await self._cluster_topic.remove_named(name)
             self._kept.discard(name)
         except PulsarError as error:
-            log.warning("cannot forget that topic %s was in use: %s", name, error)
+            if not self._context.faults.takes(error):
+                log.warning("cannot forget that topic %s was in use: %s", name, error)

@@ -283,7 +283,10 @@ class PulsarTopics(TopicTable):
                 raise
             refused = error
         if refused is not None:
-            log.warning("topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message)
+            level = logging.INFO if refused.told else logging.WARNING
+            log.log(
+                level, "topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message
+            )
             self._start(self._finish(topic, known))
         self._put(None, topic, known)
         self._brokers.announce(full_name)
@@ -384,12 +387,14 @@ class PulsarTopics(TopicTable):
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
                     if (topic := self._by_id.get(topic_id)) is not None:
                         self._pulsar[topic_id] = await self._with_policies(topic, known)
-                        log.warning(
+                        log.info(
                             "topic %s had not all of its policies, since the broker that made it died or Pulsar did "
                             "not answer it: they are set now",
                             topic.name,
                         )
             except (PulsarError, KopError) as error:
+                if self._context.faults.takes(error):
+                    continue
                 log.warning(
                     "retention and other policies of topic %s cannot be set yet: %s; trying again",
                     known.full_name,
@@ -675,7 +680,7 @@ class PulsarTopics(TopicTable):
 
     def _not_read(self, name: str, error: Exception) -> None:
         """Note that a topic cannot be read: what is known of it stays, and reading it is tried again."""
-        if not self._foreign.unreadable(name, error):
+        if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message

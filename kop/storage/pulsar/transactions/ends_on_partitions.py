@@ -107,7 +107,7 @@ class EndsOnPartitions:
                 self._late.ended_elsewhere(doubt, now())
                 return
         except PulsarError as error:
-            if not self._late.failed(doubt, now()):
+            if not self._late.failed(doubt, now()) and not self._context.faults.takes(error):
                 log.warning("Pulsar does not answer whether fences of its transaction %d:%d are late: %s", *txn, error)
         else:
             self._late.answered(doubt, now())
@@ -141,7 +141,8 @@ class EndsOnPartitions:
                     await _for_each(in_doubt, carry_out)
                 self._lost.settled(name, asked)
         except PulsarError as error:
-            if not self._lost.failed(name, now()) and error.code not in _NO_PARTITION:
+            known = error.code in _NO_PARTITION or self._context.faults.takes(error)
+            if not self._lost.failed(name, now()) and not known:
                 log.warning(
                     "Pulsar does not answer whether %s holds readers back at a transaction that has ended: %s. Where "
                     "it does, see pulsar-admin transactions transaction-buffer-stats",
@@ -165,7 +166,7 @@ class EndsOnPartitions:
                 return
             raise
         self._context.count(fault)
-        log.warning(
+        log.info(
             "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway was "
             "stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
             name,

@@ -351,7 +351,8 @@ class PulsarTransactions:
         try:
             await self._transactions.end(txn, commit=False)
         except PulsarError as error:
-            log.info("Pulsar's transaction %d:%d, in which nothing is, ends by its time limit: %s", *txn, error)
+            level = logging.DEBUG if self._context.faults.takes(error) else logging.INFO
+            log.log(level, "Pulsar's transaction %d:%d, in which nothing is, ends by its time limit: %s", *txn, error)
 
 
 def _heard(task: asyncio.Task[TxnId]) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from kop.repeats import Repeats
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.partition.view import PartitionView
-
-QUOTA_EXCEEDED: Final = "ProducerBlockedQuotaExceededError"
 
 log = logging.getLogger(__name__)
 
