@@ -58,8 +58,8 @@ a loaded machine it may need seconds for all that it led. One that does not know
 it, and is pushed out after this time. A broker that is not live is pushed out at once: it closes no producers, see
 `PartitionProducer.close`."""
 UNKNOWN_HOLDER_SECONDS: Final = 2.5
-"""The same for a predecessor of which nobody says whether it is live: a broker that has just started, or one of an
-earlier version; and for a former producer of this broker, of which Pulsar does not know yet that it is gone."""
+"""The same for a predecessor of which nobody says whether it is live: a broker that has just started; and for a former
+producer of this broker, of which Pulsar does not know yet that it is gone."""
 BUSY_SECONDS: Final = 3.0
 """For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
 new leader."""
@@ -270,9 +270,8 @@ class PartitionProducer:
                 producer = await self._opened()
                 if self.idempotent and not self.transactional and self.name in self._path.stored:
                     await self._look_at_end()
-                goes_on = self.idempotent and await self._continues_former_name(producer)
                 for pause in ASK_AGAIN_AFTER:
-                    if goes_on or not self._is_behind(producer):
+                    if not self._is_behind(producer):
                         break
                     await producer.close()
                     await asyncio.sleep(pause)
@@ -316,8 +315,6 @@ class PartitionProducer:
             if await self._appends.is_stored(self.name, last, hidden=self.transactional):
                 self._tell_what_pulsar_forgot(producer, last)
                 return SequenceWindow(last, complete=sequences.complete)
-        if await self._continues_former_name(producer):
-            sequences.complete = True
         return sequences
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
@@ -388,22 +385,7 @@ class PartitionProducer:
                 "producer %s is stored: %r", self._log.title, END_SECONDS, self.name, error
             )  # fmt: skip
 
-    async def _continues_former_name(self, producer: Producer) -> bool:
-        """Whether the first batch comes directly behind what an earlier version of the gateway stored.
-
-        That version wrote under another name. What lies behind its last sequence id is not confirmed by it: another
-        cluster may have used the same name.
-        """
-        if producer.last_sequence_id >= 0 or not self._queue:
-            return False
-        header = self._queue[0].header
-        if header.base_sequence == 0:
-            return False
-        former = await self._opened(self._services.producer_naming().former(header.producer_id))
-        await former.close()
-        return former.last_sequence_id >= 0 and SequenceWindow(former.last_sequence_id).comes_next(header)
-
-    async def _opened(self, name: str | None = None) -> Producer:
+    async def _opened(self) -> Producer:
         path, services, owner = self._path, self._services, self._log
         topic_id = owner.topic.topic_id
         begun = self._loop.time()
@@ -422,7 +404,7 @@ class PartitionProducer:
             try:
                 return await self._context.client.open_producer(
                     owner.partition_name,
-                    name=name or self.name,
+                    name=self.name,
                     before_attach=path.check_exists,
                     confirm=self._confirm,
                     on_lost=self._lost,

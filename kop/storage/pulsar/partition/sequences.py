@@ -59,7 +59,7 @@ class SequenceWindow:
     `last_sequence_id` is what Pulsar said when the producer was opened; -1: it knows nothing of that producer.
 
     `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,
-    as in Kafka: it wrote to a topic of the same name that was deleted, or under the name of an earlier version.
+    as in Kafka: it wrote to a topic of the same name that was deleted.
     """
 
     def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
