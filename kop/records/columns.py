@@ -2,8 +2,7 @@
 
 Owns: what of a response counts (the range of offsets, transactions, control batches, checksums, a batch that is cut
 off), the bounds on memory, the header around what is written, and the choice between the twins.
-Must not know: pyarrow (`kop.records.arrow`), how a buffer is laid out (`kop.records._pure_arrow` says that, and is the
-specification), requests, connections.
+Must not know: pyarrow (`kop.records.arrow`), how a buffer is laid out (`arrow_layout`), requests, connections.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from crc32c import crc32c
 from kop.compiled import compiled
 from kop.errors import BackendError, ErrorCode, InternalError, PeerError
 from kop.records import _pure_arrow
-from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import ChunkParts, Column, ColumnIn, HeadersIn, Lists, NumbersIn, TimestampsIn
 from kop.records.batch import (
     CODEC_MASK,
     HEADER_SIZE,
@@ -69,7 +68,7 @@ _PLACE: Final = struct.Struct(">qi")
 
 
 class Chunk(NamedTuple):
-    """The buffers of some rows, as `kop.records._pure_arrow` says."""
+    """The buffers of some rows, as `kop.records.arrow_layout` says."""
 
     rows: int
     next_offset: int
@@ -258,7 +257,7 @@ class _Transactions:
 
 
 class RowsIn(NamedTuple):
-    """Rows to write, as `kop.records._pure_arrow` says; what is None is null in each row."""
+    """Rows to write, as `kop.records.arrow_layout` says; what is None is null in each row."""
 
     rows: int
     key: ColumnIn | None

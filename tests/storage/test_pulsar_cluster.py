@@ -43,6 +43,7 @@ from kop.storage.pulsar.layout import (
     CREATED_PROPERTY,
     DELETING_PROPERTY,
     ID_PROPERTY,
+    NAME_PROPERTY,
     UNFINISHED_PROPERTY,
 )
 from kop.storage.pulsar.partition import log as log_module
@@ -203,6 +204,7 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
         for name, made in ((old, now - 3_600_000), (young, now)):
             properties = {
                 ID_PROPERTY: str(new_uuid()),
+                NAME_PROPERTY: name,
                 CONFIGS_PROPERTY: '{"retention.ms": "7200000"}',
                 CREATED_PROPERTY: str(made),
                 UNFINISHED_PROPERTY: "true",
