@@ -11,7 +11,7 @@ A request is taken where nothing about it is unusual and all of its batches have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.topic_configs import ProduceRules, TopicConfigs
@@ -26,37 +26,15 @@ from kop.records.compression import Codec
 from kop.storage.base import PartitionLog
 from kop.wire.produce import encode_partition
 
+if TYPE_CHECKING:
+    from kop._native import DirectRequests
+
 _PRUNE_EVERY: Final = 256
 """Writers that are added from one time to the next that closed ones are forgotten."""
 
 TakeRequest = Callable[[memoryview, float, float, int], Answer | None]
 """Takes a frame without its size, when it arrived (perf_counter), the loop's time, the wall clock in ms. None where the
 request has to go the ordinary way; then nothing has happened."""
-
-
-class _Requests(Protocol):
-    """What compiled code knows; see kop/_native/src/direct/."""
-
-    take: TakeRequest
-
-    def add(
-        self,
-        topic: str | bytes,
-        partition: int,
-        producer_id: int,
-        writer: object,
-        max_message_bytes: int,
-        before_max_ms: int,
-        after_max_ms: int,
-        compact: bool,
-        any_codec: bool,
-    ) -> None: ...
-
-    def prune(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def counted(self) -> tuple[int, int, list[int]]: ...
 
 
 class DirectProduce:
@@ -70,11 +48,12 @@ class DirectProduce:
         self._versions = (-1, -1)
         self._added = 0
         native = compiled_only()
-        self._requests: _Requests | None = None
+        self._requests: DirectRequests | None = None
         self.take: TakeRequest | None = None
         """Takes a request, after `look`."""
         if native is not None:
-            self._requests = native.DirectRequests(self, metrics.latency.of("Produce"))
+            made: type[DirectRequests] = native.DirectRequests
+            self._requests = made(self, metrics.latency.of("Produce"))
             self.take = self._requests.take
             metrics.before_scrape(self._count)
 

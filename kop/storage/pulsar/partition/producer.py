@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
@@ -39,8 +39,8 @@ from kop.storage.pulsar.partition.direct_batches import (
     DirectBatches,
     HandedOver,
 )
-from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED
-from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_writer
+from kop.storage.pulsar.partition.direct_codecs import BATCH_MAY_INFLATE
+from kop.storage.pulsar.partition.direct_writers import direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.record_times import checked_times
 from kop.storage.pulsar.partition.sequences import SequenceWindow
@@ -48,6 +48,9 @@ from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 LIVE_HOLDER_SECONDS: Final = 15.0
 """How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
@@ -611,7 +614,7 @@ class PartitionProducer:
     @property
     def _most_inflated(self) -> int:
         """Bytes that compiled code may inflate a batch to."""
-        return min(MOST_INFLATED, self._log.policy.max_uncompressed_bytes)
+        return min(BATCH_MAY_INFLATE, self._log.policy.max_uncompressed_bytes)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
         """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""
@@ -660,7 +663,7 @@ class PartitionProducer:
         """
         if self.sequences is None or entry.sent_again or entry.in_transaction:
             return False
-        return entry.size + ENTRY_FRAMING > self._path.entry_size_limit.surely_taken
+        return entry.size > self._path.entry_size_limit.surely_taken
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
         """Raise MESSAGE_TOO_LARGE where the topic's own limit forbids an entry, before the batch takes a sequence."""
