@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kop"
 
 ANYONE = {
+    "_native",
     "allocator",
     "background",
     "compiled",
@@ -40,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "repeats": set(),
     "threads": {"errors"},
     "turns": set(),
+    "_native": set(),
     "compiled": set(),
     "allocator": set(),
     "event_loop": set(),

@@ -22,15 +22,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
 from kop.config import Config
 from kop.errors import BackendError, ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
 
-_OLDER_KEY: Final = "broker.configs"
-"""Where older versions kept the settings of the cluster and of all brokers, by resource name."""
+_UNRELEASED_KEY: Final = "broker.configs"
+"""The value in which unreleased versions kept the settings of all resources."""
 _TRIES: Final = 5
 """How often a change is written that the storage does not show afterwards."""
 _log = logging.getLogger(__name__)
@@ -86,8 +86,6 @@ class BrokerConfigs:
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """Altered settings by resource name: "" for the cluster, and the broker's id."""
-        self._older = False
-        """Whether the engine keeps settings that an older version wrote; they hold for a resource without its own."""
         self._rows = {row.name: row for row in config.table()}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
@@ -112,6 +110,13 @@ class BrokerConfigs:
         What is not understood is left out and logged. Listeners are called in any case: policies are known now.
         """
         self._engine = engine
+        if (text := await engine.get_state(_UNRELEASED_KEY)) is not None:
+            _log.error(
+                "altered broker settings that an unreleased kop wrote are removed and do not apply: alter them again "
+                "(kafka-configs --alter --entity-type brokers). They were %s",
+                text,
+            )
+            await engine.put_state(_UNRELEASED_KEY, None)
         await self._read()
         self.loaded = True
         self._changed()
@@ -121,18 +126,16 @@ class BrokerConfigs:
         """Take over the altered settings that the engine keeps; True where they are others than before."""
         assert self._engine is not None
         valid: dict[str, dict[str, str]] = {}
-        older_text = await self._engine.get_state(_OLDER_KEY)
-        self._older = older_text is not None
-        for resource in ("", self.broker_id):
+        for resource in (self.broker_id, ""):  # the cluster's last: another broker may be writing it
             text = await self._engine.get_state(_key(resource))
-            kept = _parsed_older(older_text or "{}", resource) if text is None else _parsed(text)
+            kept = _parsed(text or "{}")
             if kept is None:
                 _log.error(
                     "the altered settings of broker %r do not parse (%.200r): this broker keeps those that it read "
                     "before. Altering such a setting by a Kafka client (kafka-configs --alter --entity-type brokers) "
                     "writes all of them again",
                     resource,
-                    older_text if text is None else text,
+                    text,
                 )
                 valid[resource] = self._altered.get(resource, {})
                 continue
@@ -272,9 +275,8 @@ class BrokerConfigs:
                     _check(name, text)
                 if validate_only or wanted == self.altered(resource):
                     return
-                await self._engine.put_state(
-                    _key(resource), json.dumps(wanted) if wanted or self._older else None
-                )  # the next round looks whether it is there
+                # The next round looks whether it is there.
+                await self._engine.put_state(_key(resource), json.dumps(wanted) if wanted else None)
             raise BackendError(
                 f"the altered settings of broker {resource!r} were written {_TRIES} times, and others are there: "
                 "another broker writes them, too, or the storage loses them"
@@ -299,23 +301,10 @@ def _key(resource: str) -> str:
 
 def _parsed(text: str) -> dict[str, str] | None:
     """The altered settings of a resource, as they are kept; None where they do not parse."""
-    return _texts(_json(text))
-
-
-def _parsed_older(text: str, resource: str) -> dict[str, str] | None:
-    """The altered settings of a resource, as older versions kept those of all; None where they do not parse."""
-    altered = _json(text)
-    return _texts(altered.get(resource, {})) if isinstance(altered, dict) else None
-
-
-def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        configs = json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _texts(configs: Any) -> dict[str, str] | None:
     return configs if isinstance(configs, dict) and all(isinstance(text, str) for text in configs.values()) else None
 
 

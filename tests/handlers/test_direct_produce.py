@@ -576,7 +576,7 @@ def test_an_answer_is_put_together_as_that_of_the_ordinary_path(version: int) ->
         ]
         for name, partitions in topics:
             for index, _ in partitions:
-                writers.append(NATIVE.DirectWriter(1, b"p", outgoing, budget, limit, None, 0, 1 << 20, None, 0))
+                writers.append(NATIVE.DirectWriter(1, b"p", outgoing, budget, limit, None, 0, 1 << 20, 5, None, 0, 0))
                 requests.add(name, index, -1, writers[-1], 1 << 20, 1 << 60, 1 << 60, False, True)
         data = frame(PRODUCE, version, 99, request(version, topics))[4:]  # type: ignore[arg-type]
         answer = requests.take(memoryview(data), 0.0, 0.0, NOW)

@@ -55,9 +55,11 @@ class FakePulsar:
         self._ledgers = 100
 
     def add(self, name: str, partitions: int = 1, **properties: str) -> FakeTopic:
-        """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id."""
+        """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id, and comes with kop.topic_name."""
         self._ledgers += 1
         named = {key.replace("kop_", "kop.", 1): value for key, value in properties.items()}
+        if "kop_topic_id" in properties:
+            named.setdefault("kop.topic_name", full(name))
         made = self.topics[full(name)] = FakeTopic(partitions, self._ledgers, named)
         return made
 

@@ -43,14 +43,13 @@ from kop.storage.pulsar.layout import (
     CREATED_PROPERTY,
     DELETING_PROPERTY,
     ID_PROPERTY,
+    NAME_PROPERTY,
     UNFINISHED_PROPERTY,
-    ProducerNaming,
 )
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.topic_table import new_uuid
 
 
@@ -91,6 +90,18 @@ async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> Non
         await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
         # A look that took long is told of, too, although nothing has changed.
         assert [ids for ids, _ in itertools.groupby(heard)] == [[1], [1, 2], [1]]
+
+
+async def test_a_producer_of_brokers_that_names_no_instance_is_no_broker(
+    pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pulsar_store.opened() as engine:
+        await engine.join(LiveBroker(1, "host-1", 9001))
+        partition = f"{engine.context.naming.brokers_topic}-partition-0"
+        await engine.client.open_producer(partition, name="kop-broker-2", properties={"host": "h", "port": "1"})
+        await until(lambda: "kop-broker-2" in caplog.text)
+        assert "is of an unreleased kop and does not count as a broker: stop that one" in caplog.text
+        assert [broker.node_id for broker in engine.brokers] == [1]
 
 
 async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
@@ -134,22 +145,6 @@ async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_
         assert stored == list(range(50))
         await here.refresh()
         assert await read_values(here) == [f"{number}" for number in range(25) for _ in range(2)]
-
-
-async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
-    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as former:
-        former.setattr(ProducerNaming, "of", lambda _, number: ProducerNaming.former(number))
-        async with pulsar_store.opened() as old:
-            log = await make(old)
-            for number in range(3):
-                await append(log, batch([f"{number}"], producer=7, sequence=number))
-    monkeypatch.setattr(PulsarTopic, "is_young", lambda *_: False)
-    async with pulsar_store.opened() as new:
-        log = await attached(new)
-        assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
-        assert await read_values(log) == ["0", "1", "2", "3"]
 
 
 async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_the_next_one(
@@ -209,6 +204,7 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
         for name, made in ((old, now - 3_600_000), (young, now)):
             properties = {
                 ID_PROPERTY: str(new_uuid()),
+                NAME_PROPERTY: name,
                 CONFIGS_PROPERTY: '{"retention.ms": "7200000"}',
                 CREATED_PROPERTY: str(made),
                 UNFINISHED_PROPERTY: "true",

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -218,12 +219,24 @@ async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp
     assert not beside.exists()
     async with sqlite.opened():
         pass
-    for version in (0, 99):
+    for version, text in ((0, "unreleased"), (1, "unreleased"), (2, "unreleased.*begin anew"), (99, "that wrote it")):
         conn = sqlite3.connect(sqlite.path)
         conn.execute(f"PRAGMA user_version = {version}")
         conn.close()
-        with pytest.raises(BackendError, match=f"schema version {version}"):
+        with pytest.raises(BackendError, match=f"schema version {version},.*{text}"):
             await sqlite.open()
+
+
+async def test_a_database_that_was_brought_up_from_an_older_schema_is_refused(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await make(engine)
+    with closing(sqlite3.connect(sqlite.path)) as conn:
+        conn.execute("UPDATE log SET transactions_from = 7")
+        conn.commit()
+    before = sqlite.path.read_bytes()
+    with pytest.raises(BackendError, match=r"an earlier schema version once: an unreleased kop wrote it.*begin anew"):
+        await sqlite.open()
+    assert sqlite.path.read_bytes() == before
 
 
 async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None:

@@ -20,7 +20,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kop.compiled import compiled_only
 from kop.errors import KopError
@@ -33,9 +33,12 @@ from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.pulsar.partition.appends import NOBODY
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
-from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED, DirectCodecs
-from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer
+from kop.storage.pulsar.partition.direct_codecs import BATCH_MAY_INFLATE, DirectCodecs
+from kop.storage.pulsar.partition.direct_writers import direct_budget, direct_writer
 from kop.storage.pulsar.partition.record_times import checked_times
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 _NUMBER = 12
 _NAME = b"a producer"
@@ -116,7 +119,16 @@ class PlayedWriter:
         self._outgoing = native.Outgoing(0, lambda: None, self._pushed)
         codecs = DirectCodecs(store.turns)
         writer = direct_writer(
-            _NUMBER, _NAME, self._outgoing, store.budget, store, codecs, MOST_INFLATED, _MAX_SIZE, epoch, next_sequence
+            _NUMBER,
+            _NAME,
+            self._outgoing,
+            store.budget,
+            store,
+            codecs,
+            BATCH_MAY_INFLATE,
+            _MAX_SIZE,
+            epoch,
+            next_sequence,
         )
         assert writer is not None
         self.writer: DirectWriter = writer

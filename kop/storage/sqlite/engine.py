@@ -355,7 +355,7 @@ def _load(conn: sqlite3.Connection) -> _State:
     logs = [
         _load_log(conn, aborted.get(row[1], ()), *row)
         for row in conn.execute(
-            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers, transactions_from"
+            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers"
             " FROM log WHERE topic IS NOT NULL ORDER BY topic, partition"
         ).fetchall()
     ]
@@ -384,7 +384,6 @@ def _load_log(
     snapshot_offset: int,
     size: int,
     snapshot: str | None,
-    transactions_from: int,
 ) -> _StoredLog:
     end, behind = conn.execute(
         "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
@@ -395,7 +394,6 @@ def _load_log(
         producers = ProducerStates.restore(
             json.loads(snapshot or "[]"),
             aborted,
-            transactions_from=transactions_from,
             wall_ahead_ms=wall_ahead_ms(),
             used_ms=used_ms,
         )
@@ -409,7 +407,7 @@ def _load_log(
             marker = read_marker(head) if header.control else None
             if producers is None:
                 producers = ProducerStates()
-            producers.replay(header, header.base_offset, used_ms, marker, transactions_from=transactions_from)
+            producers.replay(header, header.base_offset, used_ms, marker)
     return _StoredLog(
         topic,
         log_id,

@@ -14,7 +14,7 @@ from kop.records.batch import Buffer
 from kop.records.validation import inflated
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 
-MOST_INFLATED: Final = 4 << 20
+BATCH_MAY_INFLATE: Final = 4 << 20
 """Bytes that one batch may inflate to. Larger ones go the ordinary way, which takes turns with others for them."""
 
 

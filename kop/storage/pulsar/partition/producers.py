@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kop.errors import KopError
 from kop.pulsar_client import PulsarError
@@ -19,9 +20,11 @@ from kop.storage.base import AppendWaiter, ProducerView
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import InFlightEntry
 from kop.storage.pulsar.partition.direct_batches import DirectBatches
-from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.lease import WriterLease
 from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 
 class PartitionProducers:
