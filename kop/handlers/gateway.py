@@ -83,3 +83,7 @@ class Gateway:
         )
         self.produce_targets = ProduceTargets(self.topics, self.topic_configs)
         self.direct_produce = DirectProduce(self.topics, self.topic_configs, self.produce_targets, self.metrics)
+
+    async def close(self) -> None:
+        """End the work that goes on without a request."""
+        await self.auto_creation.close()

@@ -12,10 +12,14 @@ import logging
 import resource
 import socket
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
 
 from kop import allocator
 from kop.background import every
-from kop.metrics import Metrics
+from kop.metrics import Metrics, counter_value
 from kop.server.connection import ClientConnection
 from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
 from kop.server.peer import describe
@@ -38,6 +42,19 @@ _OTHER_FILES = 64
 """Open files that connections leave to storage and other parts where the system's limit is low."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSnapshot:
+    """What all connections together have and use."""
+
+    connections: int
+    bytes_in: int
+    """Received from clients since the start."""
+    bytes_out: int
+    """Handed to clients' sockets since the start."""
+    memory_used: int
+    """Bytes that requests not yet complete or answered hold."""
 
 
 class Server:
@@ -99,6 +116,18 @@ class Server:
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._connections)
+
+    def snapshot(self) -> ServerSnapshot:
+        """Return what the connections have and use."""
+        return ServerSnapshot(len(self._connections), self.bytes_in, self.bytes_out, self.memory.used)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the bytes received and sent, as they stand at a scrape."""
+        now = self.snapshot()
+        return (
+            counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
+            counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
+        )
 
     def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; False where a limit is reached."""

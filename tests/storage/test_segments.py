@@ -577,7 +577,7 @@ async def test_batches_of_a_lost_file_are_unreadable_and_all_else_goes_on(
             assert "4 batch(es) cannot be read" in caplog.text
             assert engine.losses == "4 batch(es) cannot be read: their files are not there"
             values = {metric.name: metric.samples[0].value for metric in engine.collect()}
-            assert values == {"kop_lost_batches": 4, "kop_lost_commits": 0}
+            assert values == {"kop_lost_batches": 4, "kop_lost_commits": 0, "kop_storage_writable": 1}
         assert len((await log.read(0, LIMIT, min_one=True)).buffers) == 4, "those before"
         for batch_offset in (8, 10, 12, 14):
             with pytest.raises(BackendError, match=f"goes on behind it, at offset {batch_offset + 2}") as error:

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from kop import background
 from kop.errors import BackendError
 from kop.read_budget import ReadBudget
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
@@ -185,9 +185,13 @@ class MemoryEngine:
         finally:
             self._kept_up = time.monotonic()
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """No metrics of its own."""
-        return ()
+        """Return the metrics that every engine has."""
+        return self.snapshot().collect()
 
     about = None
     """No other server has the data."""

@@ -24,7 +24,7 @@ from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
 from kop.read_budget import ReadBudget
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -233,12 +233,16 @@ class PulsarEngine:
     async def maintain(self, now_ms: int) -> None:
         """Does nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """The metrics of faults between gateway and Pulsar, and of what no compaction has seen."""
+        """Return the metrics that every engine has, of faults with Pulsar, and of what no compaction has seen."""
         faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault"])
         for what, times in self.counts.items():
             faults.add_metric([what], times)
-        return faults, *self.compactions.collect()
+        return *self.snapshot().collect(), faults, *self.compactions.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:

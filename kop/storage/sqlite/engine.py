@@ -25,11 +25,11 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
-from kop.metrics import gauge_family
+from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import losses, reader, schema
@@ -209,13 +209,17 @@ class SqliteEngine:
         for topic in self.topics.all():
             self.logs.update(topic)
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """What the start has found lost."""
-        batches = gauge_family("kop_lost_batches", "Batches whose file was not there at the start.", [])
-        batches.add_metric([], self._lost.batches)
-        commits = gauge_family("kop_lost_commits", "Commits that the start found lost in a damaged log.", [])
-        commits.add_metric([], self._lost.commits)
-        return batches, commits
+        """Return the metrics that every engine has, and of what the start has found lost."""
+        return (
+            *self.snapshot().collect(),
+            gauge_value("kop_lost_batches", "Batches whose file was not there at the start.", self._lost.batches),
+            gauge_value("kop_lost_commits", "Commits that the start found lost in a damaged log.", self._lost.commits),
+        )
 
     @property
     def queued_bytes(self) -> int:
