@@ -18,7 +18,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from os import _exit as exit_at_once
@@ -41,13 +40,17 @@ from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
+from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
-from kop.server.limits import ClientLimits
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
+from kop.server.settings import ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
-from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
+from kop.storage.memory import engine as memory_engine
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.threads import Ended, Threads
 from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
@@ -69,10 +72,8 @@ log = logging.getLogger("kop")
 class MemoryStore(Protocol):
     """Opens the engine of the store `memory:`."""
 
-    async def __call__(
-        self, *, policy: Callable[[TopicInfo], LogPolicy], settings: memory_store.MemorySettings
-    ) -> Engine:
-        """Return the engine; see `kop.storage.memory.open_engine`."""
+    async def __call__(self, *, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> Engine:
+        """Return the engine; see `kop.storage.memory.engine.open_engine`."""
 
 
 def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
@@ -254,7 +255,7 @@ async def start(
     opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
     unexpectedly; if it returns, storage refuses batches from then on.
     """
-    broker_configs = BrokerConfigs(config)
+    broker_configs = BrokerConfigs(config.table())
     topic_configs = TopicConfigs(broker_configs)
     metrics = Metrics()
     readiness = _Readiness()
@@ -277,18 +278,18 @@ async def start(
 
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
-    groups = GroupCoordinator(engine, _group_settings(config), leader_choice=cluster)
+    groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
     peers = Peers(config.node_id, cluster.peer_address)
     stack.push_async_callback(peers.close)
     ends = TransactionEnds(engine.transactions, groups, cluster, peers)
     transactions = TransactionCoordinator(
-        engine, producer_ids, ends, _transaction_settings(config), leader_choice=cluster
+        engine, producer_ids, ends, config.of(TransactionSettings), leader_choice=cluster
     )
     coordinators = TransactionCoordinators(transactions, cluster, peers)
     ends.verifier = verifier = TransactionVerifier(coordinators)
     gateway = Gateway(
-        config=config,
+        settings=config.of(HandlerSettings),
         engine=engine,
         topics=topics,
         broker_configs=broker_configs,
@@ -305,13 +306,13 @@ async def start(
         producer_ids=producer_ids,
         apis=registry.build(),
     )
-    server = Server(RequestPipeline(gateway), metrics, _limits(config))
+    server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
     for part in (groups, transactions, topics, engine, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:
-        server.limits = replace(
-            server.limits,
+        server.settings = config.of(
+            ServerSettings,
             max_connections=int(broker_configs.text("max.connections")),
             max_connections_per_ip=int(broker_configs.text("max.connections.per.ip")),
         )
@@ -350,55 +351,30 @@ async def _open_engine(
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
-        from kop.storage import pulsar  # noqa: PLC0415
+        from kop.storage.pulsar import engine as pulsar  # noqa: PLC0415
 
         return await pulsar.open_engine(
             config.store,
             config.kop_pulsar_admin_url,
             policy=topic_configs.policy,
-            settings=pulsar.PulsarSettings(
-                namespace=config.kop_pulsar_namespace,
-                metadata_namespace=config.kop_pulsar_metadata_namespace,
-                cache_bytes=config.kop_cache_bytes,
-                offsets=config.kop_pulsar_offsets,
-            ),
-            access=pulsar.Access(
-                auth=config.kop_pulsar_auth,
-                ca_file=config.kop_pulsar_tls_ca_file,
-                cert_file=config.kop_pulsar_tls_cert_file,
-                key_file=config.kop_pulsar_tls_key_file,
-                verify_host=config.kop_pulsar_tls_verify_host,
-            ),
+            settings=config.of(PulsarSettings),
             answers=answers,
             waiting=waits,
         )
-    if config.store == "memory:":
-        return await (memory or memory_store.open_engine)(
-            policy=topic_configs.policy,
-            settings=memory_store.MemorySettings(
-                max_bytes=config.kop_memory_bytes,
-                upkeep_interval_ms=lambda: min(
-                    config.log_retention_check_interval_ms, int(broker_configs.text("log.cleaner.backoff.ms"))
-                ),
-                producer_id_expiration_ms=config.producer_id_expiration_ms,
-            ),
-        )
-    from kop.storage import sqlite  # noqa: PLC0415
 
-    path = _store_path(config)
+    def cleaner_interval_ms() -> int:
+        return int(broker_configs.text("log.cleaner.backoff.ms"))
+
+    if config.store == "memory:":
+        settings = config.of(MemorySettings, cleaner_interval_ms=cleaner_interval_ms)
+        return await (memory or memory_engine.open_engine)(policy=topic_configs.policy, settings=settings)
+    from kop.storage.sqlite import engine as sqlite  # noqa: PLC0415
+
     return await sqlite.open_engine(
-        path,
+        _store_path(config),
         policy=topic_configs.policy,
         ended=ended,
-        settings=sqlite.SqliteSettings(
-            cache_bytes=config.kop_cache_bytes,
-            wal_bytes=config.kop_wal_bytes,
-            min_free_bytes=config.kop_min_free_bytes,
-            refuse_damaged_log=config.kop_refuse_damaged_log,
-            retention_check_interval_ms=config.log_retention_check_interval_ms,
-            cleaner_interval_ms=lambda: int(broker_configs.text("log.cleaner.backoff.ms")),
-            producer_id_expiration_ms=config.producer_id_expiration_ms,
-        ),
+        settings=config.of(SqliteSettings, cleaner_interval_ms=cleaner_interval_ms),
     )
 
 
@@ -439,38 +415,6 @@ def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
     if host in {"0.0.0.0", "::"}:
         host = socket.getfqdn()
     return LiveBroker(config.node_id, host, port)
-
-
-def _limits(config: Config) -> ClientLimits:
-    return ClientLimits(
-        request_bytes=config.socket_request_max_bytes,
-        max_connections=config.max_connections,
-        max_connections_per_ip=config.max_connections_per_ip,
-        max_idle_ms=config.connections_max_idle_ms,
-        unread_bytes=config.kop_connection_unread_bytes,
-        memory_bytes=config.kop_request_memory_bytes,
-    )
-
-
-def _group_settings(config: Config) -> GroupSettings:
-    return GroupSettings(
-        offsets_topic_num_partitions=config.offsets_topic_num_partitions,
-        offsets_retention_minutes=config.offsets_retention_minutes,
-        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
-        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
-        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
-        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
-        group_max_size=config.group_max_size,
-    )
-
-
-def _transaction_settings(config: Config) -> TransactionSettings:
-    return TransactionSettings(
-        transaction_state_log_num_partitions=config.transaction_state_log_num_partitions,
-        transaction_max_timeout_ms=config.transaction_max_timeout_ms,
-        transactional_id_expiration_ms=config.transactional_id_expiration_ms,
-    )
 
 
 def _raise_file_limit() -> None:

@@ -1,16 +1,75 @@
-"""What the text of a setting may be: addresses, numbers of so many bits, lists, names in Pulsar.
+"""How a room declares its settings, and what the text of one may be: addresses, numbers of so many bits, lists.
 
-Owns: reading and checking one value. What is wrong with it is a ValueError with a line for people.
+Owns: the base of the rooms' settings; reading and checking one value. What is wrong with it is a ValueError with a line
+for people.
 Must not know: which settings there are.
+
+A room declares in its `settings.py` a class of `Settings`, whose fields are made by `kafka` and `own`. What is not made
+so is no setting for people: the room's code and tests give it. The attribute of a setting is its name with `_` for `.`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+
+
+class Settings(BaseModel):
+    """The settings of a room, checked when they are made of texts, and immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
+
+    def problems(self) -> Iterable[str]:
+        """Return a line for each contradiction between settings. A room that has some adds them to those of `super`."""
+        return ()
+
+
+def kafka(name: str, default: Any, doc: str, **limits: Any) -> Any:
+    """Declare a setting that Kafka has, under Kafka's name. See `own`."""
+    return _declared(name, default, doc, kafka=True, **limits)
+
+
+def own(name: str, default: Any, doc: str, **limits: Any) -> Any:
+    """Declare a setting of our own. A `default` that is made of the settings before it is a function of these.
+
+    With `by_listener=True` a listener may have a value of its own, as `listener.name.NAME.` before the name says.
+    """
+    return _declared(name, default, doc, kafka=False, **limits)
+
+
+def _declared(name: str, default: Any, doc: str, *, kafka: bool, by_listener: bool = False, **limits: Any) -> Any:
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    about: Any = {"kafka": kafka, "by_listener": by_listener}
+    return Field(**made, alias=name, description=doc, json_schema_extra=about, **limits)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting as `kop config` and DescribeConfigs show it; `default` and `current` as text, "" for none.
+
+    `current` of a secret that is set is hidden.
+    """
+
+    name: str
+    type: str
+    """boolean, int, long, double, string, list, or password: a secret."""
+    default: str
+    current: str
+    origin: str
+    """default, flag, or the variable or file that set it."""
+    doc: str
+    kafka: bool
+    """The name is Kafka's, not ours."""
+    env: str
+    """The environment variable that sets it; "" if none does."""
 
 
 class Address(NamedTuple):

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
@@ -143,11 +143,11 @@ class GroupCoordinator(Coordinator[Loaded]):
         Without a `leader_choice` this broker coordinates all groups.
         """
         topics = ClientTopics(engine)
-        self.settings = replace(
-            settings or GroupSettings(),
-            canonical_name=topics.canonical_name,
-            wall_time=lambda now: now + self._wall() - self._clock(),
-        )
+        of_clocks = {
+            "canonical_name": topics.canonical_name,
+            "wall_time": lambda now: now + self._wall() - self._clock(),
+        }
+        self.settings = (settings or GroupSettings()).model_copy(update=of_clocks)
         super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._engine = engine
         self._topics = topics

@@ -197,7 +197,7 @@ def _node(gw: Gateway, ctx: Context) -> Any:
     row = DescribeQuorumResponse.Node
     host, port = ctx.conn.broker_address
     listener = row.Listener(version=ctx.version, name="PLAINTEXT", host=host, port=port)
-    return row(version=ctx.version, node_id=gw.config.node_id, listeners=[listener])
+    return row(version=ctx.version, node_id=gw.cluster.broker_id, listeners=[listener])
 
 
 def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
@@ -217,7 +217,7 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
     end = gw.topics.version
     voter = row.ReplicaState(
         version=ctx.version,
-        replica_id=gw.config.node_id,
+        replica_id=gw.cluster.broker_id,
         replica_directory_id=None,
         log_end_offset=end,
         last_fetch_timestamp=ctx.now_ms,
@@ -228,7 +228,7 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
         partition_index=index,
         error_code=0,
         error_message="",
-        leader_id=gw.config.node_id,
+        leader_id=gw.cluster.broker_id,
         leader_epoch=0,
         high_watermark=end,
         current_voters=[voter],

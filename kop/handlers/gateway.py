@@ -15,7 +15,6 @@ from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
-from kop.config import Config
 from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
@@ -24,6 +23,7 @@ from kop.handlers.direct_produce import DirectProduce
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
+from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
 from kop.storage.base import Engine
@@ -42,7 +42,7 @@ SEARCH_SECONDS: Final = 20.0
 class Gateway:
     """What a handler may ask."""
 
-    config: Config
+    settings: HandlerSettings
     engine: Engine
     topics: ClientTopics
     """Topics as Kafka clients see them."""
@@ -77,7 +77,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make what is made of the rest."""
-        self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
+        self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics
         )

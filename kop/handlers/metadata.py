@@ -101,7 +101,7 @@ def _refusal(version: int, request: Any) -> Any:
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
-    if not gw.config.auto_create_topics_enable or not request.topics:
+    if not gw.settings.auto_create_topics_enable or not request.topics:
         return []
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
         return []

@@ -21,9 +21,10 @@ from kop import allocator
 from kop.background import every
 from kop.metrics import Metrics, counter_value
 from kop.server.connection import ClientConnection
-from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
+from kop.server.limits import MemoryBudget, ReadAdmission
 from kop.server.peer import describe
 from kop.server.request import RequestPipeline
+from kop.server.settings import ServerSettings
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
@@ -60,11 +61,11 @@ class ServerSnapshot:
 class Server:
     """All listeners and connections of the process."""
 
-    def __init__(self, requests: RequestPipeline, metrics: Metrics, limits: ClientLimits) -> None:
+    def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
         self.requests = requests
-        self.limits = limits
-        self.memory = MemoryBudget(self.loop, limits.memory_bytes)
+        self.settings = settings
+        self.memory = MemoryBudget(self.loop, settings.kop_request_memory_bytes)
         requests.reads = ReadAdmission(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
@@ -135,9 +136,9 @@ class Server:
         if self._draining:
             return False
         for limit, used, label, name in (
-            (self.limits.max_connections, len(self._connections), "max_connections", "max.connections"),
+            (self.settings.max_connections, len(self._connections), "max_connections", "max.connections"),
             (
-                self.limits.max_connections_per_ip,
+                self.settings.max_connections_per_ip,
                 self._by_host[host],
                 "max_connections_per_ip",
                 "max.connections.per.ip",
@@ -204,7 +205,7 @@ class Server:
         self._lines = self._suppressed = 0
         self._count_traffic()
         now = self.loop.time()
-        longest = self.limits.max_idle_ms / 1000
+        longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
             if (
@@ -235,7 +236,7 @@ class Server:
 
         A connection that is slow for `_SLOW_SECONDS` is closed as soon as half of the memory is used.
         """
-        if self.memory.used <= self.limits.memory_bytes // 2:
+        if self.memory.used <= self.memory.limit // 2:
             self._deadlocked = False
             return
         holders = [connection for connection in self._connections if connection.charged]
@@ -245,7 +246,7 @@ class Server:
                 self._close_slow(connection, "sends a request too slowly")
             elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
                 self._close_slow(connection, "reads its answers too slowly")
-        enough = self.limits.memory_bytes
+        enough = self.memory.limit
         waiting = [connection for connection in holders if connection.frame_since and not connection.busy]
         if self._deadlocked and not stuck:
             stuck = waiting
@@ -257,7 +258,7 @@ class Server:
             self._close_slow(connection, what)
         # Parts of frames that each wait for the others: nobody is to blame, and next time somebody has to go.
         parts = sum([connection.charged for connection in waiting])
-        self._deadlocked = self.memory.short and 2 * parts > self.limits.memory_bytes
+        self._deadlocked = self.memory.short and 2 * parts > self.memory.limit
 
     def _close_slow(self, connection: ClientConnection, what: str) -> None:
         self._metrics.slow_readers.inc()

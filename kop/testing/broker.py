@@ -22,7 +22,7 @@ from kop.config import Config
 from kop.errors import ErrorCode, KopError
 from kop.groups.classic.messages import Description
 from kop.storage.base import PartitionLog, TopicInfo
-from kop.storage.memory import Memory, open_engine
+from kop.storage.memory.engine import Memory, open_engine
 from kop.testing import records, report
 from kop.testing.loop_thread import LoopThread
 from kop.testing.records import Given, KafkaRecord

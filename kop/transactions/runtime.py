@@ -54,6 +54,11 @@ from kop.wire.transaction_state import (
     encode_transaction_value,
 )
 
+_EXPIRY_SECONDS: Final = 3600.0
+"""Kafka's transaction.remove.expired.transaction.cleanup.interval.ms."""
+_SEGMENT_BYTES: Final = "104857600"
+"""Kafka's transaction.state.log.segment.bytes."""
+
 PreparedPartition: TypeAlias = tuple[UUID | None, str, int]
 """Topic id, topic and partition: of a topic of the same name that was made since, storage has prepared nothing."""
 
@@ -263,9 +268,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     async def _load_all(self) -> None:
         await self.ownership.start()
-        interval = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
         self._expiry = asyncio.get_running_loop().create_task(
-            repeat("the expiry of transactional ids", self.expire, every=interval)
+            repeat("the expiry of transactional ids", self.expire, every=_EXPIRY_SECONDS)
         )
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
@@ -903,6 +907,6 @@ def _state_topic(settings: TransactionSettings) -> StateTopic:
     configs = {
         "cleanup.policy": "compact",
         "compression.type": "uncompressed",
-        "segment.bytes": str(settings.transaction_state_log_segment_bytes),
+        "segment.bytes": _SEGMENT_BYTES,
     }
     return StateTopic(TRANSACTIONS_TOPIC, settings.transaction_state_log_num_partitions, configs)

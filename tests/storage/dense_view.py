@@ -34,7 +34,7 @@ from kop.storage.base import (
     TransactionStorage,
 )
 from kop.storage.partition import AppendFuture
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.transaction_index import AbortedTransaction
 

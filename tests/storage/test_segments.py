@@ -28,7 +28,8 @@ from support.waiting import until
 from kop.errors import BackendError, ErrorCode
 from kop.records.batch import read_header
 from kop.storage.base import Buffer
-from kop.storage.sqlite import SqliteEngine, maintenance, reader, writer
+from kop.storage.sqlite import maintenance, reader, writer
+from kop.storage.sqlite.engine import SqliteEngine
 from kop.storage.sqlite.schema import segments_of
 from kop.storage.sqlite.segments import ALIGNMENT, BUFFER_BYTES, Place, Segments, files_in
 
@@ -401,7 +402,7 @@ async def test_a_short_disk_gets_the_file_back_that_takes_batches(
 ) -> None:
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
     Disk(monkeypatch, size=8 << 20)
-    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20, wal_bytes=400 << 10, segment_bytes=64 << 20)
+    sqlite.settings.update(maintain=True, kop_min_free_bytes=1 << 20, kop_wal_bytes=400 << 10, segment_bytes=64 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
         sent = 0

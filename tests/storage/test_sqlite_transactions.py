@@ -24,8 +24,9 @@ from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode
 from kop.records.batch import read_header
-from kop.storage.sqlite import SqliteEngine, compaction, maintenance, schema, writer
+from kop.storage.sqlite import compaction, maintenance, schema, writer
 from kop.storage.sqlite import log as sqlite_log
+from kop.storage.sqlite.engine import SqliteEngine
 
 DAY_MS = 86_400_000
 V1 = Path(__file__).with_name("data") / "sqlite_v1.sql"

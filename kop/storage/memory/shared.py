@@ -17,8 +17,9 @@ from uuid import UUID
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendWaiter, Buffer, Engine, LiveBroker, LogPolicy, PartitionLog, TopicInfo, Topics
-from kop.storage.memory.engine import Memory, MemoryEngine, MemorySettings, open_engine
+from kop.storage.memory.engine import Memory, MemoryEngine, open_engine
 from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.settings import MemorySettings
 
 
 class SharedMemory:
