@@ -181,7 +181,7 @@ async def test_a_start_may_be_refused(sqlite: InterceptedStore, tmp_path: Path) 
             await damaged.open()
         after = {path: path.read_bytes() for path in damaged.path.parent.rglob("*") if path.is_file()}
         assert after == before
-    del damaged.settings["refuse_damaged_log"]
+    del damaged.settings["kop_refuse_damaged_log"]
     async with damaged.opened() as engine:
         assert engine.losses is not None
 

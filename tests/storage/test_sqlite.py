@@ -231,7 +231,7 @@ async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp
 
 
 async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None:
-    sqlite.settings["wal_bytes"] = 512 << 10
+    sqlite.settings["kop_wal_bytes"] = 512 << 10
     async with sqlite.opened() as engine:
         log = await make(engine)
         for _ in range(40):

@@ -128,7 +128,7 @@ async def test_a_full_disk_heals(sqlite: InterceptedStore) -> None:
 
 async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
-    sqlite.settings["min_free_bytes"] = 5 << 20
+    sqlite.settings["kop_min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))

@@ -188,7 +188,7 @@ async def test_transactions_end_where_the_disk_is_full_for_others(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    sqlite.settings["min_free_bytes"] = 5 << 20
+    sqlite.settings["kop_min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         first_producer, second_producer, third_producer = (TransactionalProducer(log, number) for number in (1, 2, 3))
