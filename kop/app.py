@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from os import _exit as exit_at_once
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kop import __version__, allocator, background, compiled, event_loop, threads
+from kop.address import Address
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -57,7 +59,6 @@ from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.transactions.verification import TransactionVerifier
-from kop.values import Address
 
 _COLLECT_EVERY = 20_000
 """Containers more than before from which on the young ones are looked at. Python's 700 are ten batches: a tenth of the
@@ -197,22 +198,15 @@ async def _serve(config: Config, worker: bool, serves: Callable[[Config, Serving
     log.info("stopped")
 
 
+@dataclass(eq=False)
 class Serving:
     """A broker that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        engine: Engine,
-        server: Server,
-        listeners: list[tuple[str, int]],
-        http_port: int | None,
-    ) -> None:
-        self.gateway = gateway
-        self.engine = engine
-        self.server = server
-        self.listeners = listeners
-        self.http_port = http_port
+    gateway: Gateway
+    engine: Engine
+    server: Server
+    listeners: list[tuple[str, int]]
+    http_port: int | None
 
 
 class _Readiness:

@@ -14,11 +14,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
+from kop.address import Address
 from kop.cluster.settings import ClusterSettings
 from kop.errors import ConfigError
 from kop.groups.settings import GroupOptions
@@ -30,7 +31,7 @@ from kop.storage.pulsar.settings import PulsarOptions
 from kop.storage.settings import StorageOptions
 from kop.storage.sqlite.settings import SqliteOptions
 from kop.transactions.settings import TransactionSettings
-from kop.values import Address, Int, Level, Long, SettingRow, Settings, Store, own
+from kop.values import Int, Level, Long, SettingRow, Settings, Store, setting
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 Given: TypeAlias = dict[str, tuple[str, str]]
@@ -78,27 +79,29 @@ HIDDEN = "[hidden]"
 class ProcessSettings(Settings):
     """What is of the whole process, and of no room."""
 
-    store: Store = own(
+    store: Store = setting(
         "store",
         default_store(os.environ),
         "Where data is kept: sqlite:PATH; memory:, gone with the process; or pulsar://HOST:PORT, Apache Pulsar "
         "(pulsar+ssl: with TLS).",
     )
-    kop_workers: Int = own(
+    kop_workers: Int = setting(
         "kop.workers",
         1,
         "Serving processes, each a broker with an id (node.id, +1, ...) and a port (the first listener's +1, +2, ...).",
         ge=1,
         le=256,
     )
-    kop_cache_bytes: Long = own(
+    kop_cache_bytes: Long = setting(
         "kop.cache.bytes",
         lambda before: default_cache_bytes(before.get("kop_workers", 1), usable_bytes()),
         "Bytes of batches that a process keeps for consumers; by default of an eighth of the memory (64 MiB to 2 GiB), "
         "divided by kop.workers.",
         ge=0,
     )
-    kop_log_level: Level = own("kop.log.level", "info", "Least level that is logged: debug, info, warning or error.")
+    kop_log_level: Level = setting(
+        "kop.log.level", "info", "Least level that is logged: debug, info, warning or error."
+    )
 
     def problems(self) -> Iterable[str]:
         """Return a line if the store takes no more than one process."""
@@ -154,6 +157,7 @@ class Config(
         for layer in reversed(layers):
             values.update(layer)
         fields = cls.fields()
+        by_listener = [name for name, field in fields.items() if field.json_schema_extra == {"by_listener": True}]
         general: Given = {}
         of_listeners: dict[str, Given] = {}
         for name, value in values.items():
@@ -161,13 +165,11 @@ class Config(
                 general[name] = value
             elif (match := _OF_LISTENER.fullmatch(name)) is None:
                 problems.append(f"unknown setting {name} ({value[1]}){suggest(name)}")
-            elif match[2] in fields and _about(fields[match[2]])["by_listener"]:
+            elif match[2] in by_listener:
                 of_listeners.setdefault(match[1].lower(), {})[match[2]] = value
             else:
-                may = ", ".join(key for key, field in fields.items() if _about(field)["by_listener"])
-                problems.append(
-                    f"{name} ({value[1]}): {f'only {may}' if may else 'no setting'} may be given by listener"
-                )
+                may = f"only {', '.join(by_listener)}" if by_listener else "no setting"
+                problems.append(f"{name} ({value[1]}): {may} may be given by listener")
 
         store = {"store": default_store(environ)}
         try:
@@ -209,16 +211,12 @@ class Config(
     def _row(self, name: str, field: FieldInfo, default: Any, value: Any, env: str) -> SettingRow:
         default, current = (HIDDEN if text and _is_secret(field) else text for text in (_text(default), _text(value)))
         origin = self._origins.get(name, "default")
-        kafka = _about(field)["kafka"]
+        kafka = "." in name and not name.startswith("kop.")
         return SettingRow(name, _type_name(field), default, current, origin, field.description or "", kafka, env)
 
 
 def _attribute(name: str) -> str:
     return name.replace(".", "_")
-
-
-def _about(field: FieldInfo) -> dict[str, bool]:
-    return cast(dict[str, bool], field.json_schema_extra)
 
 
 def _variable(name: str) -> str:

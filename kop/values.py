@@ -4,7 +4,7 @@ Owns: the base of the rooms' settings; reading and checking one value. What is w
 for people.
 Must not know: which settings there are.
 
-A room declares in its `settings.py` a class of `Settings`, whose fields are made by `kafka` and `own`. What is not made
+A room declares in its `settings.py` a class of `Settings`, whose fields are made by `setting`. A field that is not made
 so is no setting for people: the room's code and tests give it. The attribute of a setting is its name with `_` for `.`.
 """
 
@@ -14,9 +14,11 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from kop.address import Address, parse_address
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -32,23 +34,14 @@ class Settings(BaseModel):
         return ()
 
 
-def kafka(name: str, default: Any, doc: str, **limits: Any) -> Any:
-    """Declare a setting that Kafka has, under Kafka's name. See `own`."""
-    return _declared(name, default, doc, kafka=True, **limits)
+def setting(name: str, default: Any, doc: str, *, by_listener: bool = False, **limits: Any) -> Any:
+    """Declare a setting. A `default` that is made of the settings before it is a function of these.
 
-
-def own(name: str, default: Any, doc: str, **limits: Any) -> Any:
-    """Declare a setting of our own. A `default` that is made of the settings before it is a function of these.
-
-    With `by_listener=True` a listener may have a value of its own, as `listener.name.NAME.` before the name says.
+    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have a
+    value of its own, which is given with `listener.name.NAME.` before the name.
     """
-    return _declared(name, default, doc, kafka=False, **limits)
-
-
-def _declared(name: str, default: Any, doc: str, *, kafka: bool, by_listener: bool = False, **limits: Any) -> Any:
     made = {"default_factory": default} if callable(default) else {"default": default}
-    about: Any = {"kafka": kafka, "by_listener": by_listener}
-    return Field(**made, alias=name, description=doc, json_schema_extra=about, **limits)
+    return Field(**made, alias=name, description=doc, json_schema_extra={"by_listener": by_listener}, **limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +63,6 @@ class SettingRow:
     """The name is Kafka's, not ours."""
     env: str
     """The environment variable that sets it; "" if none does."""
-
-
-class Address(NamedTuple):
-    """HOST:PORT. An empty host means every address of the machine, port 0 one that the system picks."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
-        return f"{host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
-    text = text.strip()
-    if "://" in text:
-        raise ValueError(f"must be HOST:PORT without a scheme: {text.partition('://')[2]}")
-    host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"must have its IPv6 address in brackets: [{host}]:{port}")
-    return Address("" if host == "*" else host, int(port))
 
 
 def _items(value: Any) -> Any:

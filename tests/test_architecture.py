@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kop"
 
 ANYONE = {
+    "address",
     "allocator",
     "background",
     "compiled",
@@ -30,6 +31,7 @@ ANYONE = {
 
 ALLOWED: dict[str, set[str]] = {
     "config": {
+        "address",
         "cluster.settings",
         "errors",
         "groups.settings",
@@ -44,7 +46,8 @@ ALLOWED: dict[str, set[str]] = {
         "values",
     },
     "memory_limit": set(),
-    "values": set(),
+    "address": set(),
+    "values": {"address"},
     "metrics": set(),
     "errors": set(),
     "background": {"errors", "metrics", "repeats"},

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 import kop
+from kop.address import Address, parse_address
 from kop.config import Config, default_store
 from kop.errors import ConfigError
 from kop.groups.settings import GroupSettings
@@ -23,7 +24,7 @@ from kop.storage.memory.settings import MemorySettings
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.transactions.settings import TransactionSettings
-from kop.values import Address, SettingRow, Settings, kafka, own, parse_address
+from kop.values import SettingRow, Settings, setting
 
 Written = Callable[[str], Path]
 """Writes a file of settings, and gives its path."""
@@ -221,9 +222,9 @@ def test_every_problem_is_told_at_once(toml: Written) -> None:
 class Made(Settings):
     """The settings of a room that lets listeners differ in one of them."""
 
-    made_up: str = own("made.up", "all", "A setting that a listener may have of its own.", by_listener=True)
-    made_secret: Annotated[str, "password"] = own("made.secret", "", "As that, a secret.", by_listener=True)
-    made_number: int = kafka("made.number", 1, "A number that is the same for all.", ge=1)
+    made_up: str = setting("made.up", "all", "A setting that a listener may have of its own.", by_listener=True)
+    made_secret: Annotated[str, "password"] = setting("made.secret", "", "As that, a secret.", by_listener=True)
+    made_number: int = setting("made.number", 1, "A number that is the same for all.", ge=1)
 
 
 class WithListeners(Made, Config):
@@ -272,7 +273,7 @@ def test_what_a_listener_may_not_have_names_what_it_may(name: str, problem: str)
 
 def test_a_wrong_value_of_a_listener_is_told_under_its_whole_name() -> None:
     class Narrow(Made):
-        narrow: Literal["a", "b"] = own("narrow", "a", "One of two values for each.", by_listener=True)
+        narrow: Literal["a", "b"] = setting("narrow", "a", "One of two values for each.", by_listener=True)
 
     class Whole(Narrow, Config):
         pass
@@ -318,7 +319,7 @@ def test_the_settings_load_no_room() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     packages = {name for name in loaded if any(other.startswith(f"{name}.") for other in loaded)}
     modules = {name for name in loaded if not name.endswith(".settings")} - packages
-    assert modules == {"kop.config", "kop.errors", "kop.memory_limit", "kop.values"}
+    assert modules == {"kop.address", "kop.config", "kop.errors", "kop.memory_limit", "kop.values"}
     assert len(loaded) - len(packages) - len(modules) == 9
     root = Path(kop.__file__).parent.parent
     for package in packages:  # runs with the settings in it

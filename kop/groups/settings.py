@@ -1,47 +1,43 @@
-"""What can be set of the group coordinator.
-
-Owns: the settings and their defaults.
-Must not know: who sets them.
-"""
+"""What can be set of the group coordinator. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kop.values import INT_MAX, Int, Long, Settings, kafka
+from kop.values import INT_MAX, Int, Long, Settings, setting
 
 
 class GroupOptions(Settings):
     """The settings for people."""
 
-    offsets_topic_num_partitions: Int = kafka(
+    offsets_topic_num_partitions: Int = setting(
         "offsets.topic.num.partitions", 50, "Partitions of __consumer_offsets; fixed once it exists.", ge=1
     )
-    offsets_retention_minutes: Int = kafka(
+    offsets_retention_minutes: Int = setting(
         "offsets.retention.minutes", 10_080, "Minutes that committed offsets outlive the last member of a group.", ge=1
     )
-    offsets_retention_check_interval_ms: Long = kafka(
+    offsets_retention_check_interval_ms: Long = setting(
         "offsets.retention.check.interval.ms", 600_000, "Milliseconds between two looks for expired offsets.", ge=1
     )
-    offset_metadata_max_bytes: Int = kafka(
+    offset_metadata_max_bytes: Int = setting(
         "offset.metadata.max.bytes", 4096, "Largest text in bytes that a client may commit with an offset.", ge=0
     )
-    group_initial_rebalance_delay_ms: Int = kafka(
+    group_initial_rebalance_delay_ms: Int = setting(
         "group.initial.rebalance.delay.ms",
         3000,
         "Milliseconds that the first rebalance of a new group waits for more members.",
         ge=0,
     )
-    group_min_session_timeout_ms: Int = kafka(
+    group_min_session_timeout_ms: Int = setting(
         "group.min.session.timeout.ms", 6000, "Least session timeout in milliseconds that a member may ask for.", ge=1
     )
-    group_max_session_timeout_ms: Int = kafka(
+    group_max_session_timeout_ms: Int = setting(
         "group.max.session.timeout.ms",
         1_800_000,
         "Largest session timeout in milliseconds that a member may ask for.",
         ge=1,
     )
-    group_max_size: Int = kafka("group.max.size", INT_MAX, "Members that a group may have.", ge=1)
+    group_max_size: Int = setting("group.max.size", INT_MAX, "Members that a group may have.", ge=1)
 
     def problems(self) -> Iterable[str]:
         """Return a line if no session timeout can be asked for."""

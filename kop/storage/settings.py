@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kop.values import Int, Long, Settings, kafka
+from kop.values import Int, Long, Settings, setting
 
 
 class StorageOptions(Settings):
     """The settings for people."""
 
-    log_retention_check_interval_ms: Long = kafka(
+    log_retention_check_interval_ms: Long = setting(
         "log.retention.check.interval.ms", 300_000, "Milliseconds between two looks for records past retention.", ge=1
     )
-    producer_id_expiration_ms: Int = kafka(
+    producer_id_expiration_ms: Int = setting(
         "producer.id.expiration.ms",
         86_400_000,
         "Milliseconds after which a partition forgets an idempotent producer that is silent.",

@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+from kop.address import Address
 from kop.app import MemoryStore, Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
@@ -28,7 +29,6 @@ from kop.testing.loop_thread import LoopThread
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
-from kop.values import Address
 
 T = TypeVar("T")
 

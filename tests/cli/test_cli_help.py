@@ -145,7 +145,13 @@ def test_commands_but_serve_load_nothing_of_the_server() -> None:
     rooms = {name.removeprefix("kop.").rpartition(".settings")[0] for name in loaded.split() if "settings" in name}
     assert rooms >= {"server", "groups", "storage.pulsar"}
     others = {name for name in loaded.split() if not name.endswith(".settings")}
-    assert others == {"kop", "kop.config", "kop.errors", "kop.memory_limit", "kop.values", "kop.storage"} | {
-        f"kop.{room}" for room in rooms
-    }
+    assert others == {
+        "kop",
+        "kop.address",
+        "kop.config",
+        "kop.errors",
+        "kop.memory_limit",
+        "kop.values",
+        "kop.storage",
+    } | {f"kop.{room}" for room in rooms}
     assert kafka == ""

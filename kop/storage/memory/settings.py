@@ -1,19 +1,15 @@
-"""What can be set of the memory engine.
-
-Owns: the settings and their defaults.
-Must not know: who sets them.
-"""
+"""What can be set of the memory engine. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
 from kop.storage.settings import LocalSettings
-from kop.values import Long, Settings, own
+from kop.values import Long, Settings, setting
 
 
 class MemoryOptions(Settings):
     """The settings for people."""
 
-    kop_memory_bytes: Long = own(
+    kop_memory_bytes: Long = setting(
         "kop.memory.bytes",
         1_073_741_824,
         "With store=memory:, bytes of records from which on more are refused until retention makes room.",

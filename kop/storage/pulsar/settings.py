@@ -1,50 +1,48 @@
-"""What can be set of the engine over Pulsar.
-
-Owns: the settings and their defaults.
-Must not know: who sets them.
-"""
+"""What can be set of the engine over Pulsar. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from kop.values import AdminUrl, Namespace, Secret, Settings, own
+from kop.values import AdminUrl, Namespace, Secret, Settings, setting
 
 
 class PulsarOptions(Settings):
     """The settings for people."""
 
-    kop_pulsar_admin_url: AdminUrl = own(
+    kop_pulsar_admin_url: AdminUrl = setting(
         "kop.pulsar.admin.url",
         "http://127.0.0.1:8080",
         "Address of Pulsar's admin REST, with store=pulsar://...; with kop.pulsar.auth and store=pulsar+ssl://... it "
         "has to be https.",
     )
-    kop_pulsar_namespace: Namespace = own(
+    kop_pulsar_namespace: Namespace = setting(
         "kop.pulsar.namespace", "public/default", "TENANT/NAMESPACE whose topics Kafka clients see."
     )
-    kop_pulsar_metadata_namespace: Namespace = own(
+    kop_pulsar_metadata_namespace: Namespace = setting(
         "kop.pulsar.metadata.namespace",
         "public/kafka",
         "TENANT/NAMESPACE of committed offsets and of the gateway's own topic; made when it is not there.",
     )
-    kop_pulsar_offsets: Literal["index", "packed"] = own(
+    kop_pulsar_offsets: Literal["index", "packed"] = setting(
         "kop.pulsar.offsets",
         "index",
         "What offsets are made of: index, the Pulsar brokers' own index of messages; or packed, from message ids.",
     )
-    kop_pulsar_auth: Secret = own(
+    kop_pulsar_auth: Secret = setting(
         "kop.pulsar.auth",
         "",
         "How the gateway proves who it is: token:TOKEN, token-file:PATH, basic:USER:PASSWORD or oauth2:{JSON}.",
         repr=False,
     )
-    kop_pulsar_tls_ca_file: str = own(
+    kop_pulsar_tls_ca_file: str = setting(
         "kop.pulsar.tls.ca.file", "", "PEM file of the authorities that Pulsar's certificates are checked against."
     )
-    kop_pulsar_tls_cert_file: str = own("kop.pulsar.tls.cert.file", "", "PEM file of the gateway's own certificate.")
-    kop_pulsar_tls_key_file: str = own("kop.pulsar.tls.key.file", "", "PEM file of that certificate's key.")
-    kop_pulsar_tls_verify_host: bool = own(
+    kop_pulsar_tls_cert_file: str = setting(
+        "kop.pulsar.tls.cert.file", "", "PEM file of the gateway's own certificate."
+    )
+    kop_pulsar_tls_key_file: str = setting("kop.pulsar.tls.key.file", "", "PEM file of that certificate's key.")
+    kop_pulsar_tls_verify_host: bool = setting(
         "kop.pulsar.tls.verify.host", True, "Whether the name in Pulsar's certificate has to be the host's."
     )
 

@@ -1,30 +1,26 @@
-"""What can be set of the embedded engine.
-
-Owns: the settings and their defaults.
-Must not know: who sets them.
-"""
+"""What can be set of the embedded engine. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
 from kop.storage.settings import LocalSettings
-from kop.values import Long, Settings, own
+from kop.values import Long, Settings, setting
 
 
 class SqliteOptions(Settings):
     """The settings for people."""
 
-    kop_wal_bytes: Long = own(
+    kop_wal_bytes: Long = setting(
         "kop.wal.bytes",
         33_554_432,
         "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
         ge=1_048_576,
     )
-    kop_refuse_damaged_log: bool = own(
+    kop_refuse_damaged_log: bool = setting(
         "kop.refuse.damaged.log",
         False,
         "Do not start if SQLite's write-ahead log is damaged; else the broker starts without the commits behind that.",
     )
-    kop_min_free_bytes: Long = own(
+    kop_min_free_bytes: Long = setting(
         "kop.min.free.bytes",
         268_435_456,
         "Bytes of the disk that records leave free for deletes, commits of offsets and the write-ahead log; "
