@@ -37,8 +37,8 @@ class Settings(BaseModel):
 def setting(name: str, default: Any, doc: str, *, by_listener: bool = False, **limits: Any) -> Any:
     """Declare a setting. A `default` that is made of the settings before it is a function of these.
 
-    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have a
-    value of its own, which is given with `listener.name.NAME.` before the name.
+    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` one listener may have
+    a value of its own, which is given with `listener.name.NAME.` before the name.
     """
     made = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**made, alias=name, description=doc, json_schema_extra={"by_listener": by_listener}, **limits)
