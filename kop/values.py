@@ -27,7 +27,10 @@ LONG_MAX: Final = 2**63 - 1
 class Settings(BaseModel):
     """The settings of a room, checked when they are made of texts, and immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
+    # A class is built when something is checked by it first: each command loads all, and checks by one alone.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, populate_by_name=True, defer_build=True
+    )
 
     def problems(self) -> Iterable[str]:
         """Return a line for each contradiction between settings. A room that has some adds them to those of `super`."""
@@ -37,7 +40,7 @@ class Settings(BaseModel):
 def setting(name: str, default: Any, doc: str, *, by_listener: bool = False, **limits: Any) -> Any:
     """Declare a setting. A `default` that is made of the settings before it is a function of these.
 
-    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` one listener may have
+    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have
     a value of its own, which is given with `listener.name.NAME.` before the name.
     """
     made = {"default_factory": default} if callable(default) else {"default": default}

@@ -1,8 +1,4 @@
-"""What can be set of engines whose data is on this machine.
-
-Owns: the settings that they share, and their defaults.
-Must not know: who sets them.
-"""
+"""What can be set of engines whose data is on this machine. Owns: the settings that they share."""
 
 from __future__ import annotations
 
