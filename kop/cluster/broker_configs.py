@@ -25,9 +25,9 @@ from functools import partial
 from typing import Final
 
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
-from kop.config import Config
 from kop.errors import BackendError, ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
+from kop.values import SettingRow
 
 _UNRELEASED_KEY: Final = "broker.configs"
 """The value in which unreleased versions kept the settings of all resources."""
@@ -80,13 +80,12 @@ class BrokerConfigs:
     The engine that keeps them needs topics' policies, which need these settings: so it comes with `load`, later.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Raise ConfigError where the configured default of a topic config cannot be kept."""
-        self._config = config
+    def __init__(self, rows: Iterable[SettingRow]) -> None:
+        """`rows`: every setting as it is configured. ConfigError if the default of a topic config cannot be kept."""
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """Altered settings by resource name: "" for the cluster, and the broker's id."""
-        self._rows = {row.name: row for row in config.table()}
+        self._rows = {row.name: row for row in rows}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
         self._reading: set[asyncio.Task[None]] = set()
@@ -172,12 +171,12 @@ class BrokerConfigs:
     @property
     def num_partitions(self) -> int:
         """Partitions of a topic that does not say how many."""
-        return self._config.num_partitions
+        return int(self._rows["num.partitions"].current)
 
     @property
     def broker_id(self) -> str:
         """This broker's resource name: its id."""
-        return str(self._config.node_id)
+        return self._rows["node.id"].current
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of a setting."""
@@ -211,12 +210,11 @@ class BrokerConfigs:
 
     def rows(self) -> Iterable[ConfigRow]:
         """Every setting of this broker, and its addresses under the names that Kafka's tools look for."""
-        listeners, source = self._config.listen, Source.STATIC_BROKER
-        for name, addresses in (
-            ("listeners", listeners),
-            ("advertised.listeners", self._config.advertise or listeners),
-        ):
-            text = ",".join(f"PLAINTEXT://{address}" for address in addresses)
+        source = Source.STATIC_BROKER
+        listeners = self._rows["listen"].current
+        advertised = self._rows["advertise"].current or listeners
+        for name, addresses in (("listeners", listeners), ("advertised.listeners", advertised)):
+            text = ",".join(f"PLAINTEXT://{address}" for address in addresses.split(","))
             doc = "As listen and advertise say; read only under this name."
             yield ConfigRow(name, text, True, source, ConfigType.LIST, doc, (Origin(name, text, source),))
         for row in self._rows.values():

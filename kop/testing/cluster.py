@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from kop.storage.memory import SharedMemory
+from kop.storage.memory.shared import SharedMemory
 from kop.testing.broker import Broker, ClusterPlace
 from kop.testing.loop_thread import LoopThread
 

@@ -44,7 +44,7 @@ class Values:
 
 async def opened(values: Values, **settings: Any) -> BrokerConfigs:
     names = {name.replace("_", "."): value for name, value in settings.items()}
-    brokers = BrokerConfigs(Config.load(None, names, {}))
+    brokers = BrokerConfigs(Config.load(None, names, {}).table())
     await brokers.load(values)
     return brokers
 
@@ -206,7 +206,7 @@ def test_altered_settings_come_back() -> None:
         values = Values()
         await (await opened(values)).alter("1", setting(log_retention_ms="5"))
         heard = []
-        brokers = BrokerConfigs(Config.load(None, {}, {}))
+        brokers = BrokerConfigs(Config.load(None, {}, {}).table())
         brokers.on_change(lambda: heard.append(brokers.text("log.retention.ms")))
         assert not brokers.loaded
         await brokers.load(values)

@@ -69,9 +69,8 @@ class FakePulsar:
         client: Any = SimpleNamespace(
             topics=self.list_all, max_message_size=5 << 20, transactions=lambda: None, outage=Outage()
         )
-        return PulsarEngine(
-            client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
-        )
+        told = PulsarSettings(kop_pulsar_namespace=HOME, kop_pulsar_metadata_namespace=METADATA, **settings)
+        return PulsarEngine(client, admin, policy_of, told)
 
     def now_ms(self) -> int:
         """The time by its clock."""

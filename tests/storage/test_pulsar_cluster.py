@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,8 @@ from kop.pulsar_client import Producer, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.storage.base import LiveBroker, TopicInfo
-from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
@@ -73,8 +72,8 @@ def broker_process(store: PulsarStore, folder: Path, *, node_id: str) -> Child:
         folder,
         store=["--store", store.urls[0], "--admin-url", store.urls[1]],
         node_id=node_id,
-        kop_pulsar_namespace=store.settings.namespace,
-        kop_pulsar_metadata_namespace=store.settings.metadata_namespace,
+        kop_pulsar_namespace=store.settings.kop_pulsar_namespace,
+        kop_pulsar_metadata_namespace=store.settings.kop_pulsar_metadata_namespace,
     )
 
 
@@ -130,8 +129,10 @@ async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_
     pulsar_store: PulsarStore, producer: int
 ) -> None:
     """Both clusters hand out the same producer ids, and Pulsar deduplicates by the producer's name."""
-    second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace)
-    second.settings = replace(second.settings, metadata_namespace=f"{second.settings.namespace}-kop2")
+    second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.kop_pulsar_namespace)
+    second.settings = second.settings.model_copy(
+        update={"kop_pulsar_metadata_namespace": f"{second.settings.kop_pulsar_namespace}-kop2"}
+    )
     async with pulsar_store.opened() as engine, second.opened() as other:
         assert engine.cluster_id != other.cluster_id
         here = await make(engine)
@@ -319,7 +320,7 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client's producer moves to another gateway and back, and the first one had no connection meanwhile."""
-    pulsar_store.settings = replace(pulsar_store.settings, idle_seconds=60.0)
+    pulsar_store.settings = pulsar_store.settings.model_copy(update={"idle_seconds": 60.0})
     connected = asyncio.Event()
     connected.set()
     check_exists = PulsarLog.check_exists
@@ -335,7 +336,7 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
         assert (await append(here, batch(["0"], producer=7))).base_offset == 0
         connected.clear()
         async with pulsar_store.opened() as other, Admin(pulsar_store.urls[1]) as admin:
-            await admin.unload(f"persistent://{pulsar_store.settings.namespace}/t")
+            await admin.unload(f"persistent://{pulsar_store.settings.kop_pulsar_namespace}/t")
             there = await attached(other)
             await append(there, batch(["1", "2"], producer=7, sequence=1))
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):  # clients try again

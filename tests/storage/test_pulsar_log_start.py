@@ -13,7 +13,7 @@ from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.storage.base import ReadResult, TimestampOffset
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import largest_remembered
 from kop.storage.pulsar.partition.log import PulsarLog
 

@@ -23,7 +23,9 @@ from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy
-from kop.storage.sqlite import maintenance, open_engine, schema, writer
+from kop.storage.sqlite import maintenance, schema, writer
+from kop.storage.sqlite.engine import open_engine
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.tail_cache import Tail, TailCache
 
 # Durability
@@ -191,7 +193,9 @@ async def test_a_second_engine_is_refused(sqlite: InterceptedStore) -> None:
         with pytest.raises(BackendError, match=f"in use by another kop process .pid {os.getpid()}"):
             await sqlite.open()
         code = (
-            "import asyncio, sys; from kop.storage.sqlite import open_engine; from kop.storage.base import LogPolicy\n"
+            "import asyncio, sys\n"
+            "from kop.storage.base import LogPolicy\n"
+            "from kop.storage.sqlite.engine import open_engine\n"
             "asyncio.run(open_engine(sys.argv[1], policy=lambda topic: LogPolicy()))"
         )
         child = await asyncio.to_thread(
@@ -240,7 +244,7 @@ async def test_a_database_that_was_brought_up_from_an_older_schema_is_refused(sq
 
 
 async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None:
-    sqlite.settings["wal_bytes"] = 512 << 10
+    sqlite.settings["kop_wal_bytes"] = 512 << 10
     async with sqlite.opened() as engine:
         log = await make(engine)
         for _ in range(40):
@@ -267,7 +271,9 @@ async def test_the_file_shrinks(sqlite: InterceptedStore, monkeypatch: pytest.Mo
 async def test_settings_of_a_topic_reach_its_logs(sqlite: InterceptedStore) -> None:
     policies = {"5": LogPolicy(retention_ms=5)}
     engine = await open_engine(
-        sqlite.path, policy=lambda topic: policies[topic.configs["retention.ms"]], maintain=False
+        sqlite.path,
+        policy=lambda topic: policies[topic.configs["retention.ms"]],
+        settings=SqliteSettings(maintain=False),
     )
     log = await make(engine, retention_ms="5")
     assert log.policy.retention_ms == 5
@@ -307,7 +313,7 @@ def test_the_cache_is_bounded_and_forgets_the_oldest_first() -> None:
 
 async def test_windows_of_idempotent_producers_hold_no_batch(tmp_path: Path) -> None:
     """Forty batches of 256 KiB are remembered by their numbers, also those that came twice before they were durable."""
-    async with SqliteStore(tmp_path, cache_bytes=0).opened() as engine:
+    async with SqliteStore(tmp_path, kop_cache_bytes=0).opened() as engine:
         logs = [await make(engine, f"t{index}") for index in range(8)]
         await append(logs[0], batch(["warm"], producer=99))
         gc.collect()

@@ -23,8 +23,9 @@ from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode
 from kop.records.batch import read_header
-from kop.storage.sqlite import SqliteEngine, compaction, maintenance, writer
+from kop.storage.sqlite import compaction, maintenance, writer
 from kop.storage.sqlite import log as sqlite_log
+from kop.storage.sqlite.engine import SqliteEngine
 
 DAY_MS = 86_400_000
 CHILD = [sys.executable, "-m", "storage.transaction_crash_child"]
@@ -106,7 +107,7 @@ async def test_transactions_end_where_the_disk_is_full_for_others(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    sqlite.settings["min_free_bytes"] = 5 << 20
+    sqlite.settings["kop_min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         first_producer, second_producer, third_producer = (TransactionalProducer(log, number) for number in (1, 2, 3))

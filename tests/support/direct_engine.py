@@ -5,7 +5,7 @@ anything else takes a place in the log, so that the order is that of arrival. No
 instead, and what was under way is stored by the ordinary path. Every frame is compared with that of the ordinary path.
 
     store = DirectStore(random.Random(1))
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     async with gateway(tmp_path, store="memory:") as serving:
         store.offers = False  # all batches go the ordinary way
         store.refuses["t"] = PeerError(...)  # what is submitted, or under way, is refused
@@ -28,8 +28,9 @@ from kop.records import transcode
 from kop.records.batch import BatchHeader, read_header
 from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
-from kop.storage.memory import Memory, MemoryEngine, MemorySettings
+from kop.storage.memory.engine import Memory, MemoryEngine
 from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.settings import MemorySettings
 from kop.storage.memory.space import Space
 from kop.storage.pulsar.partition.appends import NOBODY
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
