@@ -59,7 +59,7 @@ class Client:
 def test_a_compiled_produce_is_of_those_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_id: bool) -> None:
     store = DirectStore(random.Random(1))
     store.hands_over = 0
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
 
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
