@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from kop import clock
 from kop.errors import KopError
 from kop.repeats import LASTS_SECONDS, Repeats
 
@@ -101,10 +101,10 @@ async def retried(
     With endless `seconds` nobody waits for it at a terminal: it is a line if it has failed for half a minute, and now
     and then while that lasts.
     """
-    began = time.monotonic()
+    began = clock.monotonic()
 
     def say(error: BaseException | None) -> None:
-        text, now = f"cannot {what}: {error}; trying again", time.monotonic()
+        text, now = f"cannot {what}: {error}; trying again", clock.monotonic()
         if math.isinf(seconds) and (now - began < LASTS_SECONDS or log_lines.say(text, now) is None):
             _log.debug("%s", text)
         else:
@@ -182,7 +182,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
             return
     _counts[label_of(kind or what)] += 1
     expected = isinstance(error, KopError | TimeoutError)
-    kept = log_lines.say((what, type(error), str(error) if expected else None), time.monotonic())
+    kept = log_lines.say((what, type(error), str(error) if expected else None), clock.monotonic())
     if kept is None:
         return
     more = f" ({kept} more since it was last said)" if kept else ""

@@ -17,6 +17,7 @@ ANYONE = {
     "address",
     "allocator",
     "background",
+    "clock",
     "compiled",
     "event_loop",
     "memory_limit",
@@ -51,8 +52,9 @@ ALLOWED: dict[str, set[str]] = {
     "values": {"address"},
     "metrics": set(),
     "errors": set(),
-    "background": {"errors", "metrics", "repeats"},
+    "background": {"clock", "errors", "metrics", "repeats"},
     "read_budget": {"turns"},
+    "clock": set(),
     "repeats": set(),
     "threads": {"errors"},
     "turns": set(),
@@ -443,3 +445,24 @@ def test_handlers_ask_the_context_for_what_names_stand_for(path: Path) -> None:
 @pytest.mark.parametrize("path", HANDLERS, ids=lambda path: path.stem)
 def test_handlers_leave_the_version_of_rows_to_their_maker(path: Path) -> None:
     assert "version=ctx.version" not in path.read_text(), "make the response by ctx.response, its rows as dicts"
+
+
+ASKS_FOR_TIME_OR_CHANCE = re.compile(
+    r"\b(time\.(time|monotonic|perf_counter|process_time|thread_time)(_ns)?|datetime\.(now|today|utcnow))\b"
+    r"|^from (time|random|secrets) import|^import secrets|(?<!\.)\brandom\.(?!Random\b)|\buuid[14]\b(?<!clock\.uuid4)"
+    r"|\bos\.urandom\b",
+    re.M,
+)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_one_module_asks_the_system_for_time_and_for_randomness(path: Path) -> None:
+    """`kop.clock`; so a simulation has one place for both. The time of the event loop is the loop's own."""
+    if path.relative_to(ROOT).as_posix() == "kop/clock.py":
+        return
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):  # texts may name what they are about
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    found_here = [match.group() for match in ASKS_FOR_TIME_OR_CHANCE.finditer(ast.unparse(tree))]
+    assert not found_here, f"ask kop.clock instead of {found_here}"

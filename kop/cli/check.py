@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import click
 
+from kop import clock
 from kop.cli.check_pulsar import LOOKS, Caution, Settings
 from kop.cli.common import (
     CliError,
@@ -165,7 +165,7 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: l
         if missing:
             _say("-", name, width, f"not tried: {missing[0]} did not work")
             continue
-        begin = time.monotonic()
+        begin = clock.monotonic()
         try:
             detail = step()
         except Exception as error:
@@ -183,7 +183,7 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: l
                 "note" if isinstance(detail, Caution) else "ok",
                 name,
                 width,
-                _timed(detail, time.monotonic() - begin),
+                _timed(detail, clock.monotonic() - begin),
             )
 
 
@@ -212,7 +212,7 @@ class RoundTrip:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
-        self.name = f"kop-check-{uuid.uuid4().hex[:12]}"
+        self.name = f"kop-check-{clock.uuid4().hex[:12]}"
         self.end = 0
         """Records in partition 0 so far."""
 
@@ -253,13 +253,13 @@ class RoundTrip:
             answer = str(server.alter_configs([change], raise_on_unknown=False)["topic"][self.name])
             if answer != "OK":
                 fail(named(answer))
-            end = time.monotonic() + STEP_SECONDS
+            end = clock.monotonic() + STEP_SECONDS
             while True:
                 asked = ConfigResource(ConfigResourceType.TOPIC, self.name)
                 value = server.describe_configs([asked])["topic"][self.name].get("retention.ms", {}).get("value")
                 if value == "7200000":
                     return "retention.ms set and read back"
-                if time.monotonic() > end:
+                if clock.monotonic() > end:
                     fail(f"retention.ms was set to 7200000 and reads {value}")
                 time.sleep(0.2)
 
@@ -354,9 +354,9 @@ class RoundTrip:
             result = server.delete_topics([self.name], raise_errors=False)["topics"][0]
             if result["error_code"]:
                 fail(reason(result["error_code"], result["error_message"]))
-            end = time.monotonic() + STEP_SECONDS
+            end = clock.monotonic() + STEP_SECONDS
             while self.name in server.list_topics():
-                if time.monotonic() > end:
+                if clock.monotonic() > end:
                     fail(f"{self.name} was deleted and is still listed")
                 time.sleep(0.2)
         return "gone"
@@ -376,8 +376,8 @@ class RoundTrip:
     def _read(consumer: Any, count: int) -> Sequence[Any]:
         """Poll until `count` records are there or STEP_SECONDS have passed."""
         records_read: list[Any] = []
-        end = time.monotonic() + STEP_SECONDS
-        while len(records_read) < count and time.monotonic() < end:
+        end = clock.monotonic() + STEP_SECONDS
+        while len(records_read) < count and clock.monotonic() < end:
             for records in consumer.poll(timeout_ms=500).values():
                 records_read += records
         return records_read

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from kop import clock
 from kop.address import Address, parse_address
 from kop.errors import ConfigError, ErrorCode
 
@@ -338,7 +339,7 @@ def _watch(made: Any, over: threading.Event) -> None:
     said: dict[int, float] = {}
     since: dict[int, float] = {}
     while not over.wait(0.5):
-        now = time.monotonic()
+        now = clock.monotonic()
         silent = troubles(made)
         for broker in since.keys() - silent.keys():
             del since[broker]
@@ -357,7 +358,7 @@ def _watch(made: Any, over: threading.Event) -> None:
 def troubles(made: Any) -> dict[int, tuple[float, Address]]:
     """The brokers that a client cannot reach or that owe it an answer: since when, and their addresses."""
     manager = _manager(made)
-    now = time.monotonic()
+    now = clock.monotonic()
     silent: dict[int, tuple[float, Address]] = {}
     known = dict(brokers(made))
     for broker, connection in list(manager._conns.items()):
@@ -413,12 +414,12 @@ def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs:
     """Ask again while a coordinator is being found or is loading, as the admin client does not by itself."""
     from kafka import errors
 
-    end = time.monotonic() + seconds
+    end = clock.monotonic() + seconds
     while True:
         try:
             return ask(*args, **kwargs)
         except (errors.CoordinatorNotAvailableError, errors.CoordinatorLoadInProgressError, errors.NotCoordinatorError):
-            if time.monotonic() > end:
+            if clock.monotonic() > end:
                 raise
             time.sleep(0.2)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from kop import clock
 from kop.cli import completion
 from kop.cli.common import (
     CliUsageError,
@@ -261,7 +261,7 @@ class Reading:
         self._consumer = consumer
         self._timeout = timeout
         self._stop = stop
-        self._last: float | None = time.monotonic()
+        self._last: float | None = clock.monotonic()
 
     def join(self, topics: Sequence[str]) -> None:
         """Become a member of the consumer's group. The silence is counted from its first partitions on."""
@@ -270,7 +270,7 @@ class Reading:
         self._last = None
 
         def joined() -> None:
-            self._last = self._last or time.monotonic()
+            self._last = self._last or clock.monotonic()
 
         class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
             def on_partitions_revoked(self, revoked: Any) -> None:
@@ -293,7 +293,9 @@ class Reading:
                         self._consumer.pause(key)
                 if not open_ends:
                     return
-            left = 0.5 if self._timeout is None or self._last is None else self._last + self._timeout - time.monotonic()
+            left = (
+                0.5 if self._timeout is None or self._last is None else self._last + self._timeout - clock.monotonic()
+            )
             batch = self._consumer.poll(timeout_ms=int(min(0.5, max(0.0, left)) * 1000))
             for key, records in batch.items():
                 end = None if self.ends is None else self.ends[key]
@@ -302,7 +304,7 @@ class Reading:
                         yield record
             if batch:
                 sys.stdout.flush()
-                self._last = time.monotonic()
+                self._last = clock.monotonic()
             elif self._timeout is not None and self._last is not None and left <= 0:
                 self.problem = self._why_silent(open_ends)
                 return
@@ -325,7 +327,7 @@ class Printed:
         self._consumer = consumer
         self._commits = commits
         self._next: dict[Any, int] = {}
-        self._last = time.monotonic()
+        self._last = clock.monotonic()
 
     def add(self, record: Any, counted: bool = True) -> None:
         """Note a record that was printed, or left out by a filter."""
@@ -334,7 +336,7 @@ class Printed:
         self.count += counted
         if self._commits:
             self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
-            if time.monotonic() - self._last > COMMIT_SECONDS:
+            if clock.monotonic() - self._last > COMMIT_SECONDS:
                 self.commit()
 
     def commit(self, seconds: float | None = None) -> bool:
@@ -347,7 +349,7 @@ class Printed:
 
         ours = self._consumer.assignment()
         offsets = {key: OffsetAndMetadata(value, "", -1) for key, value in self._next.items() if key in ours}
-        self._last = time.monotonic()
+        self._last = clock.monotonic()
         if offsets:
             try:
                 self._consumer.commit(offsets, timeout_ms=None if seconds is None else seconds * 1000)
@@ -367,11 +369,11 @@ class Printed:
 
         if not self._next:
             return
-        end = time.monotonic() + REBALANCE_SECONDS
+        end = clock.monotonic() + REBALANCE_SECONDS
         limit = SILENT_COMMIT_SECONDS if silent else LAST_COMMIT_SECONDS
         try:
             while not self.commit(limit):
-                if time.monotonic() > end:
+                if clock.monotonic() > end:
                     note(_MOVED_ON)
                     return
                 self._consumer.poll(timeout_ms=100)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from kop import clock
 
 if TYPE_CHECKING:
     from kop.pulsar_client.admin import Admin
@@ -74,12 +75,12 @@ async def topics_with_older_entries(admin: Admin, namespace: str, seconds: float
         topic = re.sub(r"-partition-\d+$", "", name.removeprefix(PERSISTENT))
         if not topic.rpartition("/")[2].startswith("__"):  # Pulsar's own
             topics.setdefault(topic, []).append(name)
-    end = time.monotonic() + seconds
+    end = clock.monotonic() + seconds
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def look(partitions: list[str]) -> bool | None:
         async with turns:
-            if time.monotonic() > end:
+            if clock.monotonic() > end:
                 return None
             try:
                 for partition in partitions:

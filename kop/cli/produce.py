@@ -7,12 +7,12 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from kop import clock
 from kop.cli.common import (
     StopSignals,
     bootstrap_option,
@@ -142,7 +142,7 @@ def command(
     form = LineForm(sender, key_separator, as_json, null, extra, partition)
     lines = Lines(file, sender.wake)
     stop = StopSignals()
-    begin = time.monotonic()
+    begin = clock.monotonic()
     try:
         if sender.open(lambda: stop.came):
             if partition is not None and partition not in sender.partitions:
@@ -165,7 +165,7 @@ def command(
         counts = f"{sent:,} of {form.lines:,} {'was' if sent == 1 else 'were'} sent{unanswered}"
         fail("; ".join(filter(None, [failure, counts if form.lines else None])))
     if not quiet:
-        note(_summary(sent, lines.bytes, time.monotonic() - begin))
+        note(_summary(sent, lines.bytes, clock.monotonic() - begin))
 
 
 def _send(sender: Sender, lines: Lines, form: LineForm, stop: StopSignals, show: Callable[[int, int], None]) -> None:
@@ -180,8 +180,8 @@ def _send(sender: Sender, lines: Lines, form: LineForm, stop: StopSignals, show:
                 form.problem = None
         sender.step()
         show(sender.outbox.sent, lines.bytes)
-    end = time.monotonic() + GRACE_SECONDS
-    sender.finish(lambda: stop.came and (not sender.outbox.flying or time.monotonic() > end))
+    end = clock.monotonic() + GRACE_SECONDS
+    sender.finish(lambda: stop.came and (not sender.outbox.flying or clock.monotonic() > end))
 
 
 class Lines:
@@ -320,8 +320,8 @@ def _progress(interactive: bool) -> Iterator[Callable[[int, int], None]]:
 
         def show(records: int, count: int) -> None:
             nonlocal last
-            if time.monotonic() - last > 0.1:
-                last = time.monotonic()
+            if clock.monotonic() - last > 0.1:
+                last = clock.monotonic()
                 progress.update(task, description=f"{records:,} records, {size(count)}")
 
         yield show

@@ -9,8 +9,6 @@ One thread drives everything by `Sender.step`, which never waits for longer than
 from __future__ import annotations
 
 import itertools
-import random
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
+from kop import clock
 from kop.cli.common import BOOTSTRAP_MS, SAY_SECONDS, explain, one_line, reason
 from kop.cli.lines import LineRecord
 from kop.errors import ErrorCode, PeerError
@@ -327,7 +326,7 @@ class Sender:
         self._ask_at = 0.0
         self._under_way: dict[int, int] = {}
         self._producer: tuple[int, int] | None = None
-        self._turn = itertools.count(random.randrange(1 << 16))
+        self._turn = itertools.count(clock.chance.randrange(1 << 16))
         self._servers = servers
         self._net = NetworkSelector(slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(
@@ -351,10 +350,10 @@ class Sender:
 
     def open(self, is_over: Callable[[], bool]) -> bool:
         """Find the topic's partitions, and become a producer; False if `is_over` came true first."""
-        end = time.monotonic() + self._settings.timeout
+        end = clock.monotonic() + self._settings.timeout
         if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
             return False
-        begin = time.monotonic()
+        begin = clock.monotonic()
         while not self._leaders:
             answer = self._until(self._manager.send(self._metadata_request()), is_over, end)
             if answer is None:
@@ -362,7 +361,7 @@ class Sender:
             if not isinstance(answer, Exception):
                 answer = self._learn(answer)
             unknown = isinstance(answer, errors.UnknownTopicOrPartitionError)
-            if unknown and time.monotonic() - begin > SETTLE_SECONDS:
+            if unknown and clock.monotonic() - begin > SETTLE_SECONDS:
                 raise answer
             self._again(answer, end, unknown)
         while self._settings.acks == -1 and self._producer is None:
@@ -383,12 +382,12 @@ class Sender:
 
     def _until(self, future: Any, is_over: Callable[[], bool], end: float) -> Any:
         """The answer or the failure; None if it is over."""
-        begin = time.monotonic()
+        begin = clock.monotonic()
         while not future.is_done:
             if is_over():
                 return None
             self._net.poll(timeout_ms=STEP_MS)
-            now = time.monotonic()
+            now = clock.monotonic()
             self._check(now, begin, end)
         return future.exception if future.exception is not None else future.value
 
@@ -400,7 +399,7 @@ class Sender:
             raise failure
         if not expected:
             self._why = _words(failure)
-        now = time.monotonic()
+        now = clock.monotonic()
         self._check(now, end - self._settings.timeout, end)
         self._net.poll(timeout_ms=RETRY_SECONDS * 1000)
 
@@ -424,13 +423,13 @@ class Sender:
         return self.partitions[next(self._turn) % len(self.partitions)]
 
     def _add(self, partition: int, rows: RowsIn) -> None:
-        now = time.monotonic()
-        for data, records in encoded(rows, self._settings.codec, time.time_ns() // 1_000_000):
+        now = clock.monotonic()
+        for data, records in encoded(rows, self._settings.codec, clock.wall_ms()):
             self.outbox.add(partition, data, records, now)
 
     def step(self) -> None:
         """Send what may be sent, wait for STEP_MS at most for an answer or a call of `wake`, and take the answers."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if self._stale and not self._asking and now >= self._ask_at:
             self._ask_leaders(now)
         by_leader: dict[int, list[int]] = {}
@@ -442,7 +441,7 @@ class Sender:
                 if not self._send(leader, partitions, now):
                     break
         self._net.poll(timeout_ms=STEP_MS)
-        now = time.monotonic()
+        now = clock.monotonic()
         oldest = self.outbox.oldest
         if self._failure is not None:
             raise SendError(self._failure)
@@ -458,7 +457,7 @@ class Sender:
         if not self._settings.acks:
             # No answer is asked for: a request behind the last record tells that the server has read them all.
             for leader in {leader for leader in self._leaders.values() if leader >= 0}:
-                end = time.monotonic() + self._settings.timeout
+                end = clock.monotonic() + self._settings.timeout
                 answer = self._until(self._manager.send(self._metadata_request(), node_id=leader), is_over, end)
                 if isinstance(answer, Exception):
                     raise SendError(f"the last records may be lost: {_words(answer)}")
@@ -551,7 +550,7 @@ class Sender:
             self._under_way[leader] -= 1
             self._blame(error)
             for partition in due:
-                self.outbox.failed(partition, time.monotonic())
+                self.outbox.failed(partition, clock.monotonic())
 
         try:
             future = self._manager.send(request, node_id=leader)
@@ -564,11 +563,11 @@ class Sender:
     def _take(self, due: Mapping[int, SentBatch], answer: Any) -> None:
         """The answer to a Produce request; None with acks=0."""
         if answer is None:
-            self._moved = time.monotonic()
+            self._moved = clock.monotonic()
             for partition, batch in due.items():
                 self.outbox.done(partition, batch)
             return
-        now = time.monotonic()
+        now = clock.monotonic()
         for part in answer.responses[0].partition_responses:
             partition, code = part.index, part.error_code
             batch = due[partition]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime
+
+from kop import clock
 
 _DURATION = re.compile(
     r"P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
@@ -31,7 +32,7 @@ def parse_duration(text: str, now_ms: int | None = None) -> int:
     parts = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
     if not parts:
         raise ValueError(f"{text!r} is no duration such as PT1H30M or P7D")
-    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    now = clock.wall_ms() if now_ms is None else now_ms
     return now - round(sum(_SECONDS[name] * value for name, value in parts.items()) * 1000)
 
 

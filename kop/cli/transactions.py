@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from kop import clock
 from kop.cli import completion
 from kop.cli.common import (
     CliUsageError,
@@ -133,7 +133,7 @@ def _facts(name: str, described: Any) -> dict[str, Any]:
     return {
         "transactional_id": name,
         "state": described.state.value,
-        "open_ms": max(round(time.time() * 1000 - described.transaction_start_time_ms), 0) if is_open else None,
+        "open_ms": max(round(clock.wall() * 1000 - described.transaction_start_time_ms), 0) if is_open else None,
         "producer_id": described.producer_id,
         "producer_epoch": described.producer_epoch,
         "timeout_ms": described.transaction_timeout_ms,

@@ -6,12 +6,12 @@ Must not know: what a key stands for; the coordinator that derives from it loads
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from kop import clock as system
 from kop.coordination.ownership import LeaderChoice, Ownership
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode
@@ -36,9 +36,9 @@ class Coordinator(ABC, Generic[LoadedT]):
 
         Without a `leader_choice` this broker coordinates all keys.
         """
-        offset = time.time_ns() - time.monotonic_ns()
-        self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
-        self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
+        offset = system.wall_ns() - system.monotonic_ns()
+        self._wall = wall or clock or system.wall_ms
+        self._clock = clock or (lambda: (system.monotonic_ns() + offset) // 1_000_000)
         self.state_log = StateLog(engine, topic, self._wall)
         """The state topic."""
         self.ownership = Ownership[LoadedT](

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 
+from kop import clock
 from kop.background import repeat
 from kop.cluster.client_topics import OFFSETS_TOPIC, ClientTopics
 from kop.coordination.coordinator import Coordinator
@@ -171,10 +171,10 @@ class GroupCoordinator(Coordinator[Loaded]):
 
         Errors and time limits as of `Ownership.start`.
         """
-        began = time.monotonic()
+        began = clock.monotonic()
         self._engine.topics.on_change(self._topic_changed)
         await self.ownership.start()
-        elapsed = (time.monotonic() - began) * 1000
+        elapsed = (clock.monotonic() - began) * 1000
         _log.info("%d groups loaded from %d keys in %.0f ms", len(self._entries), self._keys_read, elapsed)
         interval = self.settings.offsets_retention_check_interval_ms / 1000
         self._expiry = asyncio.get_running_loop().create_task(

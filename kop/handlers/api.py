@@ -160,7 +160,7 @@ class Answer:
     latencies: Latencies
     """Where its duration is counted; the pipeline sets it."""
     started: float
-    """When the request arrived, by `time.perf_counter`; the pipeline sets it."""
+    """When the request arrived, by `clock.perf_counter`; the pipeline sets it."""
 
     def __init__(self) -> None:
         self.ready = False

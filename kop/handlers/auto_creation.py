@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kop import background
+from kop import background, clock
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
@@ -115,7 +114,7 @@ class AutoCreation:
     def _tell(self, name: str, error: KopError) -> None:
         """Count a refusal, and log it once for all topics of which the same is to be said: clients ask again soon."""
         self._metrics.errors.labels("Metadata", error.code.name).inc()
-        if background.log_lines.say(("auto-creation", error.code), time.monotonic()) is not None:
+        if background.log_lines.say(("auto-creation", error.code), clock.monotonic()) is not None:
             _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
 
     async def close(self) -> None:

@@ -6,10 +6,10 @@ Must not know: logs, sockets.
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from uuid import UUID
 
+from kop import clock
 from kop.errors import ErrorCode, PeerError
 from kop.metrics import Metrics
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer
@@ -147,9 +147,9 @@ class FetchSessions:
                 return None
             self._drop(oldest.session_id)
             self._metrics.fetch_sessions_evicted.inc()
-        session_id = random.randint(1, 0x7FFFFFFF)
+        session_id = clock.chance.randint(1, 0x7FFFFFFF)
         while session_id in self._sessions:
-            session_id = random.randint(1, 0x7FFFFFFF)
+            session_id = clock.chance.randint(1, 0x7FFFFFFF)
         session = FetchSession(session_id, by_id, now_ms, principal)
         session.update(call)
         self._sessions[session_id] = session

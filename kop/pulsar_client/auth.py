@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
+from kop import clock
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.tls import TlsOptions
 
@@ -113,7 +113,7 @@ class OAuth2(Credentials):
         scope: str = "",
         tls: TlsOptions | None = None,
         timeout: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.monotonic,
     ) -> None:
         self._issuer = issuer.rstrip("/")
         form = {"client_id": client_id, "client_secret": client_secret, "audience": audience, "scope": scope}

@@ -1,12 +1,17 @@
 """How long to wait before the next try.
 
 Owns: growing waits with jitter, as plain numbers.
-Must not know: the clock.
+Must not know: how late it is.
 """
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
+
+from kop import clock
+
+if TYPE_CHECKING:
+    import random
 
 
 class Backoff:
@@ -18,7 +23,7 @@ class Backoff:
         self._first = first
         self._most = most
         self._next = first
-        self._random = rng or random.Random()
+        self._random = rng or clock.new_chance()
 
     def next(self) -> float:
         """The next wait in seconds."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kop import clock
 from kop.background import every
 from kop.pulsar_client.address import PulsarAddress, parse, parse_one
 from kop.pulsar_client.connection import Connection, connect
@@ -78,7 +78,7 @@ class Pool:
         self._shared = Frames.shared_buffer()
         self._open: dict[tuple[BrokerRoute, str], Connection] = {}
         self._opening: dict[tuple[BrokerRoute, str], asyncio.Task[Connection]] = {}
-        self._preferred = random.randrange(len(self.service))
+        self._preferred = clock.chance.randrange(len(self.service))
         self._end_timers: list[Callable[[], None]] = []
         self._closed = False
         self._refused: set[PulsarAddress] = set()

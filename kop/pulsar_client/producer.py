@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kop import clock
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
@@ -179,7 +179,7 @@ class Producer(BrokerAttachment):
         metadata = pb.MessageMetadata(
             producer_name=self.name,
             sequence_id=sequence_id,
-            publish_time=int(time.time() * 1000),
+            publish_time=clock.wall_ms(),
             marker_type=marker_type,
             txnid_most_bits=txn.most,
             txnid_least_bits=txn.least,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
+from kop import clock
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
@@ -96,7 +96,7 @@ class Reader(BrokerAttachment):
         self._position = ReaderPosition(start, inclusive, permits)
         self._at_end = start == LATEST
         self._id = 0
-        self._subscription = f"kop-reader-{secrets.token_hex(6)}"
+        self._subscription = f"kop-reader-{clock.token_hex(6)}"
         self._ready = asyncio.Event()
         self._damaged = 0
         self.topic = topic

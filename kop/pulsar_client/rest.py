@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Self
@@ -20,6 +19,7 @@ from multidict import CIMultiDictProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 from yarl import URL
 
+from kop import clock
 from kop.pulsar_client.auth import Credentials
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.tls import TlsOptions
@@ -112,7 +112,7 @@ class Rest:
         self._closed = False
         self._answered = 0.0
         """Loop time of the last answer of the first base, whatever it said."""
-        self._ahead = time.time() - time.monotonic()
+        self._ahead = clock.wall() - clock.monotonic()
         """Seconds by which Pulsar's clock is ahead of a clock here that does not jump."""
 
     def now_ms(self) -> int:
@@ -121,11 +121,11 @@ class Rest:
         Hosts of gateways may have clocks that differ. Before the first answer, and behind a proxy that leaves the time
         out, it is the time of this host.
         """
-        return int((time.monotonic() + self._ahead) * 1000)
+        return int((clock.monotonic() + self._ahead) * 1000)
 
     def _look_at_clock(self, date: str) -> None:
         try:
-            self._ahead = parsedate_to_datetime(date).timestamp() - time.monotonic()
+            self._ahead = parsedate_to_datetime(date).timestamp() - clock.monotonic()
         except ValueError:
             pass  # it is no time
 

@@ -21,9 +21,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Protocol, cast
 
+from kop import clock
 from kop.errors import FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.server.frames import FrameSplitter
@@ -430,7 +430,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _write_all(self, ready: Sequence[Answer]) -> None:
         """Write the answers to successive requests, up to one instead of which the connection is closed."""
         buffers: list[bytes | bytearray | memoryview] = []
-        now = perf_counter()
+        now = clock.perf_counter()
         for answer in ready:
             if answer.error is not None:
                 self._write(buffers)

@@ -22,12 +22,12 @@ import asyncio
 import copy
 import inspect
 import logging
-import time
 from asyncio import create_task
 from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Any, cast
 
+from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers.access import ResourceType
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
@@ -95,20 +95,20 @@ class RequestPipeline:
         self._clock = asyncio.get_running_loop().time
         self._loop_time = 0.0
         self.arrived = 0.0
-        """When the requests that are started now came in, by `time.perf_counter`."""
+        """When the requests that are started now came in, by `clock.perf_counter`."""
         self._now_ms = 0
 
     def look_at_clocks(self) -> None:
         """Before the requests of one read are started: they came in now."""
-        self.arrived = time.perf_counter()
-        self._now_ms = int(time.time() * 1000)
+        self.arrived = clock.perf_counter()
+        self._now_ms = clock.wall_ms()
         if self._take_directly is not None:
             self._loop_time = self._clock()
             self._direct.look()
 
     def look_at_the_time(self) -> float:
-        """Between two requests of one read: the next one came in now, by `time.perf_counter`."""
-        self.arrived = now = time.perf_counter()
+        """Between two requests of one read: the next one came in now, by `clock.perf_counter`."""
+        self.arrived = now = clock.perf_counter()
         return now
 
     def api(self, frame: memoryview) -> Api | None:

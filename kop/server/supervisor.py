@@ -13,11 +13,12 @@ import asyncio
 import logging
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Final
+
+from kop import clock
 
 _LIVED_SECONDS: Final = 30.0
 """A worker that lived so long is started again at once."""
@@ -42,11 +43,11 @@ class _Worker:
     def start(self) -> None:
         self.process = multiprocessing.get_context("spawn").Process(target=self._target, args=(self.index,))
         self.process.start()
-        self._started = time.monotonic()
+        self._started = clock.monotonic()
 
     def ended(self) -> None:
         """Plan the next start: at once after a long life, else after a pause that grows."""
-        now = time.monotonic()
+        now = clock.monotonic()
         assert self.process is not None
         code = self.process.exitcode
         self.process = None
@@ -86,7 +87,7 @@ def supervise(count: int, target: Callable[[int], None]) -> None:
     workers = [_Worker(index, target) for index in range(count)]
     while not stopping:
         for worker in workers:
-            if worker.process is None and time.monotonic() >= worker.due:
+            if worker.process is None and clock.monotonic() >= worker.due:
                 worker.start()
         wait([worker.process.sentinel for worker in workers if worker.process is not None], timeout=0.5)
         for worker in workers:
@@ -95,9 +96,9 @@ def supervise(count: int, target: Callable[[int], None]) -> None:
     running = [worker.process for worker in workers if worker.process is not None]
     for process in running:
         process.terminate()
-    end = time.monotonic() + _STOP_SECONDS
+    end = clock.monotonic() + _STOP_SECONDS
     for process in running:
-        process.join(max(end - time.monotonic(), 0))
+        process.join(max(end - clock.monotonic(), 0))
         if process.is_alive():
             log.error("worker process %s did not stop within %.0f s: it is killed", process.pid, _STOP_SECONDS)
             process.kill()

@@ -17,6 +17,8 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from kop import clock
+
 GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
@@ -180,13 +182,13 @@ class ClusterConnection:
         A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
         drops what the caller knows of the servers, and the coordinator is looked for again.
         """
-        end = time.monotonic() + self._patience
+        end = clock.monotonic() + self._patience
         settled: float | None = None
         while True:
             try:
                 return ask()
             except (errors.RetriableError, errors.UnknownBrokerIdError) as error:
-                now = time.monotonic()
+                now = clock.monotonic()
                 if not isinstance(error, doubtful):
                     settled = None
                 elif settled is None:

@@ -7,13 +7,13 @@ Must not know: pyspark, how the range was planned.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kafka import errors
 
+from kop import clock
 from kop.records.arrow import UnreadableRecordsError, decode
 from kop.spark.entry_metadata import with_metadata
 from kop.spark.offsets import EARLIEST
@@ -63,7 +63,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
     partition = (wanted.topic, wanted.partition)
     committed = settings.fetch.isolation == READ_COMMITTED
     position, fetch = wanted.start, settings.fetch
-    idle_since = time.monotonic()
+    idle_since = clock.monotonic()
     while position < wanted.end:
         try:
             answer = client.fetch(partition, wanted.topic_id, position, fetch)
@@ -106,11 +106,11 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             ) from None
         if rows.next_offset > position:
             position, fetch = rows.next_offset, settings.fetch
-            idle_since = time.monotonic()
+            idle_since = clock.monotonic()
         elif rows.cut_off:
             size = max(rows.cut_off, fetch.partition_bytes)
             fetch = replace(fetch, partition_bytes=size, max_bytes=max(size, fetch.max_bytes))
-        elif time.monotonic() - idle_since > settings.poll_timeout_ms / 1000:
+        elif clock.monotonic() - idle_since > settings.poll_timeout_ms / 1000:
             lost(
                 settings,
                 f"{_name(wanted)} gave nothing at offset {position} for {settings.poll_timeout_ms} ms "

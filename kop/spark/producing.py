@@ -10,12 +10,12 @@ query down and no rows pile up here.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kop import clock
 from kop.errors import PeerError
 from kop.records.arrow import EncodeSettings, encode, partitions
 from kop.records.batch import Codec, add_sequence
@@ -76,7 +76,7 @@ class RowProducer:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; returns when they are durable."""
         waiting: dict[TopicPartition, deque[bytearray]] = {}
-        now = time.time_ns() // 1_000_000
+        now = clock.wall_ms()
         transactional = self.identity.transactional_id is not None
         for place, rows in self._placed(batch).items():
             sequence = self._sequences.get(place, 0)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from kop import clock
 from kop.spark.bounds import Bound
 from kop.spark.connection import SETTLE_SECONDS
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
@@ -44,7 +45,7 @@ class StreamState:
         self,
         lookup: OffsetLookup,
         options: ReadOptions,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = clock.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.latest: Offsets | None = None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
+from kop import clock
 from kop.spark.bounds import Bound
 from kop.spark.connection import RETRY_SECONDS, SETTLE_SECONDS
 from kop.spark.fetching import lost
@@ -52,7 +53,7 @@ class MissingTopicError(Exception):
 def find_partitions(
     lookup: OffsetLookup,
     options: ReadOptions,
-    now: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Partitions:
     """All partitions of the read, in order; MissingTopicError where one that was named is not there."""
@@ -115,7 +116,7 @@ def _all_of(topics: Mapping[str, TopicMetadata]) -> list[TopicPartition]:
 def find_ranges(
     lookup: OffsetLookup,
     options: ReadOptions,
-    now: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[OffsetRange]:
     """What a batch reads: each partition as it is now, from its starting offset to its ending one.

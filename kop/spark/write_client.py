@@ -10,7 +10,6 @@ gateway speaks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -27,6 +26,7 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
+from kop import clock
 from kop.spark.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
 from kop.spark.exactly_once import SinkError
 from kop.spark.offsets import TopicPartition
@@ -85,7 +85,7 @@ class WriteClient:
         `make`: a cluster that makes topics by their first use makes this one.
         """
         known = self._topics.get(topic)
-        if known is not None and time.monotonic() < known.known_at + METADATA_SECONDS:
+        if known is not None and clock.monotonic() < known.known_at + METADATA_SECONDS:
             return known.leaders
 
         def ask() -> Mapping[int, int]:
@@ -94,7 +94,7 @@ class WriteClient:
                 return {}
             _raise(described.error_code, f"topic {topic}")
             leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
-            self._topics[topic] = _Topic(leaders, time.monotonic())
+            self._topics[topic] = _Topic(leaders, clock.monotonic())
             return leaders
 
         try:

@@ -6,14 +6,14 @@ Must not know: what the time is for.
 
 from __future__ import annotations
 
-import time
+from kop import clock
 
 
 def steady_ms() -> int:
     """Return milliseconds since a moment of which nothing is known, whatever becomes of the wall clock."""
-    return time.monotonic_ns() // 1_000_000
+    return clock.monotonic_ns() // 1_000_000
 
 
 def wall_ahead_ms() -> int:
     """Return what turns a time of `steady_ms` into one that another process understands, as the wall clock goes now."""
-    return time.time_ns() // 1_000_000 - steady_ms()
+    return clock.wall_ms() - steady_ms()

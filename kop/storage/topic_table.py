@@ -10,8 +10,9 @@ import base64
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from uuid import UUID, uuid4
+from uuid import UUID
 
+from kop import clock
 from kop.errors import ErrorCode, PeerError
 from kop.storage.base import TopicInfo
 
@@ -27,7 +28,7 @@ def is_usable(value: UUID) -> bool:
 
 def new_uuid() -> UUID:
     """A random id that a topic may have."""
-    while not is_usable(value := uuid4()):
+    while not is_usable(value := clock.uuid4()):
         pass
     return value
 

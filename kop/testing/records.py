@@ -7,12 +7,12 @@ Must not know: which broker has the log, the wire.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kop import clock
 from kop.records import batch as batches
 from kop.records.batch import iter_batches, iter_records, read_header
 from kop.records.partitioning import partition_of
@@ -74,7 +74,7 @@ async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[Kafk
     """Append records to a partition; returns them with their places. Raises KopError as the log does."""
     appended: list[KafkaRecord] = []
     for begin in range(0, len(records), _AT_ONCE):
-        now = int(time.time() * 1000)
+        now = clock.wall_ms()
         part = [
             replace(item, timestamp=now if item.timestamp is None else item.timestamp)
             for item in records[begin:][:_AT_ONCE]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import time
 from collections import deque
 from typing import Final, NamedTuple
 
+from kop import clock
 from kop.errors import ErrorCode, FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.handlers.gateway import Gateway
@@ -46,7 +46,7 @@ class _Seen:
     """A request that is remembered, with its answer, or with the bytes of a small one."""
 
     def __init__(self, key: int, version: int, client_id: str | None, answer: Answer) -> None:
-        self.at = time.monotonic()
+        self.at = clock.monotonic()
         self.key = key
         self.version = version
         self.client_id = client_id
@@ -135,7 +135,7 @@ class WatchedRequests(RequestPipeline):
 
     def seen(self) -> list[SeenRequest]:
         """Return the last requests, in the order in which they came."""
-        now = time.monotonic()
+        now = clock.monotonic()
         return [
             SeenRequest(now - seen.at, _NAMES[seen.key], seen.version, seen.client_id or "", seen.outcome())
             for seen in self._seen
@@ -219,7 +219,7 @@ class _Fresh(Answer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.started, self.latencies = time.perf_counter(), Latencies()
+        self.started, self.latencies = clock.perf_counter(), Latencies()
 
 
 class _Taker:

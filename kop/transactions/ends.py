@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
+from kop import clock
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.coordination.peers import Peers
 from kop.errors import BackendError, ErrorCode, KopError
@@ -99,7 +99,7 @@ class TransactionEnds:
         self._lasting = Lasting()
         self._repeats = Repeats()
         self._left_at = float("-inf")
-        """When a broker left the last time, by `time.monotonic`. It may go on for a while: nobody tells it of ends."""
+        """When a broker left the last time, by `clock.monotonic`. It may go on for a while: nobody tells it of ends."""
         self._calls: set[asyncio.Task[KopError | None]] = set()
         """Calls to other brokers. One that nobody waits for any more goes on: it finds out if a connection is lost."""
         self.verifier: TransactionVerifier | None = None
@@ -110,7 +110,7 @@ class TransactionEnds:
     def _brokers_changed(self) -> None:
         others = set(self._cluster.ids) - {self._cluster.broker_id}
         if self._others - others:
-            self._left_at = time.monotonic()
+            self._left_at = clock.monotonic()
         self._others = others
 
     async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
@@ -184,7 +184,7 @@ class TransactionEnds:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
         over = decided + LEASE_SECONDS
-        await asyncio.wait(calls.values(), timeout=max(over - time.monotonic(), 0))
+        await asyncio.wait(calls.values(), timeout=max(over - clock.monotonic(), 0))
         if needed := [call for broker_id, call in calls.items() if parts[broker_id]]:
             await asyncio.wait(needed)
         until = min(max(self._left_at, left_at) + LEASE_SECONDS, over)  # one may have left while others were told
@@ -194,8 +194,8 @@ class TransactionEnds:
             if error is None:
                 self._lasting.over(broker_id)
                 continue
-            level = logging.WARNING if self._lasting.lasts(broker_id, time.monotonic()) else logging.INFO
-            if self._repeats.say((broker_id, level), time.monotonic()) is not None:
+            level = logging.WARNING if self._lasting.lasts(broker_id, clock.monotonic()) else logging.INFO
+            if self._repeats.say((broker_id, level), clock.monotonic()) is not None:
                 _log.log(
                     level, "broker %d has not done its part of the end of a transaction: %s", broker_id, error
                 )  # fmt: skip
@@ -211,9 +211,9 @@ class TransactionEnds:
     async def _wait_for_writers(self, in_records: EndedTransaction, until: float) -> None:
         """Wait until no broker that was not told writes into the transaction.
 
-        None does from `until` on, a time of `time.monotonic`, and none earlier where storage says so.
+        None does from `until` on, a time of `clock.monotonic`, and none earlier where storage says so.
         """
-        if (rest := until - time.monotonic()) <= 0:
+        if (rest := until - clock.monotonic()) <= 0:
             return
         try:
             async with asyncio.timeout(rest):

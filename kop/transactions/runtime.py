@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
+from kop import clock
 from kop.background import repeat, retried
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kop.cluster.producer_ids import ProducerIds
@@ -95,7 +95,7 @@ class Markers(Protocol):
     async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
         """Carry out the end. After a failure, a KopError, it is called again: that does no harm.
 
-        `taken_over_at`: when this broker took the transaction over from another coordinator, by `time.monotonic`;
+        `taken_over_at`: when this broker took the transaction over from another coordinator, by `clock.monotonic`;
         -inf where it began here. `decided`: when no partition was verified to be in it any more.
         """
 
@@ -313,7 +313,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return loaded
 
     def _install(self, partition: int, loaded: Mapping[str, Transaction]) -> None:
-        term, now = self.ownership.term(partition), time.monotonic()
+        term, now = self.ownership.term(partition), clock.monotonic()
         for transactional_id, transaction in loaded.items():
             entry = _Entry(transactional_id, partition, term, transaction, taken_over_at=now)
             self._entries[transactional_id] = entry
@@ -746,7 +746,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
         What storage still prepares comes first: behind the end it would open the transaction again.
         """
-        began, decided = time.perf_counter(), time.monotonic()
+        began, decided = clock.perf_counter(), clock.monotonic()
         if entry.adding is not None:
             await asyncio.wait({entry.adding})
         ended = EndedTransaction(
@@ -772,7 +772,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self._follow(entry)
         self._incomplete[entry] = after
         self._write_complete_in(COMPLETE_SECONDS)
-        self.ends.observe(time.perf_counter() - began)
+        self.ends.observe(clock.perf_counter() - began)
         if ended.commit:
             self.committed += 1
 

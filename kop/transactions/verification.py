@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from kop import clock
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
 from kop.storage.base import EPOCH_BUMPED_AT_END
@@ -65,7 +65,7 @@ class _Verified:
     epoch: int
     storage_transaction: bytes
     until: float = math.inf
-    """By `time.monotonic`."""
+    """By `clock.monotonic`."""
     partitions: set[StoredPartition] = field(default_factory=set)
 
 
@@ -81,7 +81,7 @@ class TransactionVerifier:
         self._coordinators = coordinators
         self._verified: dict[int, _Verified] = {}
         self._looked_at = -math.inf
-        """When what is not good any more was looked for, by `time.monotonic`."""
+        """When what is not good any more was looked for, by `clock.monotonic`."""
         self._turns: dict[int, asyncio.Lock] = {}
         self._waiting: Counter[int] = Counter()
         """How many requests have or wait for the turn of each producer."""
@@ -100,7 +100,7 @@ class TransactionVerifier:
             and verified.epoch == producer_epoch
             and partition in verified.partitions
             and producer_id not in self._waiting
-            and (verified.until == math.inf or time.monotonic() < verified.until)
+            and (verified.until == math.inf or clock.monotonic() < verified.until)
         )
 
     def turn(self, producer_id: int) -> AbstractAsyncContextManager[None]:
@@ -140,7 +140,7 @@ class TransactionVerifier:
         while True:
             self._overtaken.discard(producer_id)
             verified = self._verified.get(producer_id)
-            now = time.monotonic()
+            now = clock.monotonic()
             if verified is not None and now >= verified.until:
                 del self._verified[producer_id]
                 verified = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import random
 import struct
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,6 +24,7 @@ from support.gateway import frame, gateway, log_of, run, topic_of
 from support.produce_requests import NOW, any_body, request
 from support.waiting import until
 
+from kop import clock
 from kop.app import Serving
 from kop.compiled import compiled_only
 from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
@@ -142,11 +142,11 @@ async def two_sides(
     path: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, *, most: int = 1 << 30
 ) -> AsyncIterator[tuple[Side, Side]]:
     """One gateway with writers, and one without."""
-    monkeypatch.setattr(time, "time", lambda: NOW / 1000)  # answers tell times
+    monkeypatch.setattr(clock, "wall_ns", lambda: NOW * 1_000_000)  # answers tell times
     sides: list[Side] = []
     async with AsyncExitStack() as stack:
         for offers in (True, False):
-            monkeypatch.setattr("kop.storage.topic_table.uuid4", uuids(seed))
+            monkeypatch.setattr(clock, "uuid4", uuids(seed))
             store = DirectStore(random.Random(seed), most=most)
             store.offers = offers
             monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)

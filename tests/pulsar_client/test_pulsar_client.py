@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
 from support.waiting import SECONDS, until
 
 from conformance.faulty_link import link
+from kop import clock
 from kop.pulsar_client import EARLIEST, Client, PulsarError
 from kop.pulsar_client.pool import LOOKUP, READ, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -142,7 +142,7 @@ async def test_lookups_follow_redirects() -> None:
 async def test_callers_at_the_same_time_leave_a_dead_address_together(
     callers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random, "randrange", lambda end: 0)  # the address to begin with
+    monkeypatch.setattr(clock.chance, "randrange", lambda end: 0)  # the address to begin with
     tried = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

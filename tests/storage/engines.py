@@ -86,8 +86,8 @@ class Clocks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = 1_700_000_000_000
         self.steady = 5_000
-        clocks = SimpleNamespace(time_ns=lambda: self.wall * 1_000_000, monotonic_ns=lambda: self.steady * 1_000_000)
-        monkeypatch.setattr(steady_time, "time", clocks)
+        clocks = SimpleNamespace(wall_ms=lambda: self.wall, monotonic_ns=lambda: self.steady * 1_000_000)
+        monkeypatch.setattr(steady_time, "clock", clocks)
 
     def advance(self, ms: int) -> None:
         """Let time go by."""

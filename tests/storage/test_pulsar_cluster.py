@@ -23,6 +23,7 @@ from support.slowness import beyond_slowness
 from support.waiting import SECONDS, until
 
 from conformance.faulty_link import link
+from kop import clock
 from kop.cluster import liveness
 from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.cluster.cluster_view import ClusterView
@@ -231,8 +232,8 @@ async def test_gateways_whose_clocks_differ_agree_on_what_is_under_way(
         await engine.admin.set_properties(deleted.full_name, {DELETING_PROPERTY: str(engine.admin.now_ms())})
         properties = {CREATED_PROPERTY: str(engine.admin.now_ms()), UNFINISHED_PROPERTY: "true"}
         await engine.admin.set_properties(made.full_name, properties)
-    wall = time.time
-    monkeypatch.setattr(time, "time", lambda: wall() + hours * 3600)
+    wall_ns = clock.wall_ns
+    monkeypatch.setattr(clock, "wall_ns", lambda: wall_ns() + hours * 3600 * 10**9)
     async with pulsar_store.opened() as other:
         log = other.log(topics[0].topic_id, 0)
         assert log is not None

@@ -6,11 +6,11 @@ Must not know: generations, deadlines' meaning, requests' versions.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from kop import clock
 from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
@@ -270,4 +270,4 @@ class Roster:
 
 def new_member_id(client_id: str, instance_id: str | None) -> str:
     """An id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
-    return f"{client_id if instance_id is None else instance_id}-{uuid.uuid4()}"
+    return f"{client_id if instance_id is None else instance_id}-{clock.uuid4()}"

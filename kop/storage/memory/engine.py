@@ -10,7 +10,6 @@ retention, compaction, DeleteRecords or the deletion of a topic make room. Nothi
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,7 +17,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
-from kop import background
+from kop import background, clock
 from kop.errors import BackendError
 from kop.read_budget import ReadBudget
 from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
@@ -75,7 +74,7 @@ class MemoryEngine:
         self._space = Space(settings.kop_memory_bytes)
         self.read_budget = ReadBudget(settings.kop_memory_bytes)
         self._upkeep: asyncio.Task[None] | None = None
-        self._kept_up = time.monotonic()
+        self._kept_up = clock.monotonic()
         """When the last look for what there is to do ended."""
         self.cluster_id = memory.cluster_id
         self.topics = MemoryTopics(memory.topics_version, memory.topics, self.topic_changed)
@@ -83,9 +82,7 @@ class MemoryEngine:
             topic.topic_id: [log.reopened(self._space, policy(topic)) for log in memory.logs[topic.topic_id]]
             for topic in memory.topics
         }
-        self.transactions: TransactionStorage = MarkedTransactions(
-            self.topics, self.log, lambda: time.time_ns() // 1_000_000
-        )
+        self.transactions: TransactionStorage = MarkedTransactions(self.topics, self.log, clock.wall_ms)
         if settings.maintain:
             self._upkeep = asyncio.get_running_loop().create_task(
                 background.repeat(
@@ -165,12 +162,12 @@ class MemoryEngine:
         )
 
     async def _keep_up(self) -> None:
-        if time.monotonic() < self._kept_up + self._interval:
+        if clock.monotonic() < self._kept_up + self._interval:
             return
         try:
-            await self.maintain(time.time_ns() // 1_000_000)
+            await self.maintain(clock.wall_ms())
         finally:
-            self._kept_up = time.monotonic()
+            self._kept_up = clock.monotonic()
 
     def snapshot(self) -> EngineSnapshot:
         """Return what the engine says of itself now."""

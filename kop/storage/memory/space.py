@@ -7,9 +7,9 @@ Must not know: logs, topics.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
+from kop import clock
 from kop.errors import BackendError
 from kop.repeats import Repeats
 
@@ -51,7 +51,7 @@ class Space:
         if size and not unbounded:
             self._full = self.used + size + _BATCH_BYTES > self.max_bytes
             if self._full:
-                if self._repeats.say("full", time.monotonic()) is not None:
+                if self._repeats.say("full", clock.monotonic()) is not None:
                     log.warning("%s", self.problem)
                 return BackendError(self.problem or "")
         return None

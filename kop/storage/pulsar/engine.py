@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
+from kop import clock
 from kop.background import retried
 from kop.errors import BackendError, KopError
 from kop.metrics import counter_family
@@ -96,7 +96,7 @@ class PulsarEngine:
         self.loop, self.client, self.admin = context.loop, client, admin
         self.settings, self.faults = settings, context.faults
         self._waiting = waiting
-        self._instance = secrets.token_hex(8)
+        self._instance = clock.token_hex(8)
         self.cluster_id = ""
         self.about = f"namespace {settings.kop_pulsar_namespace}"
         self.mapping = offset_mapping(settings.kop_pulsar_offsets, self.faults)
@@ -295,7 +295,7 @@ class PulsarEngine:
             version = await self.admin.version()
             if await self._cluster_topic.get_state(WHOLE_BATCHES_FIT) == version:
                 return None
-        topic = self.context.naming.probe_topic(secrets.token_hex(8))
+        topic = self.context.naming.probe_topic(clock.token_hex(8))
         unfit = await whole_batches_unfit(self.context, self._native_transactions, topic)
         if unfit is None and version:
             with suppress(PulsarError):

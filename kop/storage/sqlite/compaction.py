@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kop import clock
 from kop.errors import PeerError
 from kop.records.batch import BatchHeader, read_header
 from kop.storage.base import Buffer, LogPolicy
@@ -87,9 +87,9 @@ class Cleaner:
         newest = await self.threads.run(_nothing_yet, self.most_keys, log.aborted_copy())
         offset = part.first_dirty
         while offset < part.end and not self.closing():
-            began = time.monotonic()
+            began = clock.monotonic()
             reached, full = await self.threads.read(collect, log.log_id, offset, part.end, newest)
-            await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
+            await asyncio.sleep(clock.monotonic() - began)  # the loop and the threads share one interpreter lock
             if full or reached == offset:
                 offset = reached
                 break
@@ -113,7 +113,7 @@ class Cleaner:
         while offset < end:
             if log.deleted or self.closing():
                 return False
-            began = time.monotonic()
+            began = clock.monotonic()
             changes, reached = await self.threads.read(plan, log.log_id, offset, end, newest, now_ms, horizon)
             if changes:
                 freed = await self.writer.run(apply, log.log_id, changes, reached)
@@ -123,7 +123,7 @@ class Cleaner:
             if reached == offset:
                 break  # nothing left up to `end`
             offset = reached
-            await asyncio.sleep(time.monotonic() - began)
+            await asyncio.sleep(clock.monotonic() - began)
         return True
 
 

@@ -11,10 +11,8 @@ import itertools
 import json
 import logging
 import os
-import secrets
 import sqlite3
 import sys
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
+from kop import clock
 from kop.errors import BackendError, KopError
 from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
@@ -269,7 +268,7 @@ class SqliteEngine:
             finish=self._finish,
             on_removed=self.maintenance.wake,
         )
-        self.transactions = MarkedTransactions(self.topics, self.log, lambda: time.time_ns() // 1_000_000)
+        self.transactions = MarkedTransactions(self.topics, self.log, clock.wall_ms)
         topics = dict(state.topics)
         for row, rows in itertools.groupby(state.logs, key=lambda log: log.topic):
             topic = topics[row]
@@ -444,9 +443,9 @@ async def open_engine(
     settings = settings or SqliteSettings()
     loop = asyncio.get_running_loop()
     file, held = await loop.run_in_executor(None, _lock, Path(path))
-    token = secrets.randbits(63)
+    token = clock.randbits(63)
     conn: sqlite3.Connection | None = None
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.wall_ms()
     try:
         lost = await loop.run_in_executor(None, _look_at_log, file, settings)
         conn = await loop.run_in_executor(None, schema.prepare, file)

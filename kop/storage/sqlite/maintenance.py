@@ -19,13 +19,12 @@ import json
 import logging
 import math
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kop import background
+from kop import background, clock
 from kop.errors import BackendError, KopError
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.compaction import Cleaner
@@ -201,7 +200,7 @@ class Maintenance:
 
     async def _rounds(self) -> None:
         settings = self._settings
-        retention, cleaned = time.monotonic(), -math.inf
+        retention, cleaned = clock.monotonic(), -math.inf
         while True:
             try:
                 await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
@@ -210,7 +209,7 @@ class Maintenance:
             self._wake.clear()
             if self.closing:
                 return
-            now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+            now, now_ms = clock.monotonic(), clock.wall_ms()
             async with self._turn:
                 await self._guarded("removing batches", self._remove_due())
                 if self._dead_logs:
@@ -434,14 +433,14 @@ class Maintenance:
 
         It ends once it has moved `most_bytes`, so that other work has its turn; the next round goes on.
         """
-        began = time.monotonic()
+        began = clock.monotonic()
         self._look_at_segments = False
         try:
             sparse = await self._threads.read(_sparse)
         except BaseException:
             self._look_at_segments = True
             raise
-        now = time.monotonic()
+        now = clock.monotonic()
         self._segments_at = now + _SEGMENTS_REST * (now - began)
         await self._guarded(
             "removing files of batches", self._remove_segments([segment for segment, left in sparse if not left])
@@ -460,14 +459,14 @@ class Maintenance:
 
     async def _clear(self, segment: int) -> None:
         """Move all that is left in a file into the database, and remove the file."""
-        began = time.monotonic()
+        began = clock.monotonic()
         while moved := await self._threads.read(reader.rest_of, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
             self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * self._page_size)
             if self.closing:
                 return
-            await asyncio.sleep(time.monotonic() - began)  # appends have as much time as this took
-            began = time.monotonic()
+            await asyncio.sleep(clock.monotonic() - began)  # appends have as much time as this took
+            began = clock.monotonic()
         await self._remove_segments([segment])
 
     async def _remove_segments(self, segments: Sequence[int]) -> None:

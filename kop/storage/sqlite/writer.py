@@ -24,12 +24,12 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from kop import clock
 from kop.errors import BackendError, KopError
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, TopicInfo
 from kop.storage.idempotence import BatchMetadata
@@ -384,7 +384,7 @@ class Writer:
     def _commit(self, group: list[QueuedAppend], size: int) -> None:
         self._since_space_check += size
         often = min(_SPACE_CHECK_BYTES, self._min_free_bytes // 4)
-        if self._since_space_check >= often or time.monotonic() >= self._next_space_check:
+        if self._since_space_check >= often or clock.monotonic() >= self._next_space_check:
             shortage = self._shortage()
             if shortage is not None:
                 group, lost = _split(group)
@@ -415,14 +415,14 @@ class Writer:
         Where that fails they go into their rows, as all do after a failed commit: rows that SQLite refuses leave their
         batches in a file for nothing.
         """
-        if self.failure is not None or time.monotonic() < self._beside_from:
+        if self.failure is not None or clock.monotonic() < self._beside_from:
             return
         large = [entry for entry in group if entry.size >= self._beside_batch_bytes]
         if large and sum(entry.size for entry in large) >= self._beside_commit_bytes:
             try:
                 places = self._segments.append([entry.data for entry in large])
             except OSError as error:
-                self._beside_from = time.monotonic() + BESIDE_AGAIN_SECONDS
+                self._beside_from = clock.monotonic() + BESIDE_AGAIN_SECONDS
                 _log.warning(
                     "large batches go into the database, which costs more, because their file cannot be written: %s; "
                     "trying again in %.0f s",
@@ -494,7 +494,7 @@ class Writer:
             self._next_space_check = 0.0  # look again at every commit
             return BackendError(f"the disk is full: {free >> 20} MiB left in {self._directory}, {kept >> 20} are kept")
         self._short = False
-        self._next_space_check = time.monotonic() + SPACE_CHECK_SECONDS
+        self._next_space_check = clock.monotonic() + SPACE_CHECK_SECONDS
         self._since_space_check = 0
         return None
 

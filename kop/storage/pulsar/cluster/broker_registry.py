@@ -21,11 +21,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 from zlib import crc32
 
+from kop import clock
 from kop.background import for_each, repeat, tell
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import LATEST, Entry, Position, Producer, PulsarError, Reader
@@ -226,7 +226,7 @@ class BrokerRegistry:
             read_header(batch),
             producer_name=self._producer.name,
             sequence_base=self._sequence,
-            publish_time=int(time.time() * 1000),
+            publish_time=clock.wall_ms(),
             max_size=self._client.max_message_size,
         )
         sent = self._producer.send(

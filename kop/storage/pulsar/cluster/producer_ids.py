@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
+from kop import clock
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import Client, Entry, Position, Producer, PulsarError
 from kop.records import transcode
@@ -72,7 +72,7 @@ class ProducerIdBlocks:
             read_header(batch),
             producer_name=producer.name,
             sequence_base=sequence,
-            publish_time=int(time.time() * 1000),
+            publish_time=clock.wall_ms(),
             max_size=self._client.max_message_size,
         )
         position = await producer.send(

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from kop import clock
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
 from kop.pulsar_client.errors import QUOTA_EXCEEDED
@@ -606,7 +606,7 @@ class PartitionProducer:
                 waiter.reserve(most)
             except KopError:
                 return False  # the ordinary way says so to the client
-        now, now_ms = self._loop.time(), int(time.time() * 1000)
+        now, now_ms = self._loop.time(), clock.wall_ms()
         inflated = self._direct.writer.submit(batch, waiter, place, now, now_ms, policy.compact, *policy.time_limits)
         if most:
             waiter.reserve(max(inflated, 0) - most)
@@ -688,7 +688,7 @@ class PartitionProducer:
             made.earliest,
             made.latest,
             self._log.policy,
-            now_ms=int(time.time() * 1000),
+            now_ms=clock.wall_ms(),
             reserve=append.reserve,
         )
 
@@ -705,7 +705,7 @@ class PartitionProducer:
                 producer_id,
                 self._encoded_name,
                 first,
-                int(time.time() * 1000),
+                clock.wall_ms(),
                 self._context.client.max_message_size,
                 policy.compact,
                 append.txn,
@@ -726,7 +726,7 @@ class PartitionProducer:
     ) -> Sequence[transcode.SendFrame]:
         """Do the work of `_frames`; `max_bytes` bounds what the batch is decompressed to."""
         owner, header = self._log, append.header
-        policy, publish_time = owner.policy, int(time.time() * 1000)
+        policy, publish_time = owner.policy, clock.wall_ms()
         max_size = self._context.client.max_message_size
         # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
         in_part = not confirm and self.sequences is not None and self.sequences.known(first)

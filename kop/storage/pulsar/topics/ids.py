@@ -10,11 +10,11 @@ its original, and records, commits and fetches of one would go to the other. So 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from kop import clock
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.storage.pulsar.layout import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
@@ -87,7 +87,7 @@ class TopicIds:
         `key` says which broker is to do it; the others wait for that one.
         """
         # Brokers of another cluster on the same namespace do not know of this one, and must not all write at once.
-        first = (random.random() * SPREAD_SECONDS,) if plain else ()
+        first = (clock.chance.random() * SPREAD_SECONDS,) if plain else ()
         for pause in first if self._is_chosen(key) else WAIT_FOR_OTHERS:
             await asyncio.sleep(pause)
             if (result := await done()) is not None:

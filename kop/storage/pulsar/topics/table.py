@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from kop import background
+from kop import background, clock
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
@@ -117,7 +116,7 @@ class PulsarTopics(TopicTable):
         policy: Callable[[TopicInfo], LogPolicy],
         strays: StrayPartitions,
     ) -> None:
-        super().__init__(time.time_ns() // 1_000_000)  # so that the version grows over restarts, too
+        super().__init__(clock.wall_ms())  # so that the version grows over restarts, too
         self._context = context
         self._brokers = brokers
         self._logs = logs
