@@ -225,18 +225,26 @@ def test_the_page_has_every_kind_of_work_in_the_background() -> None:
 
 def test_names_of_metrics_labels_and_label_values_are_snake_case() -> None:
     names = set(collectors()) | {label for labels in collectors().values() for label in labels}
-    for name in names | faults() | {kind.rstrip("_") for kind in refused()} | works():
+    labels = {part for name in faults() | {f"{kind.value}/code" for kind in Refused} for part in name.split("/")}
+    for name in names | labels | works():
         assert SNAKE_CASE.fullmatch(name), name
 
 
+def test_faults_are_few_and_each_of_their_details_is_a_member() -> None:
+    """Somebody who is called acts on a fault; its detail says which of its reasons it is."""
+    assert len({name.partition("/")[0] for name in faults() | set(Refused)}) <= 22
+    assert [fault for fault in Fault if fault.name != fault.value.replace("/", "_").upper()] == []
+    assert [kind for kind in Refused if f"{kind.name}_REFUSED" != kind.value.upper()] == []
+
+
 def test_the_names_that_the_page_uses_are_counted() -> None:
-    """A name with a `kop_` before it, or the name of a refusal, that stands anywhere on the page."""
+    """A name with a `kop_` before it, or a fault with its detail, that stands anywhere on the page."""
     text = PAGE.read_text()
     histograms = {"_bucket", "_sum", "_count"}
     for name in re.findall(r"\bkop_[a-z_]+", text):
         assert name in collectors() or any(name.removesuffix(end) in collectors() for end in histograms), name
-    for kind in re.findall(r"`(?!kop_|test_)([a-z_]+_refused_)[a-z_.]+`", text):
-        assert kind in refused(), kind
+    for name in re.findall(r"`(?!docs/|tests/)([a-z_]+/[a-z_.]+)`", text):
+        assert name in faults() or name.partition("/")[0] in set(Refused), name
 
 
 def test_what_is_counted_in_plain_numbers_is_there_at_a_scrape() -> None:

@@ -321,7 +321,7 @@ class PartitionProducer:
         return sequences
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
-        self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
+        self._context.count(Fault.SEQUENCES_FORGOTTEN_BY_PULSAR)
         log.log(  # a Pulsar broker that was killed forgets some of each producer
             logging.DEBUG if self._context.faults.outage.active else logging.INFO,
             "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: the "

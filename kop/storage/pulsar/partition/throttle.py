@@ -174,7 +174,7 @@ class PublishThrottle:
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
-        self._context.count(Fault.BATCHES_THROTTLED_BY_PUBLISH_RATE)
+        self._context.count(Fault.WRITES_THROTTLED_PUBLISH_RATE)
         return True
 
     async def _ask(self) -> None:

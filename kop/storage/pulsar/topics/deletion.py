@@ -227,7 +227,7 @@ class DeletionGuard:
             log.warning("a client made %s again while it was deleted, and uses it: it is not deleted again", name)
             return True
         await self._context.admin.delete_plain(name, force=False)
-        self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
+        self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
         log.info("%s is deleted again: a producer had made it again while it was deleted", name)
         if base != name:
             await self._strays.complete(base)

@@ -50,7 +50,7 @@ class StrayPartitions:
         """Make the missing partitions of a topic: another broker may have created it while a stray was deleted."""
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
-            self._context.count(Fault.PARTITIONS_RECREATED)
+            self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
             log.warning(
                 "topic %s was made while partitions of a deleted topic of its name were removed: the partitions "
                 "that it lost by that are made again",
@@ -88,7 +88,7 @@ class StrayPartitions:
                 if not is_unused(await admin.internal_stats(name)):
                     return False
                 await admin.delete_plain(name, force=False)
-                self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
+                self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
                 return True
             except PulsarError as error:
                 if error.code in NOT_THERE:

@@ -260,7 +260,7 @@ class PulsarTransactions:
         self._ends.ended(txn, names, commit=ended.commit, here=here)
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
-        self._context.count(Fault.TRANSACTIONS_ENDED_BEFORE)
+        self._context.count(Fault.TRANSACTION_ENDS_ENDED_BEFORE)
         log.info(
             "transactional id %r: Pulsar's transaction %d:%d, which is to be %s, has ended before",
             ended.transactional_id,
