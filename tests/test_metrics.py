@@ -189,6 +189,11 @@ def rows(heading: str) -> dict[str, list[str]]:
     return rows
 
 
+def faults_page() -> list[str]:
+    """The part of the page that tells of faults, line by line."""
+    return [line for line in PAGE.read_text().partition("\n## Faults")[2].splitlines() if line]
+
+
 def assert_same(code: set[str], page: set[str]) -> None:
     assert code - page == set(), "counted, and not explained in docs/operations.md"
     assert page - code == set(), "explained in docs/operations.md, and not counted"
@@ -209,9 +214,19 @@ def test_the_walk_of_the_code_misses_no_collector_that_a_gateway_registers() -> 
 
 
 def test_the_page_has_every_fault_between_gateway_and_pulsar() -> None:
-    page = rows("Every value of `fault`")
-    assert_same(faults() | {f"{kind}..." for kind in refused()}, set(page))
-    assert all(meaning and advice for meaning, advice in page.values())
+    """In a row each: what somebody sees, the fault, why it is so, what is to be done."""
+    explained = {
+        name: (seen, why, advice)
+        for _, seen, told, why, advice, _ in (re.split(r" ?\| ?", line) for line in faults_page() if line[0] == "|")
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_.]+)?)`", told)
+    }
+    codes = {name for name in explained if name.partition("/")[0] in set(Refused)} - faults()
+    assert_same(faults() | {f"{kind}..." for kind in refused()} | codes, set(explained) - set(collectors()))
+    assert [name for name, texts in explained.items() if not all(texts)] == []
+
+
+def test_the_faults_are_told_in_few_words() -> None:
+    assert sum(len(line.split()) for line in faults_page()) < 4000
 
 
 def test_every_fault_and_refusal_is_counted_somewhere() -> None:

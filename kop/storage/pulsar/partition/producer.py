@@ -52,11 +52,10 @@ from kop.storage.pulsar.partition.view import PartitionView
 LIVE_HOLDER_SECONDS: Final = 15.0
 """How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
 
-A Pulsar broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take
-the topic's lock and the producer's in opposite order. A live broker that hands a partition over closes its producer; on
-a loaded machine it may need seconds for all that it led. One that does not know that the partition is another's keeps
-it, and is pushed out after this time. A broker that is not live is pushed out at once: it closes no producers, see
-`PartitionProducer.close`."""
+See docs/quirks.md, "A broker that pushes a producer out may block two threads for ever". A live broker that hands a
+partition over closes its producer; on a loaded machine it may need seconds for all that it led. One that does not know
+that the partition is another's keeps it, and is pushed out after this time. A broker that is not live is pushed out at
+once: it closes no producers, see `PartitionProducer.close`."""
 UNKNOWN_HOLDER_SECONDS: Final = 2.5
 """The same for a predecessor of which nobody says whether it is live: a broker that has just started, or one of an
 earlier version; and for a former producer of this broker, of which Pulsar does not know yet that it is gone."""

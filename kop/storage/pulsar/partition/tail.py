@@ -212,9 +212,7 @@ class LogTail:
     async def gave_up_unserved(self) -> bool:
         """Give the tail up where Pulsar serves it no more, now and a moment later. Returns whether it did.
 
-        Where a topic is opened anew while a reader subscribes, as after a failed recovery of its transaction buffer,
-        that reader may stay at what was there before: nobody closes it, it gets no entry, and each question for the
-        last entry is answered with an error or with an old one (Pulsar 4.0.8).
+        See docs/quirks.md, "A reader is left behind at a topic that was opened anew".
         """
         stream = self.stream
         if stream is None:

@@ -3,8 +3,7 @@
 Owns: that question, how often it is asked, the line in the log and the metric of each reason.
 Must not know: appends, offsets.
 
-A dispatch rate, an open transaction and a transaction buffer that is not recovered say nothing on the wire; the topic's
-statistics tell of them (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+See docs/quirks.md, "What holds readers or writers back says nothing".
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kop.storage.pulsar.reading.source import stats_position
 _ASK_SECONDS: Final = 30.0
 _COMPARE_SECONDS: Final = 60.0
 """How old counts of throttled reads are at least that later ones are compared with. A throttled read is tried, and
-counted, once a second (Pulsar 4.0.8)."""
+counted, once a second."""
 _NOTHING_COUNTED: Final[Mapping[tuple[str, str], int]] = {}
 
 _TEXTS: Final[Mapping[Fault, str]] = {

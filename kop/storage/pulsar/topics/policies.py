@@ -41,8 +41,7 @@ _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
 _SET_AGAIN_SECONDS: Final = 1.0
 _MOST_MINUTES: Final = (2**31 - 1) // 60
-"""Minutes of retention that Pulsar counts right: 68 years. It multiplies them by 60 in 32 bits, and refuses what
-becomes negative by that."""
+"""Minutes of retention that Pulsar counts right: 68 years. docs/quirks.md, "Retention overflows"."""
 _MOST_MEBIBYTES: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 _ENTRY_GROWTH: Final = 6

@@ -318,8 +318,7 @@ class PulsarTopics(TopicTable):
     async def until_made(self, topic_id: UUID) -> None:
         """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE.
 
-        A Pulsar broker 4.0.8 that loads partitions of a topic and is told of its policies at the same moment was seen
-        to lose two of its threads for good, so that other topics could not be loaded either.
+        See docs/quirks.md, "Policies that are set while partitions load block two threads for ever".
         """
         if not self._is_being_made(topic_id):
             return
