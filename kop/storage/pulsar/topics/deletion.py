@@ -3,9 +3,9 @@
 Owns: that question and its answers of just now; when a partition that came back is deleted again.
 Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
 
-See docs/quirks.md, "Clients that come back bring deleted topics back". `DeletionGuard` asks before a producer comes back,
-and once more when it is attached, before it sends: the topic may go in between. If it is gone by then, the empty one
-that the producer made is deleted again. A partition is asked for, too, a broker that deletes a topic says so in its
+See docs/quirks.md, "Clients that come back bring deleted topics back". `DeletionGuard` asks before a producer comes
+back, and once more when it is attached, before it sends: the topic may go in between. If it is gone by then, the empty
+one that the producer made is deleted again. A partition is asked for, too, a broker that deletes a topic says so in its
 properties first, and the partitions that had producers are looked at when a topic turns out to be gone.
 """
 
