@@ -203,7 +203,7 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
     assert served.serving is not None
     sample = served.serving.gateway.metrics.registry.get_sample_value
     assert (sample("kop_produce_throttled_total") or 0) >= 1
-    assert sample("kop_pulsar_faults_total", {"fault": "writes_throttled", "detail": "publish_rate"}) == 1
+    assert (sample("kop_pulsar_faults_total", {"fault": "writes_throttled", "detail": "publish_rate"}) or 0) >= 1
     assert sum("publish rate" in record.getMessage() for record in caplog.records) == 1, "said once"
     more = [what for what, times in served.engine.counts.items() if times > before.get(what, 0)]
     assert not [what for what in more if "timeout" in what or "timed_out" in what]

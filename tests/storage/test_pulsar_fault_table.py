@@ -142,6 +142,13 @@ def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_last
     assert faults.counts == {"transactions_refused/producer_busy": 4}
 
 
+def test_a_limit_on_producers_mends_by_nobody_and_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    faults = Faults(lambda: 7.0)
+    with caplog.at_level(logging.WARNING):
+        faults.refused(PulsarError("ProducerBusy", "Topic 't' reached max producers limit"), Refused.WRITES, "no")
+    assert ["set-max-producers" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_faults_that_last_are_told_from_those_that_come_again() -> None:
     lasting = Lasting()
     assert [lasting.lasts("a", now) for now in (0, 20, 30, 31)] == [False, False, True, True]

@@ -225,13 +225,17 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
     """The Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can do."""
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
-    for name, part, special, text in _SAID:
-        if error.code == name and part in error.message:
-            code, help_text = special or code, text
+    if (row := _said(error)) is not None:
+        code, help_text = row[2] or code, row[3]
     text = f"{doing}: {'' if error.code in _OURS else 'Pulsar says '}{error.code}: {error.message}"
     if help_text:
         text += f": {help_text}"
     return PeerError(text, code) if code in _FINAL else BackendError(text, code)
+
+
+def _said(error: PulsarError) -> tuple[str, str, ErrorCode | None, str] | None:
+    """Return the row of `_SAID` for an error; None if its code says all."""
+    return next((row for row in _SAID if error.code == row[0] and row[1] in error.message), None)
 
 
 def refusal_name(what: Refused, code: str) -> str:
@@ -298,7 +302,8 @@ class Faults:
             kafka.told = True
             return kafka
         self.count(refusal_name(what, error.code))
-        if error.code in _MENDS and not self._lasting.lasts((doing, error.code), self._clock()):
+        mends = error.code in _MENDS and _said(error) is None
+        if mends and not self._lasting.lasts((doing, error.code), self._clock()):
             log.debug("%s", kafka.message)
         elif isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
             self.tell((doing, error.code), kafka.message, (what, error.code))
