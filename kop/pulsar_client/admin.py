@@ -134,7 +134,7 @@ class Admin(Rest):
     # -- the cluster
 
     async def version(self) -> str:
-        """The broker's version, such as "4.0.1"."""
+        """Return the broker's version."""
         return (await self._call("GET", "brokers/version")).body.decode()
 
     async def clusters(self) -> list[str]:

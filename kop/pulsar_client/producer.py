@@ -410,7 +410,7 @@ class Producer(BrokerAttachment):
 
     async def _ask(self, connection: Connection, mode: pb.ProducerAccessMode) -> None:
         number = connection.request_id()
-        # A new one each time: a broker ignores entries for an id that it has closed lately, without a word.
+        # A new one each time: docs/quirks.md, "Entries for an id that was closed are ignored"
         self._id = next(self._ids)
         command = self._producer_command(number, mode)
         self._attempts += 1

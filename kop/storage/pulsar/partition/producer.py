@@ -340,9 +340,8 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Whether a client knows of more than Pulsar says is stored. Pulsar brokers that come back from a crash say
-        too little for a while.
-        """
+        """Whether a client knows of more than Pulsar says is stored: docs/quirks.md, "Deduplication forgets while a
+        topic is loaded"."""
         if not self.idempotent:
             return False
         error = self._misfit(self._sequences(producer))

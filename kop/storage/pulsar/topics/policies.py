@@ -180,8 +180,7 @@ async def apply(
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
     """Set the policies one after the other, and wait until all are in force. PulsarError Timeout where they are not.
 
-    A Pulsar broker that is told of a policy while another one of the same topic is on its way may write back what it
-    read before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
+    What does not hold after a while is set again: docs/quirks.md, "Policies and properties that are set may be lost".
     """
     for policy in policies:
         await policy.set()

@@ -94,8 +94,7 @@ class StrayPartitions:
                 if error.code in NOT_THERE:
                     if name not in await admin.list_topics(namespace_of(name)):
                         return True
-                    # Pulsar lists the topic and does not find it. A topic may end so when it is deleted while a
-                    # producer attaches. Once it is loaded again, it can be deleted.
+                    # docs/quirks.md, "A topic is listed and not found"; once it is loaded again, it can be deleted
                     await (await self._context.client.open_producer(name)).close()
                 elif error.code in {"PreconditionFailed", "ServerFailure"}:
                     await asyncio.sleep(pause)  # clients use it, or another broker deletes it at this moment

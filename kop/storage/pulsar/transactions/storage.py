@@ -138,7 +138,7 @@ class PulsarTransactions:
     async def _try_whole_batches(self) -> str | None:
         """Why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
 
-        A broker under load was seen once to recover a new topic without its aborted transaction.
+        See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
         first = await self._probe()
         if first is None:
