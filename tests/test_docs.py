@@ -67,6 +67,34 @@ def test_no_cell_of_a_table_of_operations_is_longer_than_a_line() -> None:
     assert [cell for cell in cells if len(cell) > 100] == []
 
 
+def quirks() -> dict[str, str]:
+    """What docs/quirks.md says of each quirk of Pulsar, by its heading."""
+    text = (ROOT / "docs" / "quirks.md").read_text()
+    return {entry.partition("\n")[0]: entry for entry in re.split(r"\n#+ ", text) if "- *" in entry}
+
+
+def test_a_quirk_of_pulsar_names_its_version_who_works_around_it_and_the_test_that_shows_it() -> None:
+    for title, entry in quirks().items():
+        fields = re.findall(r"^- \*([^*]+):\*", entry, re.MULTILINE)
+        assert fields == ["Seen with", "Worked around in", "Shown by", "May go"], title
+        modules = re.findall(r"`((?:kop|conformance|tests)/[\w/]+\.py)`", entry)
+        assert modules, title
+        assert [name for name in modules if not (ROOT / name).exists()] == [], title
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", entry)
+        assert tests, title
+        assert [test for file, test in tests if f"def {test}(" not in (ROOT / file).read_text()] == [], title
+
+
+def test_what_a_version_of_pulsar_does_stands_in_the_page_of_quirks_alone() -> None:
+    """A module names the entry: `docs/quirks.md, "The end of an emptied log is hidden"`."""
+    for path in sorted((ROOT / "kop").rglob("*.py")):
+        text = " ".join(line.strip().lstrip("# ") for line in path.read_text().splitlines())
+        assert not re.search(r"Pulsar[^.]{0,80} \d\.\d\.\d|\b4\.0\.\d", text), path
+        named = re.findall(r'docs/quirks\.md, "([^"]+)"', text)
+        assert text.count("quirks.md") == len(named), path
+        assert [title for title in named if title not in quirks()] == [], path
+
+
 def test_alarms_name_metrics_that_are_explained() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     alarms = text.partition("### What to alert on")[2].partition("\n### ")[0]

@@ -190,6 +190,11 @@ def rows(heading: str) -> dict[str, list[str]]:
     return rows
 
 
+def faults_page() -> list[str]:
+    """The part of the page that tells of faults, line by line."""
+    return [line for line in PAGE.read_text().partition("\n## Faults")[2].splitlines() if line]
+
+
 def assert_same(code: set[str], page: set[str]) -> None:
     assert code - page == set(), "counted, and not explained in docs/operations.md"
     assert page - code == set(), "explained in docs/operations.md, and not counted"
@@ -210,9 +215,19 @@ def test_the_walk_of_the_code_misses_no_collector_that_a_gateway_registers() -> 
 
 
 def test_the_page_has_every_fault_between_gateway_and_pulsar() -> None:
-    page = rows("Every value of `fault`")
-    assert_same(faults() | {f"{kind}..." for kind in refused()}, set(page))
-    assert all(meaning and advice for meaning, advice in page.values())
+    """In a row each: what somebody sees, the fault, why it is so, what is to be done."""
+    explained = {
+        name: (seen, why, advice)
+        for _, seen, told, why, advice, _ in (re.split(r" ?\| ?", line) for line in faults_page() if line[0] == "|")
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_.]+)?)`", told)
+    }
+    codes = {name for name in explained if name.partition("/")[0] in set(Refused)} - faults()
+    assert_same(faults() | {f"{kind}..." for kind in refused()} | codes, set(explained) - set(collectors()))
+    assert [name for name, texts in explained.items() if not all(texts)] == []
+
+
+def test_the_faults_are_told_in_few_words() -> None:
+    assert sum(len(line.split()) for line in faults_page()) < 4000
 
 
 def test_every_fault_and_refusal_is_counted_somewhere() -> None:
@@ -226,18 +241,29 @@ def test_the_page_has_every_kind_of_work_in_the_background() -> None:
 
 def test_names_of_metrics_labels_and_label_values_are_snake_case() -> None:
     names = set(collectors()) | {label for labels in collectors().values() for label in labels}
-    for name in names | faults() | {kind.rstrip("_") for kind in refused()} | works():
+    labels = {part for name in faults() | {f"{kind.value}/code" for kind in Refused} for part in name.split("/")}
+    for name in names | labels | works():
         assert SNAKE_CASE.fullmatch(name), name
 
 
+def test_faults_are_few_and_each_of_their_details_is_a_member() -> None:
+    """Somebody who is called acts on a fault; its detail says which of its reasons it is."""
+    assert len({name.partition("/")[0] for name in faults() | set(Refused)}) <= 22
+    assert [fault for fault in Fault if fault.name != fault.value.replace("/", "_").upper()] == []
+    assert [kind for kind in Refused if f"{kind.name}_REFUSED" != kind.value.upper()] == []
+
+
 def test_the_names_that_the_page_uses_are_counted() -> None:
-    """A name with a `kop_` before it, or the name of a refusal, that stands anywhere on the page."""
+    """A name with a `kop_` before it, or a fault with its detail, that stands anywhere on the page."""
     text = PAGE.read_text()
     histograms = {"_bucket", "_sum", "_count"}
     for name in re.findall(r"\bkop_[a-z_]+", text):
         assert name in collectors() or any(name.removesuffix(end) in collectors() for end in histograms), name
-    for kind in re.findall(r"`(?!kop_|test_)([a-z_]+_refused_)[a-z_.]+`", text):
-        assert kind in refused(), kind
+    counted = {name.partition("/")[0] for name in faults()}
+    for path in PAGE.parent.glob("*.md"):
+        for name in re.findall(r"`(?!docs/|tests/)([a-z_]+/[a-z_.]+)`", path.read_text()):
+            fault = name.partition("/")[0]
+            assert name in faults() or fault in set(Refused) or (path != PAGE and fault not in counted), name
 
 
 def test_what_is_counted_in_plain_numbers_is_there_at_a_scrape() -> None:

@@ -34,7 +34,7 @@ its role has to be an admin of the tenant for that. Where that fails, writes are
 - On a cluster with ledger ids above 1073741823 the gateway does not start.
 
 - A consumer that stood in a ledger which retention took goes on with the oldest record; it is not told
-OFFSET_OUT_OF_RANGE. It is logged and counted as "reads_before_log_start".
+OFFSET_OUT_OF_RANGE. It is logged and counted (packed_offsets/read_before_log_start).
 
 - LogAppendTime is when the entry was sent by its sender's clock (a Kafka broker's, for Kafka clients), and
 look-ups by time go by those clocks.

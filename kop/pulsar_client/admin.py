@@ -134,7 +134,7 @@ class Admin(Rest):
     # -- the cluster
 
     async def version(self) -> str:
-        """The broker's version, such as "4.0.8"."""
+        """Return the broker's version."""
         return (await self._call("GET", "brokers/version")).body.decode()
 
     async def clusters(self) -> list[str]:
@@ -243,7 +243,7 @@ class Admin(Rest):
             self._call("PUT", f"{topic_path(topic)}/properties", checked_properties(properties))
         )
         try:
-            # For a topic that is not there brokers never answer (seen on 4.0.8).
+            # docs/quirks.md, "Properties of a topic that is not there are never answered"
             while not (await asyncio.wait({call}, timeout=_SILENT_SECONDS))[0]:
                 await self._properties(topic)
             await call

@@ -278,8 +278,8 @@ class Producer(BrokerAttachment):
         """Give the producer up. What is pending may still be answered until the broker confirms, then it fails.
 
         With `drops_connection` its connection ends instead, by which the broker knows it: all others of its lane come
-        back on a new one. This is for an exclusive producer that another may push out at this moment: a broker 4.0.8
-        that is asked to close it then may block two of its threads for ever.
+        back on a new one. This is for an exclusive producer that another may push out at this moment:
+        docs/quirks.md, "A broker that pushes a producer out may block two threads for ever".
         """
         self.end_direct()
         connection = await self._stop()
@@ -395,8 +395,8 @@ class Producer(BrokerAttachment):
         if self._access == "shared" or not self.attached_times:
             await self._ask(connection, MODES[self._access])
             return
-        # Coming back it is ours until somebody has a later epoch. Asked with fencing, a broker would disconnect that
-        # successor before it looks at the epochs (seen on 4.0.8).
+        # Coming back it is ours until somebody has a later epoch: docs/quirks.md, "Fencing looks at the mode before the
+        # epoch"
         try:
             await self._ask(connection, pb.Exclusive)
         except PulsarError as error:
@@ -410,7 +410,7 @@ class Producer(BrokerAttachment):
 
     async def _ask(self, connection: Connection, mode: pb.ProducerAccessMode) -> None:
         number = connection.request_id()
-        # A new one each time: a broker ignores entries for an id that it has closed lately, without a word.
+        # A new one each time: docs/quirks.md, "Entries for an id that was closed are ignored"
         self._id = next(self._ids)
         command = self._producer_command(number, mode)
         self._attempts += 1

@@ -163,7 +163,7 @@ def test_deduplication_that_somebody_turns_off_is_turned_on_again(
     assert produce_one(served.bootstrap, "twice") == 1
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
     assert said(caplog, "was turned off")
-    assert served.engine.counts["deduplication_turned_off"] == 1
+    assert served.engine.counts["topic_settings/deduplication_turned_off"] == 1
 
 
 def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
@@ -199,9 +199,11 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
     took = time.monotonic() - begin
     assert took > 1, "600 records at 100 a second; what the Pulsar broker has read before it looks at the rate is free"
     assert max(throttles) <= 1.0
-    assert served.engine.counts["batches_throttled_by_publish_rate"] >= 1
+    assert served.engine.counts["writes_throttled/publish_rate"] >= 1
     assert served.serving is not None
-    assert (served.serving.gateway.metrics.registry.get_sample_value("kop_produce_throttled_total") or 0) >= 1
+    sample = served.serving.gateway.metrics.registry.get_sample_value
+    assert (sample("kop_produce_throttled_total") or 0) >= 1
+    assert (sample("kop_pulsar_faults_total", {"fault": "writes_throttled", "detail": "publish_rate"}) or 0) >= 1
     assert sum("publish rate" in record.getMessage() for record in caplog.records) == 1, "said once"
     more = [what for what, times in served.engine.counts.items() if times > before.get(what, 0)]
     assert not [what for what in more if "timeout" in what or "timed_out" in what]
@@ -252,7 +254,7 @@ def test_a_backlog_quota_is_retriable_and_heals(
     quota = {"limitSize": 1000, "limitTime": -1, "policy": policy}
     rest(space, "POST", f"{path}/backlogQuota?backlogQuotaType=destination_storage", quota)
     blocked = Client(served.bootstrap)
-    count = "writes_refused_producer_blocked_quota_exceeded_error"
+    count = "writes_refused/producer_blocked_quota_exceeded_error"
     before = served.engine.counts.get(count, 0)
 
     def refused() -> bool:
@@ -282,7 +284,7 @@ def test_a_terminated_topic(space: Pulsar, served: PulsarGateway, caplog: pytest
     rest(space, "POST", f"persistent/{space.namespace}/ended/terminate/partitions")
     assert produce_one(served.bootstrap, "ended") == "POLICY_VIOLATION"
     assert said(caplog, "takes no more messages")
-    assert served.engine.counts["writes_refused_topic_terminated_error"] >= 1
+    assert served.engine.counts["writes_refused/topic_terminated_error"] >= 1
     assert served.log("ended").high_watermark == 1, "what is there can be read"
 
 
@@ -301,7 +303,7 @@ def test_a_schema_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCap
             for _ in range(5):
                 assert produce_one(gateway.bootstrap, "typed") == "POLICY_VIOLATION"
             assert said(caplog, "pulsar-admin schemas delete")
-            assert gateway.engine.counts["writes_refused_incompatible_schema"] >= 6
+            assert gateway.engine.counts["writes_refused/incompatible_schema"] >= 6
             lines = [record for record in caplog.records if "schemas delete" in record.getMessage()]
             assert len(lines) == 1, "once, not at each request"
             rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", False)
@@ -328,7 +330,7 @@ def test_encryption_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogC
             until(refused)
             assert produce_one(gateway.bootstrap, "secret") == "POLICY_VIOLATION"
             assert said(caplog, "set-encryption-required --disable")
-            assert gateway.engine.counts["writes_refused_encryption_required"] >= 1
+            assert gateway.engine.counts["writes_refused/encryption_required"] >= 1
             assert gateway.log("secret").high_watermark >= 1, "what is there can be read"
             rest(strict, "POST", f"namespaces/{strict.namespace}/encryptionRequired", False)
             until(lambda: isinstance(produce_one(gateway.bootstrap, "secret"), int))
@@ -347,10 +349,10 @@ def test_a_limit_on_producers_is_retriable_and_heals(
     client = Client(served.bootstrap)
 
     def refused() -> bool:
-        if "writes_refused_producer_busy" not in served.engine.counts:
+        if "writes_refused/producer_busy" not in served.engine.counts:
             client.send("crowded", b"v")
             client.producer.poll(0.5)
-        return "writes_refused_producer_busy" in served.engine.counts
+        return "writes_refused/producer_busy" in served.engine.counts
 
     until(refused)
     assert said(caplog, "set-max-producers")
@@ -378,7 +380,7 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
         served.call(again())
     assert raised.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert said(caplog, "set-max-consumers")
-    assert served.engine.counts["reads_refused_consumer_busy"] >= 1
+    assert served.engine.counts["reads_refused/consumer_busy"] >= 1
     rest(space, "DELETE", limit)
 
     def heals() -> bool:
@@ -404,7 +406,7 @@ def test_a_limit_on_topics(pulsar_urls: Urls, caplog: pytest.LogCaptureFixture) 
 
             assert refused()
             assert said(caplog, "set-max-topics-per-namespace")
-            assert gateway.engine.counts["topic_changes_refused_precondition_failed"] >= 1
+            assert gateway.engine.counts["topic_changes_refused/precondition_failed"] >= 1
             assert gateway.engine.topics.get("too-many") is None
         finally:
             gateway.stop()

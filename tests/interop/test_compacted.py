@@ -173,7 +173,7 @@ def test_null_keys_are_refused(interop: Interop, codec: Codec) -> None:
 def test_native_messages_without_a_key_are_warned_of_once_and_counted(
     interop: Interop, caplog: pytest.LogCaptureFixture, batching: bool
 ) -> None:
-    what = "keyless_messages_on_compacted_topic"
+    what = "compaction/keyless_message"
     topic = interop.create(interop.name("warned"), partitions=2, cleanup_policy="compact")
     for index in range(2):
         interop.gateway.call(interop.gateway.log(topic, index).attach())

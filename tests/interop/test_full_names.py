@@ -269,7 +269,7 @@ def test_a_missing_namespace_is_an_unknown_topic_a_log_line_and_not_a_call_per_r
     said = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert said, "no line in the log"
     assert "amespace not found" in said[0]
-    assert interop.gateway.engine.counts["foreign_topics_refused"] > 0
+    assert interop.gateway.engine.counts["topics_not_read/foreign_refused"] > 0
 
 
 @pytest.mark.parametrize(

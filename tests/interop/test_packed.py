@@ -257,7 +257,7 @@ def test_what_pulsar_clients_write_has_the_offsets_of_its_message_ids(gateway: P
             )
         reader.seek(ck.TopicPartition(topic, 0, got[4][0]))  # its first chunks lie before it
         assert take(reader, 1) == [got[4]]
-    assert "unreadable_entries" not in gateway.engine.counts
+    assert "entries_unreadable/not_decoded" not in gateway.engine.counts
 
 
 def test_commits_survive_compaction(gateway: PackedGateway) -> None:
@@ -306,7 +306,7 @@ def test_a_batch_that_cannot_have_offsets_is_too_large(gateway: PackedGateway) -
         producer.produce(topic, b"v", partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(SECONDS)
     assert {error.name() for error in errors} == {"MSG_SIZE_TOO_LARGE"}
-    assert gateway.engine.counts["batches_beyond_packed_offsets"] >= 1
+    assert gateway.engine.counts["packed_offsets/batch_beyond"] >= 1
     assert len(produce(gateway, topic, ["small"])) == 1
 
 

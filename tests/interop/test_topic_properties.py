@@ -51,7 +51,7 @@ def test_commits_outlive_configs_that_do_not_parse_and_a_client_mends_them(inter
     full = interop.full(topic)
     for text in ("{oops", "[]"):
         interop.admin(partial(PulsarAdmin.set_properties, topic=full, properties={CONFIGS_PROPERTY: text}))
-        looked_at(interop, topic, "properties_not_parsed")
+        looked_at(interop, topic, "topic_settings/property_not_parsed")
         assert committed(interop, group, topic) == 2
         described = admin.describe_configs([resource])[resource].result(SECONDS)
         assert described["flush.ms"].value == "60000"

@@ -757,7 +757,7 @@ async def test_a_publish_rate_that_holds_batches_back_ends_compiled_code_and_is_
     throttled = [result.throttle_ms for note in play.notes for result in note.results if hasattr(result, "throttle_ms")]
     assert throttled[:2] == [0, 0]
     assert all(milliseconds > 0 for milliseconds in throttled[2:])
-    assert play.engine.faults.counts["batches_throttled_by_publish_rate"] >= 2
+    assert play.engine.faults.counts["writes_throttled/publish_rate"] >= 2
     await play.close()
 
 

@@ -91,4 +91,4 @@ def test_what_was_sent_is_read_or_refused_by_name(
         assert error.code is ErrorCode.CORRUPT_MESSAGE
         assert vector["refused"] in error.message
         assert error.message in line
-    assert faults.counts == ({"unreadable_entries": len(errors)} if errors else {})
+    assert faults.counts == ({"entries_unreadable/not_decoded": len(errors)} if errors else {})

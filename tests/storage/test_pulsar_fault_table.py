@@ -107,7 +107,7 @@ def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFi
         now = 61.0
         faults.refused(PulsarError("Timeout", "x"), Refused.READS, "cannot open t-7777")
         assert "t-7777" in caplog.records[-1].getMessage()
-    assert faults.counts["reads_refused_timeout"] == 5001
+    assert faults.counts["reads_refused/timeout"] == 5001
 
 
 def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_is_no_trouble(
@@ -120,7 +120,7 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
                 faults.refused(PulsarError("Timeout", "x"), Refused.WRITES, "cannot write to t-0"), BackendError
             )
         assert isinstance(faults.refused(PulsarError("NotFound", "x"), Refused.READS, "cannot read t-0"), PeerError)
-    assert faults.counts == {"writes_refused_timeout": 50, "reads_refused_not_found": 1}
+    assert faults.counts == {"writes_refused/timeout": 50, "reads_refused/not_found": 1}
     assert len(caplog.records) == 1
 
 
@@ -139,7 +139,14 @@ def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_last
         now = 31.0
         faults.refused(busy, Refused.TRANSACTIONS, "cannot add partitions to Pulsar's transaction")
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert faults.counts == {"transactions_refused_producer_busy": 4}
+    assert faults.counts == {"transactions_refused/producer_busy": 4}
+
+
+def test_a_limit_on_producers_mends_by_nobody_and_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    faults = Faults(lambda: 7.0)
+    with caplog.at_level(logging.WARNING):
+        faults.refused(PulsarError("ProducerBusy", "Topic 't' reached max producers limit"), Refused.WRITES, "no")
+    assert ["set-max-producers" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_faults_that_last_are_told_from_those_that_come_again() -> None:

@@ -25,8 +25,8 @@ from kop.records.validation import RecordsRejectedError, TimeLimits
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.partition import decompression_turns
 
-KEYLESS = "keyless_messages_on_compacted_topic"
-RAW = "raw_batches_on_compacted_topic"
+KEYLESS = "compaction/keyless_message"
+RAW = "compaction/raw_batch"
 
 
 def formats(play: Play) -> list[tuple[bool, int]]:

@@ -52,7 +52,7 @@ TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
 AGAIN = ErrorCode.KAFKA_STORAGE_ERROR
 GONE = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 WRONG = "offsets_told_wrong"
-ASKED = "offsets_asked_of_pulsar"
+ASKED = "tail_late/offset_asked"
 NOWHERE: Any = object()
 """Stored, and its records have no offsets of their own."""
 
@@ -142,17 +142,17 @@ SCRIPTS: dict[str, tuple[str, list[Any], dict[str, int]]] = {
     "the index moves too little: not told, not overlapping": (
         "aL sRT",
         [NOWHERE],
-        {"miscounted_entries": 1},
+        {"entries_unreadable/miscounted": 1},
     ),
     "a breach of the chain is counted": ("a sR T", [3], {WRONG: 1}),
     "a lost receipt, the tail brings it": ("aS D T", [3], {}),
     "the tail brings it, the receipt says duplicate": ("aST D", [3], {}),
     "two duplicates": ("aa SS DD T", [3, 5], {}),
     "nothing is told before a receipt or the tail": ("aS", [None], {}),
-    "the tail is lost with a batch under way": ("a! SR", [3], {"tails_lost": 1}),
-    "the tail is lost with two batches under way": ("aa! SR F SR", [3, 8], {"tails_lost": 1, ASKED: 1}),
-    "the tail is lost with a stored batch that waits for it": ("aL SR!", [3], {"tails_lost": 1, ASKED: 1}),
-    "what ended before the tail was lost stays": ("aSR a! SR", [3, 5], {"tails_lost": 1}),
+    "the tail is lost with a batch under way": ("a! SR", [3], {"tail_lost/failed": 1}),
+    "the tail is lost with two batches under way": ("aa! SR F SR", [3, 8], {"tail_lost/failed": 1, ASKED: 1}),
+    "the tail is lost with a stored batch that waits for it": ("aL SR!", [3], {"tail_lost/failed": 1, ASKED: 1}),
+    "what ended before the tail was lost stays": ("aSR a! SR", [3, 5], {"tail_lost/failed": 1}),
 }
 
 
@@ -484,7 +484,7 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
         await play.log.attach()
     assert late.value.code is ErrorCode.REQUEST_TIMED_OUT
     await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    assert play.counts["reads_refused_timeout"] == 2
+    assert play.counts["reads_refused/timeout"] == 2
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 25.0)
     play.append(0)
     await taken.__aexit__(None, None, None)
@@ -516,7 +516,7 @@ async def test_an_entry_that_pulsar_refuses_takes_none_with_it() -> None:
     await play.run("SRSR")
     assert play.outcomes[8:] == [9, 11]
     assert len(play.broker.producers) == 1
-    assert play.counts == {"writes_refused_not_allowed_error": 1}
+    assert play.counts == {"writes_refused/not_allowed_error": 1}
     await play.log.close()
 
 
@@ -546,7 +546,7 @@ async def test_the_topics_limit_on_sizes_is_known_before_a_sequence_is_taken() -
     await settle()
     assert len(play.broker.sent) == 1
     assert play.outcomes == [None, TOO_LARGE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
-    assert play.counts == {"writes_refused_not_allowed_error": 1}
+    assert play.counts == {"writes_refused/not_allowed_error": 1}
     play.append(2)
     await settle()
     await play.run("SSRR")
@@ -687,7 +687,7 @@ async def test_a_batch_that_another_gateway_stored_is_found_where_the_limit_on_s
     await until(lambda: play.outcomes == [3])
     await play.run("aSRT")
     assert play.outcomes == [3, 9], "the refusal of the retry moved no sequence"
-    assert play.counts["duplicates_found"] == 1
+    assert play.counts["sequences/duplicate_found"] == 1
     await play.log.close()
 
 
@@ -699,7 +699,7 @@ async def test_a_batch_that_pulsar_refuses_and_may_have_is_not_called_stored_whe
     play.broker.refuse_next()
     await play.run("R")
     await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    assert play.counts == {"duplicates_not_found": 1}
+    assert play.counts == {"sequences/duplicate_not_found": 1}
     await play.log.close()
 
 
@@ -954,7 +954,7 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
     await until(lambda: play.broker.sent)
     await play.run("SR")
     assert play.outcomes == [3]
-    assert play.counts == {"sequences_ahead_of_pulsar": 1}
+    assert play.counts == {"sequences/ahead_of_pulsar": 1}
     await play.log.close()
 
 
@@ -970,7 +970,7 @@ async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: py
     assert play.broker.sent[0].sequence_id == epoch << 47 | 10
     await play.run("SR")
     assert play.outcomes == [9]
-    assert play.counts == {"sequences_ahead_of_pulsar": 2, "sequences_that_pulsar_forgot": 1}
+    assert play.counts == {"sequences/ahead_of_pulsar": 2, "sequences/forgotten_by_pulsar": 1}
     await play.log.close()
 
 
@@ -1043,7 +1043,7 @@ async def test_a_tail_that_pulsar_moved_past_entries_is_found() -> None:
     await play.log.refresh()
     assert play.broker.tail is not tail
     assert play.log.high_watermark == end + 3
-    assert play.counts == {"tails_moved_past_entries": 1, "tails_lost": 1}
+    assert play.counts == {"entries_passed_over/tail": 1}
     await play.log.close()
 
 
@@ -1058,7 +1058,7 @@ async def test_a_tail_that_pulsar_holds_back_is_not_given_up() -> None:
     await play.log.refresh()
     assert play.log.high_watermark == 8
     assert play.broker.tail is tail
-    assert play.counts == {"tail_held_by_dispatch_rate": 1, "ends_asked_of_pulsar": 1}
+    assert play.counts == {"tail_late/dispatch_rate": 1, "tail_late/end_asked": 1}
     assert play.log.read_cached(5, 1 << 20, min_one=True) is None, "no reader has brought it yet"
     await play.run("aSR")
     assert play.outcomes[-1] == 8, "the chain goes on behind the end"
@@ -1095,7 +1095,7 @@ async def test_a_tail_that_brings_nothing_without_a_reason_is_given_up() -> None
     await play.log.refresh()
     assert play.broker.tail is not tail
     assert play.log.high_watermark == 8
-    assert play.counts == {"tail_late": 1, "tails_stuck": 1, "tails_lost": 1}
+    assert play.counts == {"tail_late/no_reason": 1, "tail_lost/stuck": 1}
     await play.log.close()
 
 
@@ -1105,13 +1105,13 @@ async def test_a_slow_tail_is_not_given_up() -> None:
     await play.run("aSRT F F")
     tail = play.broker.tail
     refreshed = asyncio.ensure_future(play.log.refresh())
-    await until(lambda: play.counts == {"tail_late": 1})
+    await until(lambda: play.counts == {"tail_late/no_reason": 1})
     tail.next += 1
     tail.on_entry(play.broker.entries[tail.next - 1])
     await refreshed
     assert play.broker.tail is tail
     assert play.log.high_watermark == 11
-    assert play.counts == {"tail_late": 1, "ends_asked_of_pulsar": 1}
+    assert play.counts == {"tail_late/no_reason": 1, "tail_late/end_asked": 1}
     await play.log.close()
 
 
@@ -1133,7 +1133,7 @@ async def test_a_tail_that_pulsar_knows_no_more_is_replaced(buffer: dict[str, An
     tail.left_over = True
     await play.log.look_at_ends()
     assert not play.log.attached
-    assert play.counts == {"tails_not_served": 1, "tails_lost": 1}
+    assert play.counts == {"tail_lost/not_served": 1}
     await play.log.refresh()
     assert play.broker.tail is not tail
     await until(lambda: tail.closed)
@@ -1177,7 +1177,7 @@ async def test_a_tail_stays_where_pulsar_may_still_serve_it(why: str) -> None:
                 await play.log.look_at_ends()
     assert play.log.attached
     assert play.broker.tail is tail
-    assert not {"tails_not_served", "tails_lost"} & set(play.counts)
+    assert not {"tail_lost/not_served", "tail_lost/failed"} & set(play.counts)
     await play.log.close()
 
 
@@ -1240,7 +1240,7 @@ async def test_a_late_tail_is_looked_at_when_an_entry_was_answered_that_it_did_n
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [3, 8]
     await until(lambda: not play.log.attached)
-    assert play.counts["tails_not_served"] == 1
+    assert play.counts["tail_lost/not_served"] == 1
     await play.log.refresh()
     assert play.broker.tail is not tail
     assert play.log.high_watermark == 10
@@ -1258,7 +1258,7 @@ async def test_an_open_transaction_behind_the_last_entry_does_not_excuse_a_tail_
     await play.run("aSRT F")
     tail = play.broker.tail
     await play.log.look_at_ends()
-    assert play.counts == {"tail_late": 1, "tails_stuck": 1, "tails_lost": 1}
+    assert play.counts == {"tail_late/no_reason": 1, "tail_lost/stuck": 1}
     await play.log.refresh()
     assert play.broker.tail is not tail
     assert play.log.high_watermark == 8
@@ -1307,7 +1307,7 @@ async def test_batches_do_not_wait_for_a_log_that_attaches_again(
     await play.run("T aSR")
     assert play.outcomes[4:] == [14, 16]
     assert play.log.high_watermark == 18
-    assert set(play.counts) == {"tails_lost", ASKED}
+    assert set(play.counts) == {"tail_lost/failed", ASKED}
     await play.log.close()
 
 
@@ -1355,14 +1355,14 @@ async def test_a_tail_that_stands_still_keeps_nobody_waiting(producer: int, monk
     assert play.outcomes == [6, 8, 10, 12]
     assert [asked.entry for asked in play.broker.asked] == [2], "the chain goes on behind the answer"
     assert play.log.high_watermark == 3
-    await until(lambda: play.counts == {ASKED: 1, "tail_late": 1})
+    await until(lambda: play.counts == {ASKED: 1, "tail_late/no_reason": 1})
     await play.run("aF SR")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes[-1] == 17
     await play.run("aF SRT aSR")
     assert play.outcomes[-2:] == [22, 24]
     assert play.log.high_watermark == 26
-    assert set(play.counts) == {ASKED, "tail_late"}, "the tail finds each where it was told to be"
+    assert set(play.counts) == {ASKED, "tail_late/no_reason"}, "the tail finds each where it was told to be"
     assert play.engine.queued_bytes == 0
     await play.log.close()
 
@@ -1420,7 +1420,7 @@ async def test_an_offset_that_nobody_tells_is_an_error_that_clients_retry(
     await play.run("aF SR")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
-    assert play.counts["offsets_not_found_in_time"] == 1
+    assert play.counts["offsets_unknown/not_found_in_time"] == 1
     play.broker.ask_error = None
     if producer >= 0:
         play.append(0)  # it is in the window and stored: where it lies is looked for
@@ -1435,12 +1435,16 @@ async def test_an_offset_that_nobody_tells_is_an_error_that_clients_retry(
 @pytest.mark.parametrize(
     ("stats", "buffer", "expected"),
     [
-        ({}, {}, "tail_late"),
-        ({"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 0}}}, {"state": "Ready"}, "tail_late"),
-        ({"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 4}}}, {}, "tail_held_by_dispatch_rate"),
-        ({"subscriptions": {"r": {"dispatchThrottledBytesEventsByBrokerLimit": 1}}}, {}, "tail_held_by_dispatch_rate"),
-        ({"ongoingTxnCount": 1}, {"state": "Ready"}, "tail_held_by_transaction"),
-        ({"ongoingTxnCount": 0}, {"state": "Initializing"}, "tail_held_by_transaction_buffer"),
+        ({}, {}, "tail_late/no_reason"),
+        (
+            {"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 0}}},
+            {"state": "Ready"},
+            "tail_late/no_reason",
+        ),
+        ({"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 4}}}, {}, "tail_late/dispatch_rate"),
+        ({"subscriptions": {"r": {"dispatchThrottledBytesEventsByBrokerLimit": 1}}}, {}, "tail_late/dispatch_rate"),
+        ({"ongoingTxnCount": 1}, {"state": "Ready"}, "tail_late/transaction"),
+        ({"ongoingTxnCount": 0}, {"state": "Initializing"}, "tail_late/transaction_buffer"),
     ],
 )
 def test_why_readers_are_held_back(stats: dict[str, Any], buffer: dict[str, Any], expected: str) -> None:
@@ -1450,7 +1454,7 @@ def test_why_readers_are_held_back(stats: dict[str, Any], buffer: dict[str, Any]
 @pytest.mark.parametrize(("readable", "held"), [("7:2", True), ("7:3", False), ("8:0", False)])
 def test_a_transaction_holds_back_only_what_lies_behind_its_first_record(readable: str, held: bool) -> None:
     buffer = {"state": "Ready", "maxReadPosition": readable}
-    expected = "tail_held_by_transaction" if held else "tail_late"
+    expected = "tail_late/transaction" if held else "tail_late/no_reason"
     assert tail_delays.reason({"ongoingTxnCount": 1}, buffer, Position(7, 3)) == expected
 
 
@@ -1477,7 +1481,7 @@ async def test_a_transaction_that_holds_readers_back_is_told_only_if_it_lasts(ca
         now, broker.buffer = at, {"state": "Ready", "maxReadPosition": readable}
         assert await delays.held(Position(7, 3))
         assert len([each for each in caplog.records if each.levelname == "WARNING"]) == told, at
-    assert engine.faults.counts == {"tail_held_by_transaction": 5}
+    assert engine.faults.counts == {"tail_late/transaction": 5}
 
 
 @pytest.mark.parametrize("own_rate", [True, False])
@@ -1536,7 +1540,7 @@ async def test_a_retry_of_what_another_gateway_stored_has_its_true_offset(
     await play.run("DDD")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [3, STORED, 13]
-    assert play.counts == {"duplicates_found": 2}
+    assert play.counts == {"sequences/duplicate_found": 2}
     assert bool(broker.asked) == bool(held)
     await play.run("aSR")
     assert play.outcomes[3] == 17
@@ -1560,7 +1564,7 @@ async def test_a_duplicate_that_is_not_stored_is_never_told_as_stored(producer: 
     await play.run("D")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [3, expected]
-    assert play.counts == {"duplicates_that_are_not_stored": 1}
+    assert play.counts == {"sequences/duplicate_not_stored": 1}
     play.append(0, epoch=1)
     await settle()
     await play.run("SRT")
@@ -1753,7 +1757,7 @@ async def test_a_batch_of_which_pulsar_drops_the_rest_with_a_stored_part_is_not_
     await play.run("D")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [ErrorCode.UNKNOWN_PRODUCER_ID]
-    assert play.counts == {"duplicates_that_are_not_stored": 1}
+    assert play.counts == {"sequences/duplicate_not_stored": 1}
     await play.log.close()
 
 
@@ -1836,7 +1840,7 @@ async def test_a_duplicate_that_is_found_nowhere_ends(producer: int, monkeypatch
     assert play.outcomes == [None], "the tail may bring it"
     await until(lambda: None not in play.outcomes)
     assert play.outcomes == [STORED if producer >= 0 else ErrorCode.REQUEST_TIMED_OUT]
-    assert play.counts == {"duplicates_not_found": 1}
+    assert play.counts == {"sequences/duplicate_not_found": 1}
     await play.log.close()
 
 
@@ -1952,7 +1956,7 @@ async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest
     play.broker.opening_takes = asyncio.Event()
     await play.run("a")
     await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    assert play.counts == {"writes_refused_timeout": 1}
+    assert play.counts == {"writes_refused/timeout": 1}
     await play.log.close()
 
 
@@ -2094,7 +2098,7 @@ async def test_a_batch_that_was_seen_stored_is_not_sent_again_though_pulsar_has_
     assert [sent.sequence_id for sent in play.broker.sent] == [0, 2], "the client's second batch comes next"
     await play.run("SR")
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3, 5]
-    assert play.counts["sequences_that_pulsar_forgot"] == 1
+    assert play.counts["sequences/forgotten_by_pulsar"] == 1
 
 
 @pytest.mark.parametrize("more", [False, True])

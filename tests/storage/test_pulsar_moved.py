@@ -26,7 +26,7 @@ from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.source import stats_position
 
-MOVED = "readers_moved_past_entries"
+MOVED = "entries_passed_over/reader"
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ async def test_a_tail_that_waits_behind_the_last_entry_is_given_up(pulsar_store:
         stream.go_on()
         await log.refresh()
         assert log.high_watermark == 60 > stood
-        assert engine.counts["tails_moved_past_entries"] == 1
-        assert "tails_stuck" not in engine.counts
+        assert engine.counts["entries_passed_over/tail"] == 1
+        assert "tail_lost/stuck" not in engine.counts
         assert await read_on(log, 0, 60) == same(0, 60)
 
 

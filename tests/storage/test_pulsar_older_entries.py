@@ -23,7 +23,7 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.storage.pulsar.partition import appends
 from kop.storage.pulsar.partition.log import PulsarLog
 
-OLDER = "partitions_with_entries_older_than_index"
+OLDER = "entries_unreadable/older_than_index"
 NAMESPACE = "public/older"
 
 

@@ -36,7 +36,7 @@ from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.batches import Converter
 
 TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
-REFUSED = "batches_beyond_packed_offsets"
+REFUSED = "packed_offsets/batch_beyond"
 
 
 # --- without a broker
@@ -82,7 +82,7 @@ SCRIPTS = {
     "an entry that nobody sees": ("aG SRT", [(7, 2)], {}),
     "how far an index would have moved is of no matter": ("aL sRT aSR", [(8, 0), (8, 1)], {}),
     "a lost receipt, the tail brings it": ("aS D T", [(7, 1)], {}),
-    "the tail is lost with a batch under way": ("a! SR", [(7, 1)], {"tails_lost": 1}),
+    "the tail is lost with a batch under way": ("a! SR", [(7, 1)], {"tail_lost/failed": 1}),
 }
 
 
@@ -199,7 +199,7 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
     assert play.log.services.mapping.closes_ledger(position)
     await close_ledger(play.log.context, play.log.partition_name, play.log.title, position.ledger)
     await settle()
-    assert play.counts["ledgers_not_closed"] == 1
+    assert play.counts["packed_offsets/ledger_not_closed"] == 1
     assert "pulsar-admin topics unload" in caplog.text
     await play.log.close()
 
@@ -214,7 +214,7 @@ async def test_behind_the_last_entry_that_has_offsets_nothing_is_told_wrong(monk
     await play.run("T")
     assert play.outcomes == [AGAIN] * 3
     assert play.log.high_watermark == pack(Position(8, 0))
-    assert play.counts["entries_beyond_packed_offsets"] == 1
+    assert play.counts["packed_offsets/entry_beyond"] == 1
     await play.run("L aSRT")
     assert play.places[-1] == (8, 0)
     await play.log.close()
@@ -241,7 +241,7 @@ def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     assert bad.error is not None
     assert bad.error.code is ErrorCode.CORRUPT_MESSAGE
     assert (bad.base, bad.last + 1, after.base) == (pack(Position(7, 5)), pack(Position(7, 6)), pack(Position(7, 6)))
-    assert faults.counts["entries_beyond_packed_offsets"] == 1
+    assert faults.counts["packed_offsets/entry_beyond"] == 1
 
 
 def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
@@ -389,7 +389,7 @@ async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_the
             log.close_idle(float("inf"), 0)  # else the reader of the read before has these batches at hand
             result = await log.read(offset, LIMIT, min_one=True)
             assert [record.value for record in records(result.buffers)] == [b"c", b"d"]
-        assert beyond_slowness(engine.counts) == {"reads_before_log_start": 3}
+        assert beyond_slowness(engine.counts) == {"packed_offsets/read_before_log_start": 3}
         await log.delete_records(new + 1)
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(end, LIMIT, min_one=True)
@@ -434,7 +434,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
                 bases.append(await put(log, str(len(bases))))
         await log.refresh()  # in a new ledger producers may be answered before the tail has come so far
         assert await read_values(log) == [str(number) for number in range(len(bases))]
-        assert engine.counts["ledgers_closed_for_packed_offsets"] >= 1
+        assert engine.counts["packed_offsets/ledger_closed"] >= 1
 
 
 async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarStore) -> None:

@@ -26,8 +26,8 @@ from kop.storage.pulsar.layout import CONFIGS_PROPERTY
 from kop.storage.pulsar.topics.write_checks import OncePerTopic, WriteChecks
 
 WEEK = Retention(7 * 24 * 60, -1)
-SET = "topics_without_retention"
-REFUSED = "writes_refused_without_retention"
+SET = "topic_settings/without_retention"
+REFUSED = "writes_refused/without_retention"
 
 
 def kafka_policy(topic: TopicInfo) -> LogPolicy:

@@ -39,9 +39,9 @@ BROKEN = {
     "null in it": '{"retention.ms": null}',
     "deep": "[" * 100_000,
 }
-UNPARSED = "properties_not_parsed"
-COPIED = "topic_ids_copied"
-NOT_READ = "topics_not_read"
+UNPARSED = "topic_settings/property_not_parsed"
+COPIED = "topic_settings/id_copied"
+NOT_READ = "topics_not_read/own"
 
 
 @pytest.fixture(autouse=True)

@@ -189,7 +189,10 @@ async def test_a_commit_shows_all_at_once_and_an_abort_nothing(pulsar_store: Pul
         await engine.admin.unload(f"{engine.context.naming.full_name('t', False)}-partition-0")
         assert (await append(log, batch(["last"]))).base_offset == 13
         await shows(log, "plain", "a", "b", "c", "d", "behind", "later", "last")
-        assert not {"offsets_told_wrong", "miscounted_entries", "unreadable_entries"} & engine.counts.keys()
+        assert (
+            not {"offsets_told_wrong", "entries_unreadable/miscounted", "entries_unreadable/not_decoded"}
+            & engine.counts.keys()
+        )
     async with pulsar_store.opened() as other:
         assert await all_values(await attached(other)) == ["plain", "a", "b", "c", "d", "behind", "later", "last"]
 
@@ -241,7 +244,7 @@ async def test_entries_of_others_in_mid_transaction_keep_nobody_waiting(pulsar_s
         await shows(elsewhere, *expected)
         for each in (engine, other):
             assert "offsets_told_wrong" not in each.counts
-            assert "offsets_not_found_in_time" not in each.counts
+            assert "offsets_unknown/not_found_in_time" not in each.counts
 
 
 async def test_a_native_transaction_and_ours_interleave(pulsar_store: PulsarStore) -> None:
@@ -371,7 +374,7 @@ async def test_what_a_coordinator_left_half_done_is_repeated_from_its_record(pul
         assert await writer.write("a") == 2, "each fence takes an offset"
         await writer.end(commit=True)
         await writer.end(commit=True, engine=successor)
-        assert successor.counts["transactions_ended_before"] == 1
+        assert successor.counts["transaction_ends/ended_before"] == 1
         await shows(log, "a")
         await writer.begin()
         await writer.write("b")
@@ -442,7 +445,7 @@ async def test_a_gateway_that_was_paused_before_its_fence_holds_nobody_back(
         expected.append("plain")
         await shows(log, *expected)
         if commit:
-            await until(lambda: successor.counts.get("fences_too_late") == 1)
+            await until(lambda: successor.counts.get("transaction_ends/fence_too_late") == 1)
         await engine.admin.unload(log.partition_name)
     async with pulsar_store.opened() as other:
         await shows(await attached(other), *expected)
@@ -480,8 +483,10 @@ async def test_a_fence_of_a_gateway_that_died_holds_nobody_back(pulsar_store: Pu
         assert (await append(log, batch(["plain"]))).base_offset >= 4
         expected = ["a", "plain"] if commit else ["plain"]
         await shows(log, *expected)
-        await until(lambda: successor.counts.get("fences_too_late", 0) == commit)  # it is counted a moment later
-        assert "fences_too_late" not in engine.counts
+        await until(
+            lambda: successor.counts.get("transaction_ends/fence_too_late", 0) == commit
+        )  # it is counted a moment later
+        assert "transaction_ends/fence_too_late" not in engine.counts
         await fences.close()
         await engine.admin.unload(log.partition_name)
     async with pulsar_store.opened() as other:
@@ -533,7 +538,7 @@ async def test_an_end_that_pulsar_loses_at_an_unload_is_carried_out(
         await engine.admin.unload(log.partition_name)
         await append(log, batch(["plain"]))
         await shows(log, *(["a", "b", "plain"] if commit else ["a", "plain"]))
-        await until(lambda: engine.counts.get("transaction_ends_that_pulsar_lost") == 1)  # counted a moment later
+        await until(lambda: engine.counts.get("transaction_ends/lost_by_pulsar") == 1)  # counted a moment later
 
 
 async def test_a_fence_that_is_late_by_little_holds_nobody_back(
@@ -575,7 +580,9 @@ async def test_a_fence_that_is_late_by_little_holds_nobody_back(
         await until(is_written_late)
         assert (await append(log, batch(["plain"]))).base_offset >= 4
         await shows(log, *shown, "plain")
-        await until(lambda: engine.counts.get("fences_too_late") == len(late))  # they are counted a moment later
+        await until(
+            lambda: engine.counts.get("transaction_ends/fence_too_late") == len(late)
+        )  # they are counted a moment later
 
 
 async def test_a_fence_that_is_late_beside_one_that_cannot_be_written_holds_nobody_back(
@@ -628,7 +635,7 @@ async def test_a_fence_whose_answer_was_lost_is_no_late_one_while_its_transactio
         assert await all_values(log) == []
         await writer.end(commit=True)
         await shows(log, "a")
-        assert "fences_too_late" not in engine.counts
+        assert "transaction_ends/fence_too_late" not in engine.counts
 
 
 @pytest.mark.parametrize("partitions", [set(), {("t", 0)}])

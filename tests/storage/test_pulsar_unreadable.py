@@ -22,7 +22,7 @@ from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping
 from kop.storage.pulsar.reading.batches import Converter, UnreadableEntryError
 
-UNREADABLE = "unreadable_entries"
+UNREADABLE = "entries_unreadable/not_decoded"
 MIB = 1 << 20
 
 

@@ -157,7 +157,7 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
     with caplog.at_level(logging.WARNING):
         await compactions.look()
     assert sorted(index for _, index in compactions.uncompacted) == [index for index in range(20) if index != HANGS]
-    assert engine.faults.counts == {"compactions_not_checked": 1}
+    assert engine.faults.counts == {"compaction/not_checked": 1}
     assert "cannot look after the compaction of __offsets-3: no answer in time" in caplog.text
 
 

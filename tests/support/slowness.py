@@ -14,12 +14,12 @@ from kop.storage.pulsar.faults import Fault
 
 SLOWNESS: Final = frozenset(
     {
-        Fault.ENDS_ASKED_OF_PULSAR,
-        Fault.OFFSETS_ASKED_OF_PULSAR,
-        Fault.OFFSET_REQUESTS_FAILED,
-        Fault.TAIL_HELD_BY_TRANSACTION_BUFFER,
-        Fault.TAIL_LATE,
-        Fault.TOPICS_READ_LATE,
+        Fault.TAIL_LATE_END_ASKED,
+        Fault.TAIL_LATE_OFFSET_ASKED,
+        Fault.OFFSETS_UNKNOWN_REQUEST_FAILED,
+        Fault.TAIL_LATE_TRANSACTION_BUFFER,
+        Fault.TAIL_LATE_NO_REASON,
+        Fault.TOPICS_NOT_READ_AT_START,
     }
 )
 

@@ -241,16 +241,17 @@ class PulsarEngine:
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics that every engine has, of faults with Pulsar, and of what no compaction has seen."""
-        faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault"])
-        for what, times in self.counts.items():
-            faults.add_metric([what], times)
+        faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault", "detail"])
+        for name, times in self.counts.items():
+            fault, _, detail = name.partition("/")
+            faults.add_metric([fault, detail], times)
         return *self.snapshot().collect(), faults, *self.compactions.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """How often each fault occurred, for the metrics."""
         outages = self.client.outage.times
-        return {**self.faults.counts, Fault.OUTAGES: outages} if outages else self.faults.counts
+        return {**self.faults.counts, Fault.OUTAGES_PULSAR: outages} if outages else self.faults.counts
 
     async def close(self) -> None:
         """Wait for the appends that were taken, then release everything. Later appends fail."""

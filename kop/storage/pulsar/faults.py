@@ -10,8 +10,8 @@ that have run out, is no fault of the client: its code is retriable.
 
 Clients retry many times a second. So a line is logged when a fault begins, and then every few minutes while it lasts. A
 fault that did not occur for a minute begins again. Of faults that differ only by the partition, a few are logged in
-each minute, because an overloaded cluster has thousands of them. All of them are counted. The names that are counted
-are snake_case and stable: they are label values of a metric, and docs/operations.md lists them.
+each minute, because an overloaded cluster has thousands of them. All of them are counted, as `fault/detail`: both
+are label values of a metric, snake_case and stable, and docs/operations.md lists them.
 """
 
 from __future__ import annotations
@@ -36,76 +36,74 @@ log = logging.getLogger(__name__)
 
 
 class Fault(StrEnum):
-    """What is counted besides refusals, as the label `fault` of a metric names it; docs/operations.md explains each."""
+    """What is counted besides refusals: `fault/detail`, or `fault` alone. docs/operations.md explains each."""
 
-    BATCHES_BEYOND_PACKED_OFFSETS = "batches_beyond_packed_offsets"
-    BATCHES_THROTTLED_BY_PUBLISH_RATE = "batches_throttled_by_publish_rate"
-    BROKERS_THAT_DID_NOT_ANSWER = "brokers_that_did_not_answer"
-    COMPACTIONS_LATE = "compactions_late"
-    COMPACTIONS_NOT_CHECKED = "compactions_not_checked"
-    COMPACTIONS_WITHOUT_CURSOR = "compactions_without_cursor"
-    DEDUPLICATION_TURNED_OFF = "deduplication_turned_off"
-    DELETED_TOPICS_THAT_CAME_BACK = "deleted_topics_that_came_back"
-    DUPLICATES_FOUND = "duplicates_found"
-    DUPLICATES_NOT_FOUND = "duplicates_not_found"
-    DUPLICATES_THAT_ARE_NOT_STORED = "duplicates_that_are_not_stored"
-    ENDS_ASKED_OF_PULSAR = "ends_asked_of_pulsar"
-    ENTRIES_BEYOND_PACKED_OFFSETS = "entries_beyond_packed_offsets"
-    ENTRIES_PASSED_OVER_BY_TAIL = "entries_passed_over_by_tail"
-    FENCES_TOO_LATE = "fences_too_late"
-    FOREIGN_TOPICS_NOT_READ = "foreign_topics_not_read"
-    FOREIGN_TOPICS_REFUSED = "foreign_topics_refused"
-    KEYLESS_MESSAGES_ON_COMPACTED_TOPIC = "keyless_messages_on_compacted_topic"
-    LEDGERS_CLOSED_FOR_PACKED_OFFSETS = "ledgers_closed_for_packed_offsets"
-    LEDGERS_NOT_CLOSED = "ledgers_not_closed"
-    MISCOUNTED_ENTRIES = "miscounted_entries"
-    OUTAGES = "outages"
-    OFFSET_REQUESTS_FAILED = "offset_requests_failed"
-    OFFSETS_ASKED_OF_PULSAR = "offsets_asked_of_pulsar"
-    OFFSETS_NOT_FOUND_IN_TIME = "offsets_not_found_in_time"
+    COMPACTION_KEYLESS_MESSAGE = "compaction/keyless_message"
+    COMPACTION_LATE = "compaction/late"
+    COMPACTION_NOT_CHECKED = "compaction/not_checked"
+    COMPACTION_RAW_BATCH = "compaction/raw_batch"
+    COMPACTION_WITHOUT_CURSOR = "compaction/without_cursor"
+    ENTRIES_PASSED_OVER_ACKNOWLEDGED = "entries_passed_over/acknowledged"
+    ENTRIES_PASSED_OVER_READER = "entries_passed_over/reader"
+    ENTRIES_PASSED_OVER_TAIL = "entries_passed_over/tail"
+    ENTRIES_UNREADABLE_MISCOUNTED = "entries_unreadable/miscounted"
+    ENTRIES_UNREADABLE_NOT_DECODED = "entries_unreadable/not_decoded"
+    ENTRIES_UNREADABLE_OLDER_THAN_INDEX = "entries_unreadable/older_than_index"
     OFFSETS_TOLD_WRONG = "offsets_told_wrong"
-    PARTITIONS_RECREATED = "partitions_recreated"
-    PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX = "partitions_with_entries_older_than_index"
-    PROPERTIES_NOT_KEPT = "properties_not_kept"
-    PROPERTIES_NOT_PARSED = "properties_not_parsed"
-    RAW_BATCHES_ON_COMPACTED_TOPIC = "raw_batches_on_compacted_topic"
-    READERS_MOVED_PAST_ENTRIES = "readers_moved_past_entries"
-    READS_BEFORE_LOG_START = "reads_before_log_start"
-    SEQUENCES_AHEAD_OF_PULSAR = "sequences_ahead_of_pulsar"
-    SEQUENCES_THAT_PULSAR_FORGOT = "sequences_that_pulsar_forgot"
-    TAIL_HELD_BY_DISPATCH_RATE = "tail_held_by_dispatch_rate"
-    TAIL_HELD_BY_TRANSACTION = "tail_held_by_transaction"
-    TAIL_HELD_BY_TRANSACTION_BUFFER = "tail_held_by_transaction_buffer"
-    TAIL_LATE = "tail_late"
-    TAILS_LOST = "tails_lost"
-    TAILS_MOVED_PAST_ENTRIES = "tails_moved_past_entries"
-    TAILS_NOT_SERVED = "tails_not_served"
-    TAILS_STUCK = "tails_stuck"
-    TOPIC_IDS_COPIED = "topic_ids_copied"
-    TOPICS_NOT_READ = "topics_not_read"
-    TOPICS_READ_LATE = "topics_read_late"
-    TOPICS_WITHOUT_RETENTION = "topics_without_retention"
-    TRANSACTION_ENDS_THAT_PULSAR_LOST = "transaction_ends_that_pulsar_lost"
-    TRANSACTIONS_ENDED_BEFORE = "transactions_ended_before"
-    UNREADABLE_ENTRIES = "unreadable_entries"
+    OFFSETS_UNKNOWN_NOT_FOUND_IN_TIME = "offsets_unknown/not_found_in_time"
+    OFFSETS_UNKNOWN_REQUEST_FAILED = "offsets_unknown/request_failed"
+    OUTAGES_GATEWAY = "outages/gateway"
+    OUTAGES_PULSAR = "outages/pulsar"
+    PACKED_OFFSETS_BATCH_BEYOND = "packed_offsets/batch_beyond"
+    PACKED_OFFSETS_ENTRY_BEYOND = "packed_offsets/entry_beyond"
+    PACKED_OFFSETS_LEDGER_CLOSED = "packed_offsets/ledger_closed"
+    PACKED_OFFSETS_LEDGER_NOT_CLOSED = "packed_offsets/ledger_not_closed"
+    PACKED_OFFSETS_READ_BEFORE_LOG_START = "packed_offsets/read_before_log_start"
+    SEQUENCES_AHEAD_OF_PULSAR = "sequences/ahead_of_pulsar"
+    SEQUENCES_DUPLICATE_FOUND = "sequences/duplicate_found"
+    SEQUENCES_DUPLICATE_NOT_FOUND = "sequences/duplicate_not_found"
+    SEQUENCES_DUPLICATE_NOT_STORED = "sequences/duplicate_not_stored"
+    SEQUENCES_FORGOTTEN_BY_PULSAR = "sequences/forgotten_by_pulsar"
+    TAIL_LATE_DISPATCH_RATE = "tail_late/dispatch_rate"
+    TAIL_LATE_END_ASKED = "tail_late/end_asked"
+    TAIL_LATE_NO_REASON = "tail_late/no_reason"
+    TAIL_LATE_OFFSET_ASKED = "tail_late/offset_asked"
+    TAIL_LATE_TRANSACTION = "tail_late/transaction"
+    TAIL_LATE_TRANSACTION_BUFFER = "tail_late/transaction_buffer"
+    TAIL_LOST_FAILED = "tail_lost/failed"
+    TAIL_LOST_NOT_SERVED = "tail_lost/not_served"
+    TAIL_LOST_STUCK = "tail_lost/stuck"
+    TOPIC_SETTINGS_DEDUPLICATION_TURNED_OFF = "topic_settings/deduplication_turned_off"
+    TOPIC_SETTINGS_ID_COPIED = "topic_settings/id_copied"
+    TOPIC_SETTINGS_PROPERTY_NOT_KEPT = "topic_settings/property_not_kept"
+    TOPIC_SETTINGS_PROPERTY_NOT_PARSED = "topic_settings/property_not_parsed"
+    TOPIC_SETTINGS_WITHOUT_RETENTION = "topic_settings/without_retention"
+    TOPICS_NOT_READ_AT_START = "topics_not_read/at_start"
+    TOPICS_NOT_READ_FOREIGN = "topics_not_read/foreign"
+    TOPICS_NOT_READ_FOREIGN_REFUSED = "topics_not_read/foreign_refused"
+    TOPICS_NOT_READ_OWN = "topics_not_read/own"
+    TOPICS_RECREATED_CAME_BACK = "topics_recreated/came_back"
+    TOPICS_RECREATED_PARTITION_MISSING = "topics_recreated/partition_missing"
+    TRANSACTION_ENDS_ENDED_BEFORE = "transaction_ends/ended_before"
+    TRANSACTION_ENDS_FENCE_TOO_LATE = "transaction_ends/fence_too_late"
+    TRANSACTION_ENDS_LOST_BY_PULSAR = "transaction_ends/lost_by_pulsar"
     UPKEEP_FAILED = "upkeep_failed"
-    WRITES_REFUSED_WITHOUT_RETENTION = "writes_refused_without_retention"
+    WRITES_REFUSED_WITHOUT_RETENTION = "writes_refused/without_retention"
+    WRITES_THROTTLED_PUBLISH_RATE = "writes_throttled/publish_rate"
 
 
 class Refused(StrEnum):
-    """What Pulsar can refuse: the first part of what such a refusal is counted as (`refusal_name`)."""
+    """What Pulsar can refuse: the fault of such a refusal. Its detail is the code of Pulsar's error."""
 
-    WRITES = "writes"
-    READS = "reads"
-    TOPIC_CHANGES = "topic_changes"
-    REQUESTS = "requests"
-    """What else a client's request needs: producer ids, settings of brokers, the properties of a topic."""
-    BROKER_REGISTRY = "broker_registry"
+    WRITES = "writes_refused"
+    READS = "reads_refused"
+    TOPIC_CHANGES = "topic_changes_refused"
+    REQUESTS = "requests_refused"
+    """What else is asked: producer ids, settings of brokers, the properties of a topic, who leads a partition."""
+    BROKER_REGISTRY = "broker_registry_refused"
     """The answer which other brokers there are."""
-    TRANSACTIONS = "transactions"
+    TRANSACTIONS = "transactions_refused"
     """What a Kafka transaction needs of Pulsar's: beginning it, its partitions, its end."""
-    LEADS = "leads"
-    """The answer which broker leads a partition."""
 
 
 _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
@@ -229,18 +227,22 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
     """The Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can do."""
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
-    for name, part, special, text in _SAID:
-        if error.code == name and part in error.message:
-            code, help_text = special or code, text
+    if (row := _said(error)) is not None:
+        code, help_text = row[2] or code, row[3]
     text = f"{doing}: {'' if error.code in _OURS else 'Pulsar says '}{error.code}: {error.message}"
     if help_text:
         text += f": {help_text}"
     return PeerError(text, code) if code in _FINAL else BackendError(text, code)
 
 
+def _said(error: PulsarError) -> tuple[str, str, ErrorCode | None, str] | None:
+    """Return the row of `_SAID` for an error; None if its code says all."""
+    return next((row for row in _SAID if error.code == row[0] and row[1] in error.message), None)
+
+
 def refusal_name(what: Refused, code: str) -> str:
-    """What the metric calls a refusal with one of Pulsar's error codes: `writes_refused_producer_busy`."""
-    return f"{what}_refused_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', code).lower()}"
+    """Return the name of a refusal with one of Pulsar's error codes: `writes_refused/producer_busy`."""
+    return f"{what}/{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', code).lower()}"
 
 
 class Alike:
@@ -272,11 +274,8 @@ class Faults:
         self._lasting = Lasting()
         self._alike = Alike()
 
-    def count(self, fault: Fault) -> None:
-        """Count one more of a fault."""
-        self._count(fault)
-
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
+        """Count one more of a `Fault`, or of what `refusal_name` returns."""
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def tell(self, key: object, text: str, kind: object = None) -> None:
@@ -304,8 +303,9 @@ class Faults:
         if self.outage.takes(error):
             kafka.told = True
             return kafka
-        self._count(refusal_name(what, error.code))
-        if error.code in _MENDS and not self._lasting.lasts((doing, error.code), self._clock()):
+        self.count(refusal_name(what, error.code))
+        mends = error.code in _MENDS and _said(error) is None
+        if mends and not self._lasting.lasts((doing, error.code), self._clock()):
             log.debug("%s", kafka.message)
         elif isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
             self.tell((doing, error.code), kafka.message, (what, error.code))

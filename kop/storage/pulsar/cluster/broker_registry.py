@@ -323,7 +323,7 @@ class BrokerRegistry:
             return  # nobody held the name, as after an unload, so that the snapshots decide
         if await self._answers(next_one):
             return  # the broker is alive, and takes its name again
-        self._faults.count(Fault.BROKERS_THAT_DID_NOT_ANSWER)
+        self._faults.count(Fault.OUTAGES_GATEWAY)
         log.warning("broker %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
         self._set_brokers(self._live)

@@ -25,7 +25,7 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
         stats = await context.admin.internal_stats(partition_name)
         if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
             return  # another broker has closed the ledger already
-        faults.count(Fault.LEDGERS_CLOSED_FOR_PACKED_OFFSETS)
+        faults.count(Fault.PACKED_OFFSETS_LEDGER_CLOSED)
         _log.info(
             "%s: ledger %d has nearly all entries that packed offsets can number: the partition is unloaded, so that "
             "Pulsar begins a new ledger",
@@ -34,7 +34,7 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
         )
         await context.admin.unload(partition_name)
     except PulsarError as error:
-        faults.count(Fault.LEDGERS_NOT_CLOSED)
+        faults.count(Fault.PACKED_OFFSETS_LEDGER_NOT_CLOSED)
         faults.tell(
             ("close", title),
             f"{title}: ledger {ledger} has nearly all entries that packed offsets can number and cannot be closed: "

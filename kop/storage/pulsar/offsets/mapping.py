@@ -252,7 +252,7 @@ class _PackedMapping:
             )
         else:
             return
-        self._count(Fault.ENTRIES_BEYOND_PACKED_OFFSETS)
+        self._count(Fault.PACKED_OFFSETS_ENTRY_BEYOND)
         raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
 
     append_time = staticmethod(append_time)
@@ -263,7 +263,7 @@ class _PackedMapping:
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         start = entries.log_start_offset
         if offset < start:
-            self._count(Fault.READS_BEFORE_LOG_START)
+            self._count(Fault.PACKED_OFFSETS_READ_BEFORE_LOG_START)
             self._faults.tell(
                 ("before the start", entries.title),
                 f"{entries.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
@@ -305,7 +305,7 @@ class _PackedMapping:
             )
         else:
             return
-        self._count(Fault.BATCHES_BEYOND_PACKED_OFFSETS)
+        self._count(Fault.PACKED_OFFSETS_BATCH_BEYOND)
         self._faults.tell(("refused", error.code), f"a batch is refused: {error.message}")
         raise error
 

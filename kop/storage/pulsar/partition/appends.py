@@ -528,7 +528,7 @@ class Appends:
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
         """Fail an entry whose offset was not found in time. The client sends it again, and may get the offset then."""
-        self._count(Fault.OFFSETS_NOT_FOUND_IN_TIME)
+        self._count(Fault.OFFSETS_UNKNOWN_NOT_FOUND_IN_TIME)
         self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
 
     # --- the chain
@@ -624,7 +624,7 @@ class Appends:
         """Compare the offset of an entry that the tail brought with the one that the chain gave it."""
         while self._unverified and self._unverified[0][0] < tail_entry.position:
             self._unverified.popleft()
-            self._count(Fault.ENTRIES_PASSED_OVER_BY_TAIL)
+            self._count(Fault.ENTRIES_PASSED_OVER_ACKNOWLEDGED)
         if self._unverified and self._unverified[0][0] == tail_entry.position:
             _, last = self._unverified.popleft()
             self._compare(tail_entry, last)
@@ -816,7 +816,7 @@ class Appends:
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
             if not self._faults.takes(error):
-                self._count(Fault.OFFSET_REQUESTS_FAILED)
+                self._count(Fault.OFFSETS_UNKNOWN_REQUEST_FAILED)
             _log.log(
                 level,
                 "%s: Pulsar cannot be asked yet which offset entry %d:%d has: %r",
@@ -833,7 +833,7 @@ class Appends:
         if late:
             self._held_until = self._loop.time() + _HELD_SECONDS
             if not entry.in_transaction:
-                self._count(Fault.OFFSETS_ASKED_OF_PULSAR)
+                self._count(Fault.TAIL_LATE_OFFSET_ASKED)
             if self._anchor is None or self._anchor[0] < position:
                 self._anchor = position, place.base + entry.count
         self._answer(entry, position, place.base, place.append_time if log.policy.log_append_time else -1)
@@ -902,27 +902,27 @@ class Appends:
     def _end_search(self, entry: InFlightEntry, stored: Stored) -> None:
         append = entry.append
         if stored.outcome is Outcome.FOUND:
-            self._count(Fault.DUPLICATES_FOUND)
+            self._count(Fault.SEQUENCES_DUPLICATE_FOUND)
             append.lies_at(stored.base, 0 if entry.sent_again else entry.first)
             append.time = stored.append_time if self._log.policy.log_append_time else -1
         elif stored.outcome is Outcome.SCATTERED:
             append.scattered = True
         elif stored.outcome is Outcome.OTHERS and append.idempotent:
-            self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
+            self._count(Fault.SEQUENCES_DUPLICATE_NOT_STORED)
             text = f"other records of the producer are stored with sequences from {append.header.base_sequence} on"
             _log.info("%s: a batch of producer %s is refused: %s", self._log.title, entry.producer.name, text)
             append.refuse(PeerError(text, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER))
             entry.producer.others_are_stored(entry)
         elif stored.outcome in {Outcome.ABSENT, Outcome.OTHERS}:
             # Pulsar drops it as a duplicate, because its first records, or later entries of its producer, are stored.
-            self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
+            self._count(Fault.SEQUENCES_DUPLICATE_NOT_STORED)
             text = "the batch, or a part of it, was refused when it was sent first, and what came behind is stored"
             if append.idempotent:
                 append.refuse(PeerError(text, ErrorCode.UNKNOWN_PRODUCER_ID))
             else:
                 append.refuse(BackendError(f"{self._log.title}: {text}"))
         else:
-            self._count(Fault.DUPLICATES_NOT_FOUND)
+            self._count(Fault.SEQUENCES_DUPLICATE_NOT_FOUND)
             text = f"{self._log.title}: the batch is stored, its offset was not found"
             if not entry.is_stored:
                 text = f"{self._log.title}: Pulsar refuses a batch that it may have stored before; no copy was found"

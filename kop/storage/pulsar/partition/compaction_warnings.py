@@ -23,7 +23,7 @@ class CompactionWarnings:
         """Count an entry that has messages without a key, and warn of it."""
         if self._partition.policy.compact:
             self._tell(
-                Fault.KEYLESS_MESSAGES_ON_COMPACTED_TOPIC,
+                Fault.COMPACTION_KEYLESS_MESSAGE,
                 f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
                 "Let it set a key, or topicCompactionRetainNullKey=true in Pulsar's broker.conf",
             )
@@ -32,7 +32,7 @@ class CompactionWarnings:
         """Warn of an entry that holds Kafka's batches as they came."""
         if self._partition.policy.compact:
             self._tell(
-                Fault.RAW_BATCHES_ON_COMPACTED_TOPIC,
+                Fault.COMPACTION_RAW_BATCH,
                 "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
                 "nothing of the topic will be compacted. Write with kop.entry.format=pulsar",
             )

@@ -3,10 +3,9 @@
 Owns: that number for each topic, and when it is asked for again.
 Must not know: batches, producers.
 
-Pulsar refuses a larger entry only when it arrives, and stores the entries behind it that are then on their way
-(https://pulsar.apache.org/docs/next/admin-api-topics/): a broker that knows the limit refuses the batch before that.
-Where the limit is not known, or was lowered since, that is too late: behind an entry that Pulsar may refuse then, the
-next one waits for the receipt.
+See docs/quirks.md, "An entry that is refused is passed by those behind it". A broker that knows the limit refuses the
+batch before it is sent. Where the limit is not known, or was lowered since, that is too late: behind an entry that
+Pulsar may refuse then, the next one waits for the receipt.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
 
 ENTRY_FRAMING: Final = 10
-"""Bytes that a Pulsar broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size.
-"""
+"""Bytes that a Pulsar broker counts beside metadata and payload: magic, checksum, the metadata's size."""
 ALWAYS_TAKEN: Final = 16 * 1024
 """Bytes of an entry that no limit is expected to forbid: a batch of the Java client is as large by default."""
 _LOWERED_TO: Final = 8

@@ -78,7 +78,7 @@ class WriterLease:
         try:
             await producer.verify()
         except PulsarError as error:
-            self._context.faults.refused(error, Refused.LEADS, f"cannot tell who leads {self._title}")
+            self._context.faults.refused(error, Refused.REQUESTS, f"cannot tell who leads {self._title}")
         finally:
             self._asking = None
 

@@ -268,7 +268,7 @@ class PulsarLog(Partition):
             raise BackendError(f"the gateway's reader of the end of {self.title} failed while it was opened")
 
     def _tell_of_older_entries(self) -> None:
-        self.context.count(Fault.PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX)
+        self.context.count(Fault.ENTRIES_UNREADABLE_OLDER_THAN_INDEX)
         self.context.faults.tell(
             ("older", self.topic.topic_id),
             f"{self.title} has entries from before the Pulsar brokers gave them an index: they have no offsets, "
@@ -289,7 +289,7 @@ class PulsarLog(Partition):
         """Raise where a producer, which was attached just now, brought back a topic that is gone."""
         await self.services.confirm(self, producer)
 
-    def tail_lost(self, error: PulsarError | KopError) -> None:
+    def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
         """Detach, because the tail cannot go on. The log attaches again when somebody asks for it the next time."""
         if self.deleted:
             self.detach(self.gone())
@@ -300,7 +300,7 @@ class PulsarLog(Partition):
         )
         if not self.context.faults.takes(error):
             self.context.faults.tell(("tail", self.title), text, "tail")
-            self.context.count(Fault.TAILS_LOST)
+            self.context.count(why)
         self.detach(BackendError(f"the gateway's reader of the end of {self.title} failed: {error}"))
 
     def detach(self, error: KopError) -> None:
@@ -441,7 +441,7 @@ class PulsarLog(Partition):
         self._last, self.high_watermark, self.end_has_offset = last, entry.last + 1, True
         self.tail.converter.next_offset = self.high_watermark
         self.tail.drop_all()
-        self.context.count(Fault.ENDS_ASKED_OF_PULSAR)
+        self.context.count(Fault.TAIL_LATE_END_ASKED)
         self.appends.follow()
         self.tell_soon()
 

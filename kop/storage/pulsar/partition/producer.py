@@ -55,11 +55,10 @@ if TYPE_CHECKING:
 LIVE_HOLDER_SECONDS: Final = 15.0
 """How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
 
-A Pulsar broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take
-the topic's lock and the producer's in opposite order. A live broker that hands a partition over closes its producer; on
-a loaded machine it may need seconds for all that it led. One that does not know that the partition is another's keeps
-it, and is pushed out after this time. A broker that is not live is pushed out at once: it closes no producers, see
-`PartitionProducer.close`."""
+See docs/quirks.md, "A broker that pushes a producer out may block two threads for ever". A live broker that hands a
+partition over closes its producer; on a loaded machine it may need seconds for all that it led. One that does not know
+that the partition is another's keeps it, and is pushed out after this time. A broker that is not live is pushed out at
+once: it closes no producers, see `PartitionProducer.close`."""
 UNKNOWN_HOLDER_SECONDS: Final = 2.5
 """The same for a predecessor of which nobody says whether it is live: a broker that has just started; and for a former
 producer of this broker, of which Pulsar does not know yet that it is gone."""
@@ -321,7 +320,7 @@ class PartitionProducer:
         return sequences
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
-        self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
+        self._context.count(Fault.SEQUENCES_FORGOTTEN_BY_PULSAR)
         log.log(  # a Pulsar broker that was killed forgets some of each producer
             logging.DEBUG if self._context.faults.outage.active else logging.INFO,
             "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: the "
@@ -341,9 +340,8 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Whether a client knows of more than Pulsar says is stored. Pulsar brokers that come back from a crash say
-        too little for a while.
-        """
+        """Whether a client knows of more than Pulsar says is stored: docs/quirks.md, "Deduplication forgets while a
+        topic is loaded"."""
         if not self.idempotent:
             return False
         error = self._misfit(self._sequences(producer))

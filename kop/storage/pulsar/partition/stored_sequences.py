@@ -3,10 +3,7 @@
 Owns: the highest sequence id of each name, for a bounded number of names. A pure machine.
 Must not know: producers, what Pulsar's deduplication says.
 
-A Pulsar broker 4.0.8 that loads a topic reads the topic's last entries twice at the same time to fill its state of
-deduplication: once for the topic, and once for the topic's policies. It accepts producers as soon as one of the two
-readings has ended. Until the other one has ended, the state may be older than the log, and an entry that a producer
-sends again is stored twice. What was read from the log itself is always right.
+See docs/quirks.md, "Deduplication forgets while a topic is loaded". What was read from the log itself is always right.
 """
 
 from __future__ import annotations

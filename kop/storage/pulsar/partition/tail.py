@@ -59,7 +59,7 @@ class FollowedLog(Protocol):
     def from_tail(self, stored: EntryWithOffsets) -> None:
         """The tail brought an entry."""
 
-    def tail_lost(self, error: PulsarError | KopError) -> None:
+    def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
         """The tail cannot go on."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -193,29 +193,26 @@ class LogTail:
             return None
         if await self._is_past(stream, last):
             text = "Pulsar moved it past entries, as truncating a topic and message TTL do"
-            self._give_up(stream, Fault.TAILS_MOVED_PAST_ENTRIES, text)
+            self._give_up(stream, Fault.ENTRIES_PASSED_OVER_TAIL, text)
             return None
         if await self._delays.held(last):
             self._held_until = now() + _HOLDS_SECONDS
         elif await self._comes_to(stream, last, STUCK_SECONDS):
             return None
         elif stream.came == came:
-            self._give_up(stream, Fault.TAILS_STUCK, "it brings nothing, and Pulsar gives no reason")
+            self._give_up(stream, Fault.TAIL_LOST_STUCK, "it brings nothing, and Pulsar gives no reason")
             return None
         return last
 
     def _give_up(self, stream: Stream, why: Fault, text: str) -> None:
         """Have the log attach again, unless it follows another stream by now."""
         if self.stream is stream:
-            self._source.context.count(why)
-            self._log.tail_lost(BackendError(text))
+            self._log.tail_lost(BackendError(text), why)
 
     async def gave_up_unserved(self) -> bool:
         """Give the tail up where Pulsar serves it no more, now and a moment later. Returns whether it did.
 
-        Where a topic is opened anew while a reader subscribes, as after a failed recovery of its transaction buffer,
-        that reader may stay at what was there before: nobody closes it, it gets no entry, and each question for the
-        last entry is answered with an error or with an old one (Pulsar 4.0.8).
+        See docs/quirks.md, "A reader is left behind at a topic that was opened anew".
         """
         stream = self.stream
         if stream is None:
@@ -226,7 +223,7 @@ class LogTail:
             return False
         if await self._not_served(stream) is None or stream.cursor != cursor:
             return False
-        self._give_up(stream, Fault.TAILS_NOT_SERVED, "Pulsar has opened the topic anew without it")
+        self._give_up(stream, Fault.TAIL_LOST_NOT_SERVED, "Pulsar has opened the topic anew without it")
         return True
 
     async def _not_served(self, stream: Stream) -> Position | None:

@@ -3,8 +3,7 @@
 Owns: that question, how often it is asked, the line in the log and the metric of each reason.
 Must not know: appends, offsets.
 
-A dispatch rate, an open transaction and a transaction buffer that is not recovered say nothing on the wire; the topic's
-statistics tell of them (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+See docs/quirks.md, "What holds readers or writers back says nothing".
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from kop.storage.pulsar.reading.source import stats_position
 _ASK_SECONDS: Final = 30.0
 _COMPARE_SECONDS: Final = 60.0
 """How old counts of throttled reads are at least that later ones are compared with. A throttled read is tried, and
-counted, once a second (Pulsar 4.0.8)."""
+counted, once a second."""
 _NOTHING_COUNTED: Final[Mapping[tuple[str, str], int]] = {}
 
 _TEXTS: Final[Mapping[Fault, str]] = {
-    Fault.TAIL_HELD_BY_DISPATCH_RATE: "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
+    Fault.TAIL_LATE_DISPATCH_RATE: "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
     "(pulsar-admin topics set-dispatch-rate, namespaces set-dispatch-rate, or set-subscription-dispatch-rate)",
-    Fault.TAIL_HELD_BY_TRANSACTION: "a transaction is open, and Pulsar shows nobody what lies behind its first record "
+    Fault.TAIL_LATE_TRANSACTION: "a transaction is open, and Pulsar shows nobody what lies behind its first record "
     "until it ends (pulsar-admin transactions transaction-buffer-stats, coordinator-stats)",
-    Fault.TAIL_HELD_BY_TRANSACTION_BUFFER: "its transaction buffer is not recovered yet, until then Pulsar gives "
+    Fault.TAIL_LATE_TRANSACTION_BUFFER: "its transaction buffer is not recovered yet, until then Pulsar gives "
     "nothing to readers",
 }
 
@@ -56,13 +55,13 @@ def reason(
     `before` are `throttled_reads` of a while ago: a rate holds readers back where there are more of them now.
     """
     if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
-        return Fault.TAIL_HELD_BY_TRANSACTION_BUFFER
+        return Fault.TAIL_LATE_TRANSACTION_BUFFER
     readable = last is not None and "maxReadPosition" in buffer and last <= stats_position(buffer["maxReadPosition"])
     if not readable and (stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize")):
-        return Fault.TAIL_HELD_BY_TRANSACTION
+        return Fault.TAIL_LATE_TRANSACTION
     if any(value > before.get(kind, 0) for kind, value in throttled_reads(stats).items()):
-        return Fault.TAIL_HELD_BY_DISPATCH_RATE
-    return Fault.TAIL_LATE
+        return Fault.TAIL_LATE_DISPATCH_RATE
+    return Fault.TAIL_LATE_NO_REASON
 
 
 class TailDelays:
@@ -117,12 +116,12 @@ class TailDelays:
             self._before, self._counted, self._counted_at = self._counted, throttled_reads(stats), self._clock()
         why = reason(stats, buffer, last, self._before)
         if self._faults.outage.active:  # Pulsar recovers what it has of the topic
-            return why != Fault.TAIL_LATE
+            return why != Fault.TAIL_LATE_NO_REASON
         self._faults.count(why)
-        if why == Fault.TAIL_LATE:  # a busy machine is late now and then
+        if why == Fault.TAIL_LATE_NO_REASON:  # a busy machine is late now and then
             return False
         place = str(buffer.get("maxReadPosition"))
-        if why != Fault.TAIL_HELD_BY_DISPATCH_RATE and not self._lasting.lasts((why, place), self._clock()):
+        if why != Fault.TAIL_LATE_DISPATCH_RATE and not self._lasting.lasts((why, place), self._clock()):
             return True  # every transaction does so, and ends
         self._faults.tell(
             (why, self._title),

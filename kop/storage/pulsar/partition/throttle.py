@@ -4,12 +4,9 @@ Owns: that question, asked of Pulsar's own count, the estimate for Kafka's throt
 partition is written over.
 Must not know: batches, clients.
 
-A Pulsar broker that has taken as much as the rate allows stops reading our connection; nothing says so on the wire.
-Receipts that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while
-Pulsar does this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
-
-All topics that are written over that connection wait with the partition. So the partition is written over another one
-from then on, one of a few that partitions with exceeded rates share.
+See docs/quirks.md, "What holds readers or writers back says nothing". Receipts that are late may have other reasons, so
+the partition's `publishRateLimitedTimes` decides: it grows while a rate stops the connection. The partition is written
+over another one from then on, one of a few that partitions with exceeded rates share.
 
 A Pulsar broker takes a batch first and then stops until the rate has caught up with it. What is answered as
 throttle_time_ms is the time that this takes for the batch itself and for those behind it, at the pace of the last ones.
@@ -174,7 +171,7 @@ class PublishThrottle:
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
-        self._context.count(Fault.BATCHES_THROTTLED_BY_PUBLISH_RATE)
+        self._context.count(Fault.WRITES_THROTTLED_PUBLISH_RATE)
         return True
 
     async def _ask(self) -> None:

@@ -124,7 +124,7 @@ class Converter:
                 filler = self.mapping.filler(expected, base - 1)
                 batches.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
         elif base < expected and self.next_offset is not None and not within:
-            self._count(Fault.MISCOUNTED_ENTRIES)
+            self._count(Fault.ENTRIES_UNREADABLE_MISCOUNTED)
             text = (
                 f"{self._name}: the entry at {stored.position.ledger}:{stored.position.entry} has "
                 f"{stored.info.num_messages} messages, and Pulsar's index moved by {last - expected + 1}: a producer "
@@ -182,7 +182,7 @@ class Converter:
     def _unreadable(self, stored: EntryWithOffsets, first: int, why: str) -> Batch:
         """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
         text = f"{self._name}: entry {stored.position.ledger}:{stored.position.entry}: {why}"
-        self._count(Fault.UNREADABLE_ENTRIES)
+        self._count(Fault.ENTRIES_UNREADABLE_NOT_DECODED)
         log.error("%s; Kafka consumers stop at this entry until they seek past it, or retention takes it", text)
         return Batch(first, stored.last, b"", UnreadableEntryError(text, stored.last + 1))
 

@@ -416,7 +416,7 @@ class ColdReaders:
         await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
             faults = self._source.context.faults
-            faults.count(Fault.READERS_MOVED_PAST_ENTRIES)
+            faults.count(Fault.ENTRIES_PASSED_OVER_READER)
             faults.tell(
                 ("moved", self._source.title),
                 f"Pulsar moved a reader of {self._source.title} past entries that are there, now they are read again: "

@@ -3,9 +3,7 @@
 Owns: how long Pulsar is waited for, and the search at the end of the log.
 Must not know: offsets, the tail, what is done with the entry.
 
-A Pulsar broker that is asked for the last entry goes back over the entries of aborted transactions one by one. It needs
-seconds for thousands of them, and answers with an error where there are tens of thousands. For a reader that begins
-before these entries it passes over many of them at a time.
+See docs/quirks.md, "The last entry behind aborted transactions is slow to be named".
 """
 
 from __future__ import annotations
@@ -24,12 +22,8 @@ from kop.storage.pulsar.reading.stream import Stream
 LAST_SECONDS: Final = 2.0
 """How long Pulsar may take to name the last entry before it is looked for."""
 _NAMED_SECONDS: Final = 30.0
-"""How long Pulsar may take to name it after all; a caller may have less time.
-
-A broker names no entry before the topic's transaction buffer is recovered. The recoveries of all its topics take turns
-on few threads (numTransactionReplayThreadPoolSize, one a core). Where a namespace is being deleted, one of them can
-hold its thread for 30 s, and those of other namespaces wait behind it (Pulsar 4.0.8).
-"""
+"""How long Pulsar may take to name it after all; a caller may have less time. docs/quirks.md, "A transaction buffer is
+recovered late, or not"."""
 _PERMITS: Final = 100
 """Entries that Pulsar reads at a time for a reader that is given none of them."""
 _NO_ENTRY: Final = Position(-1, -1)

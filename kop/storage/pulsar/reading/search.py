@@ -104,9 +104,7 @@ class PartitionSearch:
 
     async def ends(self) -> PartitionEnds:
         """Look at both ends."""
-        # REST is asked whether there is an entry: Pulsar brokers with transactions answer the protocol's question only
-        # when the topic's transaction buffer is recovered, which took 30 s at a time in new namespaces (4.0.8, under
-        # load).
+        # REST is asked whether there is an entry: docs/quirks.md, "A transaction buffer is recovered late, or not"
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
         first = oldest if oldest is None or oldest.has_offsets else await self._first_with_offsets(stats)

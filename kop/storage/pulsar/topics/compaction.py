@@ -141,18 +141,18 @@ class Compactions:
             )
         else:
             tell(f"the look at the compaction of {partition.title}", error, kind="the look at a compaction")
-        self._context.count(Fault.COMPACTIONS_NOT_CHECKED)
+        self._context.count(Fault.COMPACTION_NOT_CHECKED)
 
     async def _look_at(self, partition: PartitionView) -> Uncompacted | None:
         stats = await self._context.admin.stats(partition.partition_name, backlogs=True)
         seen, key = uncompacted(stats, self._context.admin.now_ms()), (partition.topic.name, partition.index)
         if seen is None:
-            self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
+            self._context.count(Fault.COMPACTION_WITHOUT_CURSOR)
             return None
         if not seen.late:
             self._late.discard(key)
             return seen
-        self._context.count(Fault.COMPACTIONS_LATE)
+        self._context.count(Fault.COMPACTION_LATE)
         if key not in self._late:
             self._late.add(key)
             status = await self._context.admin.compaction_status(partition.partition_name)
@@ -184,7 +184,7 @@ class Compactions:
                 "one (pulsar-admin topics compact)",
                 full_name, CURSOR,
             )  # fmt: skip
-            self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
+            self._context.count(Fault.COMPACTION_WITHOUT_CURSOR)
         else:
             log.info("%s is compacted: its old records are kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

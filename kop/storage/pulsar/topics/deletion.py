@@ -3,12 +3,10 @@
 Owns: that question and its answers of just now; when a partition that came back is deleted again.
 Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
 
-Pulsar's PRODUCER creates the topic that it names. So `DeletionGuard` asks before a producer comes back, and because the
-topic may go between that answer and the Pulsar broker's, it is asked once more when the producer is attached, before it
-sends. Where the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic
-Pulsar deletes the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a
-partition back. Therefore it asks for the partition, too, a broker that deletes a topic says so in its properties
-first, and the partitions that had producers are looked at when a topic turns out to be gone.
+See docs/quirks.md, "Clients that come back bring deleted topics back". `DeletionGuard` asks before a producer comes
+back, and once more when it is attached, before it sends: the topic may go in between. If it is gone by then, the empty
+one that the producer made is deleted again. A partition is asked for, too, a broker that deletes a topic says so in its
+properties first, and the partitions that had producers are looked at when a topic turns out to be gone.
 """
 
 from __future__ import annotations
@@ -227,7 +225,7 @@ class DeletionGuard:
             log.warning("a client made %s again while it was deleted, and uses it: it is not deleted again", name)
             return True
         await self._context.admin.delete_plain(name, force=False)
-        self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
+        self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
         log.info("%s is deleted again: a producer had made it again while it was deleted", name)
         if base != name:
             await self._strays.complete(base)

@@ -125,7 +125,7 @@ class ForeignTopics:
         if not may_be_named(name) or self._context.naming.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-        self._context.count(Fault.FOREIGN_TOPICS_NOT_READ)
+        self._context.count(Fault.TOPICS_NOT_READ_FOREIGN)
         return True
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class ForeignTopics:
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         if not self._context.faults.takes(error):
             log.warning("%s", error.message)
-            self._context.count(Fault.FOREIGN_TOPICS_REFUSED)
+            self._context.count(Fault.TOPICS_NOT_READ_FOREIGN_REFUSED)
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # clients retry this error

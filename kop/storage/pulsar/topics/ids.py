@@ -55,8 +55,7 @@ class TopicIds:
         """Give an id to a topic that has none, or has `foreign`, the id of another topic. One of the brokers does it,
         the others read the result. `present` are the topic's properties; returns those that it has then.
 
-        Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
-        the topic was deleted and made again meanwhile, it then writes the old one's state over the new one's.
+        See docs/quirks.md, "Policies and properties that are set may be lost".
         """
 
         async def given() -> Mapping[str, str] | None:

@@ -49,7 +49,7 @@ class PartitionNumbers:
             if largest >= value:
                 break
         else:
-            self._context.count(Fault.PROPERTIES_NOT_KEPT)
+            self._context.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_KEPT)
             raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
         # This broker's own number goes, too, where another broker has kept a larger one meanwhile.
         old = outdated(kept, kind, partition, largest)

@@ -41,8 +41,7 @@ _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
 _SET_AGAIN_SECONDS: Final = 1.0
 _MOST_MINUTES: Final = (2**31 - 1) // 60
-"""Minutes of retention that Pulsar counts right: 68 years. It multiplies them by 60 in 32 bits, and refuses what
-becomes negative by that."""
+"""Minutes of retention that Pulsar counts right: 68 years. docs/quirks.md, "Retention overflows"."""
 _MOST_MEBIBYTES: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 _ENTRY_GROWTH: Final = 6
@@ -181,8 +180,7 @@ async def apply(
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
     """Set the policies one after the other, and wait until all are in force. PulsarError Timeout where they are not.
 
-    A Pulsar broker that is told of a policy while another one of the same topic is on its way may write back what it
-    read before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
+    What does not hold after a while is set again: docs/quirks.md, "Policies and properties that are set may be lost".
     """
     for policy in policies:
         await policy.set()

@@ -50,7 +50,7 @@ class StrayPartitions:
         """Make the missing partitions of a topic: another broker may have created it while a stray was deleted."""
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
-            self._context.count(Fault.PARTITIONS_RECREATED)
+            self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
             log.warning(
                 "topic %s was made while partitions of a deleted topic of its name were removed: the partitions "
                 "that it lost by that are made again",
@@ -88,14 +88,13 @@ class StrayPartitions:
                 if not is_unused(await admin.internal_stats(name)):
                     return False
                 await admin.delete_plain(name, force=False)
-                self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
+                self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
                 return True
             except PulsarError as error:
                 if error.code in NOT_THERE:
                     if name not in await admin.list_topics(namespace_of(name)):
                         return True
-                    # Pulsar lists the topic and does not find it. A topic may end so when it is deleted while a
-                    # producer attaches. Once it is loaded again, it can be deleted.
+                    # docs/quirks.md, "A topic is listed and not found"; once it is loaded again, it can be deleted
                     await (await self._context.client.open_producer(name)).close()
                 elif error.code in {"PreconditionFailed", "ServerFailure"}:
                     await asyncio.sleep(pause)  # clients use it, or another broker deletes it at this moment

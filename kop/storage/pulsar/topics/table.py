@@ -315,8 +315,7 @@ class PulsarTopics(TopicTable):
     async def until_made(self, topic_id: UUID) -> None:
         """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE.
 
-        A Pulsar broker 4.0.8 that loads partitions of a topic and is told of its policies at the same moment was seen
-        to lose two of its threads for good, so that other topics could not be loaded either.
+        See docs/quirks.md, "Policies that are set while partitions load block two threads for ever".
         """
         if not self._is_being_made(topic_id):
             return
@@ -524,7 +523,7 @@ class PulsarTopics(TopicTable):
             await looks
             await self._finish_abandoned()
         else:
-            self._context.count(Fault.TOPICS_READ_LATE)
+            self._context.count(Fault.TOPICS_NOT_READ_AT_START)
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: this broker begins without them, and "
                 "clients are told to try again. See whether all Pulsar brokers answer",
@@ -657,7 +656,7 @@ class PulsarTopics(TopicTable):
     def _not_read(self, name: str, error: Exception) -> None:
         """Note that a topic cannot be read: what is known of it stays, and reading it is tried again."""
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
-            self._context.count(Fault.TOPICS_NOT_READ)
+            self._context.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
                 self._context.faults.tell(("not read", name), f"{text}; trying again", "not read")
@@ -704,7 +703,7 @@ class PulsarTopics(TopicTable):
         return None if known is None or known.full_name == full_name else known
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._context.count(Fault.TOPIC_IDS_COPIED)
+        self._context.count(Fault.TOPIC_SETTINGS_ID_COPIED)
         self._context.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
@@ -759,7 +758,7 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._context.count(Fault.PROPERTIES_NOT_PARSED)
+            self._context.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_PARSED)
             self._context.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "

@@ -123,7 +123,7 @@ class WriteChecks:
                 return  # it was on; a Pulsar broker that comes back from a crash cannot tell for a while
             raise
         if ours:
-            context.count(Fault.DEDUPLICATION_TURNED_OFF)
+            context.count(Fault.TOPIC_SETTINGS_DEDUPLICATION_TURNED_OFF)
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
             context.faults.tell(("deduplication", name), text)
         else:
@@ -147,7 +147,7 @@ class WriteChecks:
         if policies.keeps(retention):
             return
         wanted = policies.retention_of(self._policy(topic))
-        context.count(Fault.TOPICS_WITHOUT_RETENTION)
+        context.count(Fault.TOPIC_SETTINGS_WITHOUT_RETENTION)
         context.faults.tell(
             ("retention", name),
             f"{name} keeps nothing that its subscriptions have read (retention {retention.minutes} minutes, "

@@ -102,7 +102,7 @@ class EndsOnPartitions:
         try:
             if doubt.ended:
                 for name in sorted(doubt.partitions):
-                    await self._lift(txn, name, Fault.FENCES_TOO_LATE, commit=doubt.commit)
+                    await self._lift(txn, name, Fault.TRANSACTION_ENDS_FENCE_TOO_LATE, commit=doubt.commit)
             elif await self._has_ended(txn, doubt.partitions):
                 self._late.ended_elsewhere(doubt, now())
                 return
@@ -130,7 +130,7 @@ class EndsOnPartitions:
         asked = now()
 
         async def carry_out(end: End) -> None:
-            await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_THAT_PULSAR_LOST, commit=end.commit)
+            await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_LOST_BY_PULSAR, commit=end.commit)
 
         try:
             buffer = await self._context.admin.transaction_buffer(name)

@@ -3,12 +3,9 @@
 Owns: the ends of the last seconds by partition, when a partition is looked at, which ends are in doubt then.
 Must not know: how Pulsar is asked, what is done about a lost end. Each call brings the time (s).
 
-Pulsar 4.0.8 answers that a transaction has ended though it did not end on a partition whose namespace bundle is being
-unloaded at that moment: it takes the failed lookup of the topic for a topic that is gone
-(`TransactionBufferHandlerImpl.endTxn`). No reader of the partition gets then what lies behind the transaction's first
-entry, and nothing in Pulsar ends it later. The partition is always loaded again after that, and its transaction buffer
-tells when it was recovered. So an end is in doubt only where that time is another one than it was when the partition
-was looked at before.
+See docs/quirks.md, "The end of a transaction is lost at an unload". The partition is always loaded again after that,
+and its transaction buffer tells when it was recovered. So an end is in doubt only where that time is another one than
+it was when the partition was looked at before.
 """
 
 from __future__ import annotations

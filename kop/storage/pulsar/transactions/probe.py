@@ -3,10 +3,8 @@
 Owns: what is tried on a topic of its own, and what has to come of it.
 Must not know: what follows from the answer.
 
-A batch that is sent plainly, and names in its metadata the transaction of a fence before it, is held back and hidden
-with that transaction, and each of its messages has an index. No document of Pulsar's promises that: brokers were seen
-to do so (4.0). So it is tried before the first transaction: one that is aborted, one that is committed, what a reader
-gets while they are open, at their end, and after an unload.
+See docs/quirks.md, "A batch in a transaction has one index". It is tried before the first transaction: one that is
+aborted, one that is committed, what a reader gets while they are open, at their end, and after an unload.
 """
 
 from __future__ import annotations

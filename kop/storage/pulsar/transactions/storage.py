@@ -138,7 +138,7 @@ class PulsarTransactions:
     async def _try_whole_batches(self) -> str | None:
         """Why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
 
-        A broker under load was seen once to recover a new topic without its aborted transaction.
+        See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
         first = await self._probe()
         if first is None:
@@ -260,7 +260,7 @@ class PulsarTransactions:
         self._ends.ended(txn, names, commit=ended.commit, here=here)
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
-        self._context.count(Fault.TRANSACTIONS_ENDED_BEFORE)
+        self._context.count(Fault.TRANSACTION_ENDS_ENDED_BEFORE)
         log.info(
             "transactional id %r: Pulsar's transaction %d:%d, which is to be %s, has ended before",
             ended.transactional_id,
