@@ -45,12 +45,12 @@ from kop.storage.pulsar.layout import (
     ID_PROPERTY,
     UNFINISHED_PROPERTY,
     ProducerNaming,
+    PulsarTopic,
 )
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.topic_table import new_uuid
 
 

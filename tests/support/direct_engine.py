@@ -32,10 +32,9 @@ from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.pulsar.partition.appends import NOBODY
-from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
-from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED, DirectCodecs
+from kop.storage.pulsar.partition.decompression import MOST_INFLATED, DecompressionTurns, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer
-from kop.storage.pulsar.partition.record_times import checked_times
+from kop.storage.pulsar.partition.producer import checked_times
 
 _NUMBER = 12
 _NAME = b"a producer"

@@ -13,7 +13,7 @@ from kop.compiled import compiled_only
 from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.types import Receipt
 from kop.storage.base import AppendWaiter, Buffer
-from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
+from kop.storage.pulsar.partition.decompression import DirectCodecs
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 """The fields of a `BatchHeader`."""
