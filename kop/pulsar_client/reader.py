@@ -130,7 +130,7 @@ class Reader(BrokerAttachment):
         before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         super().__init__(
             f"reader of {topic}",
