@@ -29,8 +29,7 @@ from kop.records.batch import BatchHeader, read_header
 from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine, MemorySettings
-from kop.storage.memory.log import MemoryLog
-from kop.storage.memory.space import Space
+from kop.storage.memory.log import MemoryLog, Space
 from kop.storage.pulsar.partition.appends import NOBODY
 from kop.storage.pulsar.partition.decompression import MOST_INFLATED, DecompressionTurns, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer

@@ -30,8 +30,7 @@ from kop.records.batch import BatchHeader, iter_records
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.engine import MemoryTopics
-from kop.storage.memory.log import MemoryLog
-from kop.storage.memory.space import Space
+from kop.storage.memory.log import MemoryLog, Space
 
 
 class FaultyLog(MemoryLog):

@@ -24,8 +24,7 @@ from kop.errors import BackendError
 from kop.read_budget import ReadBudget
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
-from kop.storage.memory.log import MemoryLog
-from kop.storage.memory.space import Space
+from kop.storage.memory.log import MemoryLog, Space
 from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
 
 _PRODUCER_IDS: Final = 1000
