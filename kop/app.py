@@ -1,6 +1,6 @@
 """The composition root: settings in, a serving gateway out. The only file that knows all the others.
 
-Owns: the order in which the parts start and stop, signals, logging, the banner, what is collected at a scrape.
+Owns: the order in which the parts start and stop, signals, logging, the banner, which pages are served by HTTP.
 Must not know: how any part does its work.
 """
 
@@ -16,18 +16,17 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from os import _exit as exit_at_once
 from pathlib import Path
 from typing import Protocol
 
-from prometheus_client.core import Metric
-
 from kop import __version__, allocator, background, compiled, event_loop, threads
+from kop.address import Address
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -43,22 +42,24 @@ from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
-from kop.metrics import LatencyFamily, Metrics, counter_family, counter_value, gauge_family
-from kop.server.limits import ClientLimits
+from kop.handlers.settings import HandlerSettings
+from kop.metrics import Metrics
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
+from kop.server.settings import ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
-from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
+from kop.storage.memory import engine as memory_engine
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.threads import Ended, Threads
 from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
-from kop.transactions.runtime import ABORT_REASONS, TransactionCoordinator
+from kop.transactions.runtime import TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.transactions.verification import TransactionVerifier
-from kop.values import Address
 
-_MOST_PARTITIONS_A_SCRAPE = 10_000
 _COLLECT_EVERY = 20_000
 """Containers more than before from which on the young ones are looked at. Python's 700 are ten batches: a tenth of the
 CPU of a Produce went into looking at objects that a reference count frees anyway."""
@@ -72,10 +73,8 @@ log = logging.getLogger("kop")
 class MemoryStore(Protocol):
     """Opens the engine of the store `memory:`."""
 
-    async def __call__(
-        self, *, policy: Callable[[TopicInfo], LogPolicy], settings: memory_store.MemorySettings
-    ) -> Engine:
-        """Return the engine; see `kop.storage.memory.open_engine`."""
+    async def __call__(self, *, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> Engine:
+        """Return the engine; see `kop.storage.memory.engine.open_engine`."""
 
 
 def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
@@ -199,16 +198,15 @@ async def _serve(config: Config, worker: bool, serves: Callable[[Config, Serving
     log.info("stopped")
 
 
+@dataclass(eq=False)
 class Serving:
     """A broker that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
 
-    def __init__(
-        self, gateway: Gateway, server: Server, listeners: list[tuple[str, int]], http_port: int | None
-    ) -> None:
-        self.gateway = gateway
-        self.server = server
-        self.listeners = listeners
-        self.http_port = http_port
+    gateway: Gateway
+    engine: Engine
+    server: Server
+    listeners: list[tuple[str, int]]
+    http_port: int | None
 
 
 class _Readiness:
@@ -233,12 +231,8 @@ class _Readiness:
 
     def waiting_for(self) -> str | None:
         """Which groups and transactional ids are not served, or what was lost, while everything else is served."""
-        waiting = [text for coordinator in self._coordinators if (text := coordinator.waiting_for) is not None]
-        if self._engine is not None and (refusal := self._engine.transactions.refusal) is not None:
-            waiting.append(f"transactions are refused: {refusal}")
-        if self._engine is not None and self._engine.losses is not None:
-            waiting.append(self._engine.losses)
-        return "; ".join(waiting) or None
+        losses = None if self._engine is None else self._engine.losses
+        return "; ".join(filter(None, (*(part.waiting_for for part in self._coordinators), losses))) or None
 
 
 async def start(
@@ -255,17 +249,20 @@ async def start(
     opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
     unexpectedly; if it returns, storage refuses batches from then on.
     """
-    broker_configs = BrokerConfigs(config)
+    broker_configs = BrokerConfigs(config.table())
     topic_configs = TopicConfigs(broker_configs)
     metrics = Metrics()
     readiness = _Readiness()
     http_port = None
     if config.http is not None:  # first: it says what the start waits for
-        from kop.server.http import serve_http  # noqa: PLC0415 - see _open_engine
+        from kop.server import http  # noqa: PLC0415 - see _open_engine
 
-        runner, http_port = await serve_http(
-            config.http.host, config.http.port, metrics.registry, readiness.not_ready, readiness.waiting_for
-        )
+        routes = {
+            "/metrics": http.metrics_page(metrics.registry),
+            "/healthz": http.health_page,
+            "/readyz": http.readiness_page(readiness.not_ready, readiness.waiting_for),
+        }
+        runner, http_port = await http.serve_http(config.http.host, config.http.port, routes)
         stack.push_async_callback(runner.cleanup)
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended)
     stack.push_async_callback(engine.close)
@@ -275,18 +272,18 @@ async def start(
 
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
-    groups = GroupCoordinator(engine, _group_settings(config), leader_choice=cluster)
+    groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
     peers = Peers(config.node_id, cluster.peer_address)
     stack.push_async_callback(peers.close)
-    ends = TransactionEnds(engine.transactions, groups, lambda: groups.state_log.topic_id, cluster, peers)
+    ends = TransactionEnds(engine.transactions, groups, cluster, peers)
     transactions = TransactionCoordinator(
-        engine, producer_ids, ends, _transaction_settings(config), leader_choice=cluster
+        engine, producer_ids, ends, config.of(TransactionSettings), leader_choice=cluster
     )
     coordinators = TransactionCoordinators(transactions, cluster, peers)
     ends.verifier = verifier = TransactionVerifier(coordinators)
     gateway = Gateway(
-        config=config,
+        settings=config.of(HandlerSettings),
         engine=engine,
         topics=topics,
         broker_configs=broker_configs,
@@ -303,19 +300,13 @@ async def start(
         producer_ids=producer_ids,
         apis=registry.build(),
     )
-    metrics.collect_with(lambda: _scrape(gateway))
-    metrics.collect_with(_scrape_background)
-    server = Server(RequestPipeline(gateway), metrics, _limits(config))
-    metrics.collect_with(
-        lambda: (
-            counter_value("kop_bytes_in", "Bytes received from clients.", server.bytes_in),
-            counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", server.bytes_out),
-        )
-    )
+    server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
+    for part in (groups, transactions, topics, engine, server, background):
+        metrics.collect_with(part.collect)
 
     def limit_connections() -> None:
-        server.limits = replace(
-            server.limits,
+        server.settings = config.of(
+            ServerSettings,
             max_connections=int(broker_configs.text("max.connections")),
             max_connections_per_ip=int(broker_configs.text("max.connections.per.ip")),
         )
@@ -330,12 +321,12 @@ async def start(
     except BaseException:
         await server.drain(0)
         raise
-    stack.push_async_callback(gateway.auto_creation.close)
+    stack.push_async_callback(gateway.close)
     stack.push_async_callback(_stop_all, groups, transactions)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     readiness.serves(engine, groups, transactions)
     await asyncio.gather(groups.start(), transactions.start())
-    return Serving(gateway, server, listeners, http_port)
+    return Serving(gateway, engine, server, listeners, http_port)
 
 
 async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) -> None:
@@ -354,61 +345,36 @@ async def _open_engine(
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
-        from kop.storage import pulsar  # noqa: PLC0415
+        from kop.storage.pulsar import engine as pulsar  # noqa: PLC0415
 
         return await pulsar.open_engine(
             config.store,
             config.kop_pulsar_admin_url,
             policy=topic_configs.policy,
-            settings=pulsar.PulsarSettings(
-                namespace=config.kop_pulsar_namespace,
-                metadata_namespace=config.kop_pulsar_metadata_namespace,
-                cache_bytes=config.kop_cache_bytes,
-                offsets=config.kop_pulsar_offsets,
-            ),
-            access=pulsar.Access(
-                auth=config.kop_pulsar_auth,
-                ca_file=config.kop_pulsar_tls_ca_file,
-                cert_file=config.kop_pulsar_tls_cert_file,
-                key_file=config.kop_pulsar_tls_key_file,
-                verify_host=config.kop_pulsar_tls_verify_host,
-            ),
+            settings=config.of(PulsarSettings),
             answers=answers,
             waiting=waits,
         )
-    if config.store == "memory:":
-        return await (memory or memory_store.open_engine)(
-            policy=topic_configs.policy,
-            settings=memory_store.MemorySettings(
-                max_bytes=config.kop_memory_bytes,
-                upkeep_interval_ms=lambda: min(
-                    config.log_retention_check_interval_ms, int(broker_configs.text("log.cleaner.backoff.ms"))
-                ),
-                producer_id_expiration_ms=config.producer_id_expiration_ms,
-            ),
-        )
-    from kop.storage import sqlite  # noqa: PLC0415
 
-    path = _store_path(config)
+    def cleaner_interval_ms() -> int:
+        return int(broker_configs.text("log.cleaner.backoff.ms"))
+
+    if config.store == "memory:":
+        settings = config.of(MemorySettings, cleaner_interval_ms=cleaner_interval_ms)
+        return await (memory or memory_engine.open_engine)(policy=topic_configs.policy, settings=settings)
+    from kop.storage.sqlite import engine as sqlite  # noqa: PLC0415
+
     return await sqlite.open_engine(
-        path,
+        _store_path(config),
         policy=topic_configs.policy,
         ended=ended,
-        settings=sqlite.SqliteSettings(
-            cache_bytes=config.kop_cache_bytes,
-            wal_bytes=config.kop_wal_bytes,
-            min_free_bytes=config.kop_min_free_bytes,
-            refuse_damaged_log=config.kop_refuse_damaged_log,
-            retention_check_interval_ms=config.log_retention_check_interval_ms,
-            cleaner_interval_ms=lambda: int(broker_configs.text("log.cleaner.backoff.ms")),
-            producer_id_expiration_ms=config.producer_id_expiration_ms,
-        ),
+        settings=config.of(SqliteSettings, cleaner_interval_ms=cleaner_interval_ms),
     )
 
 
 def _store_path(config: Config) -> Path:
     path = Path(config.store.removeprefix("sqlite:")).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(path.parent, exist_ok=True)
     return path
 
 
@@ -445,38 +411,6 @@ def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
     return LiveBroker(config.node_id, host, port)
 
 
-def _limits(config: Config) -> ClientLimits:
-    return ClientLimits(
-        request_bytes=config.socket_request_max_bytes,
-        max_connections=config.max_connections,
-        max_connections_per_ip=config.max_connections_per_ip,
-        max_idle_ms=config.connections_max_idle_ms,
-        unread_bytes=config.kop_connection_unread_bytes,
-        memory_bytes=config.kop_request_memory_bytes,
-    )
-
-
-def _group_settings(config: Config) -> GroupSettings:
-    return GroupSettings(
-        offsets_topic_num_partitions=config.offsets_topic_num_partitions,
-        offsets_retention_minutes=config.offsets_retention_minutes,
-        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
-        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
-        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
-        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
-        group_max_size=config.group_max_size,
-    )
-
-
-def _transaction_settings(config: Config) -> TransactionSettings:
-    return TransactionSettings(
-        transaction_state_log_num_partitions=config.transaction_state_log_num_partitions,
-        transaction_max_timeout_ms=config.transaction_max_timeout_ms,
-        transactional_id_expiration_ms=config.transactional_id_expiration_ms,
-    )
-
-
 def _raise_file_limit() -> None:
     """A connection is a file: take as many as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -505,107 +439,21 @@ def _banner(config: Config, serving: Serving) -> None:
         f"  listening   {', '.join(shown(address) for address in addresses)}",
         f"  data        {config.store}",
     ]
-    if (about := serving.gateway.engine.about) is not None:
+    engine = serving.engine
+    if (about := engine.about) is not None:
         lines.append(f"  pulsar      {about}")
     lines.append(f"  cache       {config.kop_cache_bytes >> 20} MiB (kop.cache.bytes)")
     if serving.http_port is not None and config.http is not None:
         ports = [config.http.port + index for index in range(workers)] if workers > 1 else [serving.http_port]
         pages = [f"http://{shown((config.http.host, port))}/metrics" for port in ports]
         lines.append(f"  metrics     {', '.join(pages)}")
-    durable = serving.gateway.engine.promises.durable
+    promises = engine.promises
     lines += [
         "",
         "Try, in another terminal:",
         f"  kop check --bootstrap {shown(reachable)}",
         f"  kcat -b {shown(reachable)} -L",
         "",
-        "Ctrl-C stops the broker. " + ("Data stays." if durable else "Its records are gone then."),
+        "Ctrl-C stops the broker. " + ("Data stays." if promises.durable else "Its records are gone then."),
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
-
-
-# --- what is read off at a scrape
-
-
-def _scrape(gw: Gateway) -> Iterator[Metric]:
-    groups = gauge_family("kop_groups", "Consumer groups by state.", ["state"])
-    for state, count in gw.groups.stats().items():
-        groups.add_metric([state], count)
-    yield groups
-    pending = gauge_family("kop_group_pending_offsets", "Offsets that wait for the end of their transaction.", [])
-    pending.add_metric([], gw.groups.pending_offsets)
-    yield pending
-    yield from _scrape_transactions(gw)
-    yield from _scrape_logs(gw)
-    yield from _scrape_lag(gw)
-    yield from gw.engine.collect()
-    ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
-    ready.add_metric([], gw.engine.healthy is None)
-    yield ready
-
-
-def _scrape_transactions(gw: Gateway) -> Iterable[Metric]:
-    open_for = gw.transactions.open_for()
-    count = gauge_family("kop_transactions_open", "Open transactions of the transactional ids coordinated here.", [])
-    count.add_metric([], len(open_for))
-    oldest = gauge_family("kop_transaction_oldest_open_seconds", "How long the oldest of them is open; 0 for none.", [])
-    oldest.add_metric([], max(open_for, default=0) / 1000)
-    aborted = counter_family("kop_transactions_aborted", "Transactions that were aborted, by who did it.", ["reason"])
-    for reason in ABORT_REASONS:
-        aborted.add_metric([reason], gw.transactions.aborted[reason])
-    ends = LatencyFamily(
-        "kop_transaction_end_latency_seconds",
-        "From the durable decision to commit or abort until all of its markers are durable, too.",
-        [],
-        {(): gw.transactions.ends},
-    )
-    committed = counter_value("kop_transactions_committed", "Committed transactions.", gw.transactions.committed)
-    return count, oldest, aborted, committed, *ends.collect()
-
-
-def _scrape_background() -> Iterable[Metric]:
-    failures = counter_family(
-        "kop_background_failures", "Failed rounds of work in the background; see the log.", ["work"]
-    )
-    for what, times in background.failures().items():
-        failures.add_metric([what], times)
-    return (failures,)
-
-
-def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
-    labels = ["topic", "partition"]
-    size = gauge_family("kop_log_size_bytes", "Bytes of stored batches.", labels)
-    start = gauge_family("kop_log_start_offset", "First offset that may be read.", labels)
-    end = gauge_family("kop_log_high_watermark", "Offset after the last durable record.", labels)
-    total = 0
-    for topic in gw.topics.all():
-        for index in range(topic.partitions):
-            partition_log = gw.topics.log(topic.topic_id, index)
-            total += 1
-            if partition_log is None or not partition_log.attached or total > _MOST_PARTITIONS_A_SCRAPE:
-                continue  # over Pulsar what nobody asks for is not known
-            if topic.internal and partition_log.high_watermark == 0:
-                continue
-            values = [topic.name, str(index)]
-            size.add_metric(values, partition_log.size_bytes)
-            start.add_metric(values, partition_log.log_start_offset)
-            end.add_metric(values, partition_log.high_watermark)
-    count = gauge_family("kop_partitions", "Partitions of all topics.", [])
-    count.add_metric([], total)
-    return size, start, end, count
-
-
-def _scrape_lag(gw: Gateway) -> Iterable[Metric]:
-    labels = ["group", "topic", "partition"]
-    committed = gauge_family("kop_group_committed_offset", "Committed offset.", labels)
-    lag = gauge_family("kop_group_lag", "Records between the committed offset and the high watermark.", labels)
-    for group, name, index, offset in gw.groups.committed():
-        topic = gw.topics.get(name)
-        partition_log = None if topic is None else gw.topics.log(topic.topic_id, index)
-        if partition_log is None:
-            continue
-        values = [group, name, str(index)]
-        committed.add_metric(values, offset)
-        if partition_log.attached:
-            lag.add_metric(values, max(0, partition_log.high_watermark - offset))
-    return committed, lag

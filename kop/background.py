@@ -12,10 +12,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from kop.errors import KopError
 from kop.repeats import LASTS_SECONDS, Repeats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
@@ -197,3 +200,15 @@ def label_of(what: str) -> str:
 def failures() -> Mapping[str, int]:
     """How often each kind of work in the background failed in this process."""
     return _counts
+
+
+def collect() -> Iterable[Metric]:
+    """Return the failures as they stand, for a scrape."""
+    from kop.metrics import counter_family  # noqa: PLC0415 - clients of Pulsar alone have no metrics
+
+    family = counter_family(
+        "kop_background_failures", "Failed rounds of work in the background; see the log.", ["work"]
+    )
+    for work, times in failures().items():
+        family.add_metric([work], times)
+    return (family,)

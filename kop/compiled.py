@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-FORMAT: Final = 19
+FORMAT: Final = 20
 """Number of all functions of the module, of their arguments and results: raised with each change of one of them."""
 _AGAIN: Final = "install kop again (pip install .; in a clone: make clean run, data stays)"
 

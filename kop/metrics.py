@@ -1,8 +1,8 @@
 """The Prometheus collectors that code of several rooms feeds, and the kinds of which rooms make their own.
 
-Owns: names, labels and help texts of these. What one part alone can tell is collected by that part: `kop.app` has the
-collectors of the process, of groups and of topics, the engines have their own. Counters are fed by the code that does
-the work; what can be read off (group states, log sizes, lag) is collected when somebody scrapes. What is counted with
+Owns: names, labels and help texts of these. What one part alone can tell is collected by that part, in its `collect`:
+groups, transactions, topics, the engine, the server, work in the background. Counters are fed by the code that does the
+work; what can be read off (group states, log sizes, lag) is collected when somebody scrapes. What is counted with
 every request is counted in plain numbers (`Count`, `Latencies`), which are collected then, too.
 Must not know: who feeds it.
 """
@@ -185,6 +185,11 @@ class _Scrape(Collector):
 def counter_value(name: str, documentation: str, value: float) -> CounterMetricFamily:
     """A counter that somebody else counts, as it stands at scrape time."""
     return CounterMetricFamily(name, documentation, value=value)
+
+
+def gauge_value(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    """Return a gauge without labels, as it stands at a scrape."""
+    return GaugeMetricFamily(name, documentation, value=value)
 
 
 def counter_family(name: str, documentation: str, labels: list[str]) -> CounterMetricFamily:

@@ -1,42 +1,71 @@
-"""What the text of a setting may be: addresses, numbers of so many bits, lists, names in Pulsar.
+"""How a room declares its settings, and what the text of one may be: addresses, numbers of so many bits, lists.
 
-Owns: reading and checking one value. What is wrong with it is a ValueError with a line for people.
+Owns: the base of the rooms' settings; reading and checking one value. What is wrong with it is a ValueError with a line
+for people.
 Must not know: which settings there are.
+
+A room declares in its `settings.py` a class of `Settings`, whose fields are made by `setting`. A field that is not made
+so is no setting for people: the room's code and tests give it. The attribute of a setting is its name with `_` for `.`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from kop.address import Address, parse_address
 
-class Address(NamedTuple):
-    """HOST:PORT. An empty host means every address of the machine, port 0 one that the system picks."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
-        return f"{host}:{self.port}"
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
 
 
-def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
-    text = text.strip()
-    if "://" in text:
-        raise ValueError(f"must be HOST:PORT without a scheme: {text.partition('://')[2]}")
-    host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"must have its IPv6 address in brackets: [{host}]:{port}")
-    return Address("" if host == "*" else host, int(port))
+class Settings(BaseModel):
+    """The settings of a room, checked when they are made of texts, and immutable."""
+
+    # A class is built when something is checked by it first: each command loads all, and checks by one alone.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, populate_by_name=True, defer_build=True
+    )
+
+    def problems(self) -> Iterable[str]:
+        """Return a line for each contradiction between settings. A room that has some adds them to those of `super`."""
+        return ()
+
+
+def setting(name: str, default: Any, doc: str, *, by_listener: bool = False, **limits: Any) -> Any:
+    """Declare a setting. A `default` that is made of the settings before it is a function of these.
+
+    Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have
+    a value of its own, which is given with `listener.name.NAME.` before the name.
+    """
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**made, alias=name, description=doc, json_schema_extra={"by_listener": by_listener}, **limits)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting as `kop config` and DescribeConfigs show it; `default` and `current` as text, "" for none.
+
+    `current` of a secret that is set is hidden.
+    """
+
+    name: str
+    type: str
+    """boolean, int, long, double, string, list, or password: a secret."""
+    default: str
+    current: str
+    origin: str
+    """default, flag, or the variable or file that set it."""
+    doc: str
+    kafka: bool
+    """The name is Kafka's, not ours."""
+    env: str
+    """The environment variable that sets it; "" if none does."""
 
 
 def _items(value: Any) -> Any:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import ValidationError
 
 import kop
-from kop.config import Config, SettingRow, default_store
+from kop.address import Address, parse_address
+from kop.config import Config, default_store
 from kop.errors import ConfigError
-from kop.values import Address, parse_address
+from kop.groups.settings import GroupSettings
+from kop.handlers.settings import HandlerSettings
+from kop.server.settings import ServerSettings
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.sqlite.settings import SqliteSettings
+from kop.transactions.settings import TransactionSettings
+from kop.values import SettingRow, Settings, setting
 
 Written = Callable[[str], Path]
 """Writes a file of settings, and gives its path."""
@@ -206,6 +216,117 @@ def test_every_problem_is_told_at_once(toml: Written) -> None:
     ]
 
 
+# -- values of one listener
+
+
+class Made(Settings):
+    """The settings of a room that lets listeners differ in one of them."""
+
+    made_up: str = setting("made.up", "all", "A setting that a listener may have of its own.", by_listener=True)
+    made_secret: Annotated[str, "password"] = setting("made.secret", "", "As that, a secret.", by_listener=True)
+    made_number: int = setting("made.number", 1, "A number that is the same for all.", ge=1)
+
+
+class WithListeners(Made, Config):
+    """All settings, and those."""
+
+
+def with_listeners(**kwargs: Any) -> WithListeners:
+    made = WithListeners.load(**{"environ": {}} | kwargs)
+    assert isinstance(made, WithListeners)
+    return made
+
+
+def test_a_listener_may_have_values_of_its_own(toml: Written) -> None:
+    path = toml('made.up = "general"\nlistener.name.inside.made.up = "in"\n"listener.name.outside.made.up" = "out"')
+    config = with_listeners(file=path, overrides={"listener.name.OUTSIDE.made.up": "out of flags", "made.number": "3"})
+    assert config.made_up == config.of(Made).made_up == "general"
+    assert config.of(Made, listener="inside") == Made(made_up="in", made_number=3)
+    assert config.of(Made, listener="outside").made_up == "out of flags"
+    assert config.of(Made, listener="another") == config.of(Made)
+    assert pickle.loads(pickle.dumps(config)).of(Made, listener="inside").made_up == "in"  # workers get it
+    rows = {row.name: row for row in config.table()}
+    inside = rows["listener.name.inside.made.up"]
+    assert (inside.current, inside.default, inside.origin, inside.env) == ("in", "general", str(path), "")
+    assert rows["made.up"].current == "general"
+
+
+def test_a_secret_of_a_listener_is_not_shown() -> None:
+    config = with_listeners(overrides={"listener.name.inside.made.secret": "very-secret"})
+    assert config.of(Made, listener="inside").made_secret == "very-secret"
+    assert "very-secret" not in f"{config!r} {list(config.table())}"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("listener.name.inside.made.number", "only made.up, made.secret may be given by listener"),
+        ("listener.name.inside.made", "only made.up, made.secret may be given by listener"),
+        ("listener.name.inside.node.id", "only made.up, made.secret may be given by listener"),
+    ],
+)
+def test_what_a_listener_may_not_have_names_what_it_may(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_listeners(overrides={name: "1"})
+    assert caught.value.problems == [f"{name} (flag): {problem}"]
+
+
+def test_a_wrong_value_of_a_listener_is_told_under_its_whole_name() -> None:
+    class Narrow(Made):
+        narrow: Literal["a", "b"] = setting("narrow", "a", "One of two values for each.", by_listener=True)
+
+    class Whole(Narrow, Config):
+        pass
+
+    with pytest.raises(ConfigError) as caught:
+        Whole.load(overrides={"listener.name.INSIDE.narrow": "c", "listener.name.outside.narrow": "b"}, environ={})
+    assert caught.value.problems == ["listener.name.inside.narrow = 'c' (flag): must be 'a' or 'b'"]
+
+
+def test_no_setting_may_be_given_by_listener_yet(toml: Written) -> None:
+    path = toml("listener.name.inside.node.id = 2")
+    assert problems(file=path) == [f"listener.name.inside.node.id ({path}): no setting may be given by listener"]
+    (line,) = problems(environ={"KOP_LISTENER_NAME_INSIDE_NODE_ID": "2"})
+    assert line.startswith("unknown variable KOP_LISTENER_NAME_INSIDE_NODE_ID")
+
+
+# -- what rooms get
+
+
+def test_a_room_gets_its_own_settings_and_what_its_code_adds() -> None:
+    config = load(overrides={"kop.wal.bytes": "2000000", "kop.cache.bytes": "7", "log.retention.check.interval.ms": 5})
+    settings = config.of(SqliteSettings, cleaner_interval_ms=lambda: 9)
+    assert (settings.kop_wal_bytes, settings.kop_cache_bytes, settings.log_retention_check_interval_ms) == (
+        2000000,
+        7,
+        5,
+    )
+    assert settings.cleaner_interval_ms() == 9
+    assert settings.reader_threads == SqliteSettings().reader_threads
+    assert not hasattr(settings, "node_id")
+    assert config.model_copy(update={"kop_cache_bytes": 8}).of(SqliteSettings).kop_cache_bytes == 8
+
+
+def test_rooms_and_people_have_the_same_defaults() -> None:
+    for room in (GroupSettings, TransactionSettings, ServerSettings, HandlerSettings, MemorySettings, PulsarSettings):
+        given = room().model_dump(exclude={"kop_cache_bytes"})
+        assert Config().of(room).model_dump(exclude={"kop_cache_bytes"}) == given
+
+
+def test_the_settings_load_no_room() -> None:
+    """`kop.config` is loaded by each command, and `settings.py` of a room by whoever wants to know what can be set."""
+    code = "import sys, kop.config\nprint(*(name for name in sys.modules if name.partition('.')[0] == 'kop'))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    packages = {name for name in loaded if any(other.startswith(f"{name}.") for other in loaded)}
+    modules = {name for name in loaded if not name.endswith(".settings")} - packages
+    assert modules == {"kop.address", "kop.config", "kop.errors", "kop.memory_limit", "kop.values"}
+    assert len(loaded) - len(packages) - len(modules) == 9
+    root = Path(kop.__file__).parent.parent
+    for package in packages:  # runs with the settings in it
+        text = (root / package.replace(".", "/") / "__init__.py").read_text()
+        assert package == "kop" or "import" not in re.sub(r'""".*?"""', "", text, flags=re.DOTALL), package
+
+
 # -- values
 
 
@@ -243,23 +364,6 @@ def test_session_timeouts_may_not_cross() -> None:
     assert problems(overrides={"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"}) == [
         "group.min.session.timeout.ms must not be above group.max.session.timeout.ms"
     ]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "kept"),
-    [
-        ({}, 168 * 3_600_000),
-        ({"log.retention.hours": 1}, 3_600_000),
-        ({"log.retention.hours": 1, "log.retention.minutes": 2}, 120_000),
-        ({"log.retention.hours": 1, "log.retention.minutes": 2, "log.retention.ms": 3}, 3),
-        ({"log.retention.minutes": 2, "log.retention.ms": ""}, 120_000),
-        ({"log.retention.ms": -1}, -1),
-        ({"log.retention.hours": -1}, -1),
-        ({"log.retention.ms": 0, "log.retention.hours": 1}, 0),
-    ],
-)
-def test_retention_takes_ms_over_minutes_over_hours(overrides: dict[str, int], kept: int) -> None:
-    assert load(overrides=overrides).retention_ms == kept
 
 
 def test_lists_and_levels_are_read_as_people_write_them() -> None:
@@ -410,14 +514,14 @@ def test_settings_with_kafkas_names_have_kafkas_defaults() -> None:
 def test_every_setting_acts() -> None:
     """A setting that nothing reads is a promise not kept: its attribute or its name stands in the code."""
     root = Path(kop.__file__).parent
-    code = "\n".join(path.read_text() for path in root.rglob("*.py") if path != root / "config.py")
+    declared = {root / "config.py", *root.rglob("settings.py")} - {root / "cli" / "settings.py"}
+    code = "\n".join(path.read_text() for path in root.rglob("*.py") if path not in declared)
     unread = [
         row.name
         for row in ROWS
         if not re.search(rf"\.{row.name.replace('.', '_')}\b", code) and f'"{row.name}"' not in code
     ]
-    # Config.retention_ms reads the fall-backs of log.retention.ms; the last one says itself that it changes nothing.
-    assert set(unread) <= {"log.retention.minutes", "log.retention.hours", "default.replication.factor"}
+    assert unread == ["default.replication.factor"], "it says itself that it changes nothing"
 
 
 # -- the size of the cache

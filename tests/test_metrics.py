@@ -30,6 +30,7 @@ COLLECTORS = {
     "CountFamily",
     "LatencyFamily",
     "gauge_family",
+    "gauge_value",
     "counter_family",
     "counter_value",
 }
@@ -134,7 +135,7 @@ def collectors() -> dict[str, tuple[str, ...]]:
                     if owner is module.inside[call] and isinstance(node, ast.Assign)
                     if ast.unparse(node.targets[0]) == ast.unparse(call.args[2])
                 )
-            if called(call) == "counter_value":
+            if called(call) in {"counter_value", "gauge_value"}:
                 labels = None
             shown = name.value + ("_total" if called(call) in COUNTERS else "")
             collectors[shown] = () if labels is None else tuple(ast.literal_eval(labels))

@@ -140,7 +140,7 @@ async def test_the_end_of_the_writer_is_told_and_ends_what_waits(
 async def test_what_the_loop_could_not_take_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends()
     store = InterceptedStore(tmp_path)
-    store.settings["ended"] = ends
+    store.ended = ends
     async with store.opened() as engine:
         log = await make(engine)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
@@ -181,7 +181,7 @@ async def test_the_end_of_a_reader_is_told_and_the_engine_takes_no_more(
 async def test_short_memory_fails_a_commit_and_what_that_bound_is_let_go(tmp_path: Path) -> None:
     ends = Ends()
     store = InterceptedStore(tmp_path)
-    store.settings["ended"] = ends
+    store.ended = ends
     async with store.opened() as engine:
         log = await make(engine)
         left = {"INSERT": 1, "unbind": 1}
@@ -214,7 +214,7 @@ async def test_short_memory_fails_a_commit_and_what_that_bound_is_let_go(tmp_pat
 async def test_a_commit_that_cannot_be_rolled_back_ends_the_writer(tmp_path: Path) -> None:
     ends = Ends()
     store = InterceptedStore(tmp_path)
-    store.settings["ended"] = ends
+    store.ended = ends
     async with store.opened() as engine:
         log = await make(engine)
         steps: list[str] = []

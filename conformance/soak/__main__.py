@@ -209,8 +209,8 @@ class Soak:
         self.sampler = sampler = Sampler(self.bootstrap, self._paths(), self._options.seed)
 
         def state() -> str:
-            found = f"{sampler.compared} sampled ({len(sampler.anomalies)} wrong)"
-            return f"{self.acknowledged()} answered, {found}"
+            wrong = len(sampler.anomalies)
+            return f"{self.acknowledged()} answered, {sampler.compared} sampled ({wrong} wrong)"
 
         under_faults(self._options.seconds, self.executor, self.faults, progress, state, sampler.run)
         progress.say("writers finish")

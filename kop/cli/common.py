@@ -23,8 +23,8 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from kop.address import Address, parse_address
 from kop.errors import ConfigError, ErrorCode
-from kop.values import Address, parse_address
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 CONNECT_SECONDS = 3.0

@@ -11,7 +11,8 @@ import click
 
 from kop.cli.common import CliUsageError, bold, note
 from kop.cli.settings import load, settings_options
-from kop.config import Config, SettingRow, suggest
+from kop.config import Config, suggest
+from kop.values import SettingRow
 
 _OFFSETS: Final = """\
 Index is exact: offsets are dense, Kafka's in every respect. The Pulsar brokers have to send it; where they do not, the
@@ -99,7 +100,7 @@ def _show(row: SettingRow) -> None:
     click.echo(f"{mark} {bold(row.name)} = {row.current}".rstrip())
     if row.origin != "default":
         click.echo(f"      set by {_origin(row)}; the default is {row.default or 'empty'}")
-    click.echo(click.wrap_text(f"{row.doc} ({row.type}, {row.env})", 78, "      ", "      "))
+    click.echo(click.wrap_text(f"{row.doc} ({', '.join(filter(None, (row.type, row.env)))})", 78, "      ", "      "))
 
 
 def _origin(row: SettingRow) -> str:

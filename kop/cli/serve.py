@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from kop.address import Address
 from kop.cli.common import fail
 from kop.cli.settings import load, settings_options
 from kop.errors import KopError
-from kop.values import Address
 
 EPILOG = """\b
 Flags win over KOP_* variables, those over the file.

@@ -22,15 +22,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
-from kop.config import Config
 from kop.errors import BackendError, ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
+from kop.values import SettingRow
 
-_OLDER_KEY: Final = "broker.configs"
-"""Where older versions kept the settings of the cluster and of all brokers, by resource name."""
+_UNRELEASED_KEY: Final = "broker.configs"
+"""The value in which unreleased versions kept the settings of all resources."""
 _TRIES: Final = 5
 """How often a change is written that the storage does not show afterwards."""
 _log = logging.getLogger(__name__)
@@ -80,15 +80,12 @@ class BrokerConfigs:
     The engine that keeps them needs topics' policies, which need these settings: so it comes with `load`, later.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Raise ConfigError where the configured default of a topic config cannot be kept."""
-        self._config = config
+    def __init__(self, rows: Iterable[SettingRow]) -> None:
+        """`rows`: every setting as it is configured. ConfigError if the default of a topic config cannot be kept."""
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """Altered settings by resource name: "" for the cluster, and the broker's id."""
-        self._older = False
-        """Whether the engine keeps settings that an older version wrote; they hold for a resource without its own."""
-        self._rows = {row.name: row for row in config.table()}
+        self._rows = {row.name: row for row in rows}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
         self._reading: set[asyncio.Task[None]] = set()
@@ -112,6 +109,13 @@ class BrokerConfigs:
         What is not understood is left out and logged. Listeners are called in any case: policies are known now.
         """
         self._engine = engine
+        if (text := await engine.get_state(_UNRELEASED_KEY)) is not None:
+            _log.error(
+                "altered broker settings that an unreleased kop wrote are removed and do not apply: alter them again "
+                "(kafka-configs --alter --entity-type brokers). They were %s",
+                text,
+            )
+            await engine.put_state(_UNRELEASED_KEY, None)
         await self._read()
         self.loaded = True
         self._changed()
@@ -121,18 +125,16 @@ class BrokerConfigs:
         """Take over the altered settings that the engine keeps; True where they are others than before."""
         assert self._engine is not None
         valid: dict[str, dict[str, str]] = {}
-        older_text = await self._engine.get_state(_OLDER_KEY)
-        self._older = older_text is not None
-        for resource in ("", self.broker_id):
+        for resource in (self.broker_id, ""):  # the cluster's last: another broker may be writing it
             text = await self._engine.get_state(_key(resource))
-            kept = _parsed_older(older_text or "{}", resource) if text is None else _parsed(text)
+            kept = _parsed(text or "{}")
             if kept is None:
                 _log.error(
                     "the altered settings of broker %r do not parse (%.200r): this broker keeps those that it read "
                     "before. Altering such a setting by a Kafka client (kafka-configs --alter --entity-type brokers) "
                     "writes all of them again",
                     resource,
-                    older_text if text is None else text,
+                    text,
                 )
                 valid[resource] = self._altered.get(resource, {})
                 continue
@@ -169,12 +171,12 @@ class BrokerConfigs:
     @property
     def num_partitions(self) -> int:
         """Partitions of a topic that does not say how many."""
-        return self._config.num_partitions
+        return int(self._rows["num.partitions"].current)
 
     @property
     def broker_id(self) -> str:
         """This broker's resource name: its id."""
-        return str(self._config.node_id)
+        return self._rows["node.id"].current
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of a setting."""
@@ -208,12 +210,11 @@ class BrokerConfigs:
 
     def rows(self) -> Iterable[ConfigRow]:
         """Every setting of this broker, and its addresses under the names that Kafka's tools look for."""
-        listeners, source = self._config.listen, Source.STATIC_BROKER
-        for name, addresses in (
-            ("listeners", listeners),
-            ("advertised.listeners", self._config.advertise or listeners),
-        ):
-            text = ",".join(f"PLAINTEXT://{address}" for address in addresses)
+        source = Source.STATIC_BROKER
+        listeners = self._rows["listen"].current
+        advertised = self._rows["advertise"].current or listeners
+        for name, addresses in (("listeners", listeners), ("advertised.listeners", advertised)):
+            text = ",".join(f"PLAINTEXT://{address}" for address in addresses.split(","))
             doc = "As listen and advertise say; read only under this name."
             yield ConfigRow(name, text, True, source, ConfigType.LIST, doc, (Origin(name, text, source),))
         for row in self._rows.values():
@@ -272,9 +273,8 @@ class BrokerConfigs:
                     _check(name, text)
                 if validate_only or wanted == self.altered(resource):
                     return
-                await self._engine.put_state(
-                    _key(resource), json.dumps(wanted) if wanted or self._older else None
-                )  # the next round looks whether it is there
+                # The next round looks whether it is there.
+                await self._engine.put_state(_key(resource), json.dumps(wanted) if wanted else None)
             raise BackendError(
                 f"the altered settings of broker {resource!r} were written {_TRIES} times, and others are there: "
                 "another broker writes them, too, or the storage loses them"
@@ -299,23 +299,10 @@ def _key(resource: str) -> str:
 
 def _parsed(text: str) -> dict[str, str] | None:
     """The altered settings of a resource, as they are kept; None where they do not parse."""
-    return _texts(_json(text))
-
-
-def _parsed_older(text: str, resource: str) -> dict[str, str] | None:
-    """The altered settings of a resource, as older versions kept those of all; None where they do not parse."""
-    altered = _json(text)
-    return _texts(altered.get(resource, {})) if isinstance(altered, dict) else None
-
-
-def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        configs = json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _texts(configs: Any) -> dict[str, str] | None:
     return configs if isinstance(configs, dict) and all(isinstance(text, str) for text in configs.values()) else None
 
 

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
+from prometheus_client.core import Metric
+
 from kop.errors import ErrorCode, PeerError
+from kop.metrics import gauge_family, gauge_value
 from kop.storage.base import Engine, PartitionLog, TopicInfo
 
 OFFSETS_TOPIC = "__offsets"
@@ -41,6 +45,7 @@ _PARTITION_MARK = "-partition-"
 """Pulsar has it in the name of every partition of a topic, and makes no partitioned topic that has it in its name."""
 _LONGEST = 4000
 """Characters of a name beyond which storage is not asked: Pulsar's REST has no room for it in an address."""
+_MOST_PARTITIONS_A_SCRAPE: Final = 10_000
 _PERSISTENT = "persistent://"
 _FULL_NAME = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
 _FORMS = (1, 2)
@@ -54,6 +59,15 @@ def check_name(name: str) -> None:
             f"topic name {name!r} is not legal: 1 to 249 of the characters a-z A-Z 0-9 . _ -, and not '.' or '..'",
             ErrorCode.INVALID_TOPIC_EXCEPTION,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsSnapshot:
+    """The size of the table of topics."""
+
+    topics: int
+    partitions: int
+    """Of all topics, internal ones among them."""
 
 
 class ClientTopics:
@@ -180,6 +194,32 @@ class ClientTopics:
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """The log of a partition, or None."""
         return self._engine.log(topic_id, partition)
+
+    def snapshot(self) -> TopicsSnapshot:
+        """Return how many topics and partitions are known."""
+        topics = self._engine.topics.all()
+        return TopicsSnapshot(len(topics), sum(topic.partitions for topic in topics))
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the sizes and offsets of partitions, as they stand at a scrape.
+
+        Of a partition over Pulsar that nobody asks for they are not known.
+        """
+        labels = ["topic", "partition"]
+        size = gauge_family("kop_log_size_bytes", "Bytes of stored batches.", labels)
+        start = gauge_family("kop_log_start_offset", "First offset that may be read.", labels)
+        end = gauge_family("kop_log_high_watermark", "Offset after the last durable record.", labels)
+        places = ((topic, index) for topic in self.all() for index in range(topic.partitions))
+        for topic, index in islice(places, _MOST_PARTITIONS_A_SCRAPE):
+            log = self.log(topic.topic_id, index)
+            if log is None or not log.attached or (topic.internal and log.high_watermark == 0):
+                continue
+            values = [topic.name, str(index)]
+            size.add_metric(values, log.size_bytes)
+            start.add_metric(values, log.log_start_offset)
+            end.add_metric(values, log.high_watermark)
+        partitions = self.snapshot().partitions
+        return size, start, end, gauge_value("kop_partitions", "Partitions of all topics.", partitions)
 
 
 def _as_clients_name_it(topic: TopicInfo) -> TopicInfo:

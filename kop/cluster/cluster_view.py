@@ -10,10 +10,20 @@ coordinate a partition of a state topic is a duty, which the engine fences.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from uuid import UUID
 
 from kop.storage.base import Brokers, LiveBroker
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The live brokers, as this one knows them."""
+
+    broker_id: int
+    """Of this broker."""
+    others: Sequence[LiveBroker]
 
 
 class ClusterView:
@@ -70,6 +80,10 @@ class ClusterView:
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         """Whether this broker is the one that leads or coordinates a partition."""
         return self.leader(topic_id, partition) == self.broker_id
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Return which brokers are live."""
+        return ClusterSnapshot(self.broker_id, tuple(self._others.values()))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""

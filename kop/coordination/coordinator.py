@@ -59,6 +59,11 @@ class Coordinator(ABC, Generic[LoadedT]):
         """Another broker coordinates the partition: nothing of it stays here."""
 
     @property
+    def topic_id(self) -> UUID:
+        """The id of the state topic. Known once the topic is."""
+        return self.state_log.topic_id
+
+    @property
     def refusal(self) -> ErrorCode:
         """NONE where a request about all keys is served, else what to answer."""
         return self.ownership.refusal_of_all

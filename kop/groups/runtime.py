@@ -17,10 +17,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
+
+from prometheus_client.core import Metric
 
 from kop.background import repeat
 from kop.cluster.client_topics import OFFSETS_TOPIC, ClientTopics
@@ -45,6 +47,7 @@ from kop.groups.classic.messages import (
 from kop.groups.classic.roster import new_member_id
 from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore
 from kop.groups.settings import GroupSettings
+from kop.metrics import gauge_family, gauge_value
 from kop.storage.base import Engine, TopicInfo
 from kop.wire.state import (
     GroupMetadataKey,
@@ -110,6 +113,18 @@ class ListedGroup:
     group_type: str = "classic"
 
 
+@dataclass(frozen=True, slots=True)
+class GroupsSnapshot:
+    """The groups that this broker coordinates."""
+
+    by_state: Mapping[str, int]
+    """How many groups there are in each state that a group can be seen in."""
+    pending_offsets: int
+    """How many offsets wait for the ends of their transactions."""
+    waiting_for: str | None
+    """See `Coordinator.waiting_for`."""
+
+
 class GroupCoordinator(Coordinator[Loaded]):
     """All groups of the classic protocol. Call `start` once; until it has ended everything is being loaded."""
 
@@ -127,11 +142,11 @@ class GroupCoordinator(Coordinator[Loaded]):
         Without a `leader_choice` this broker coordinates all groups.
         """
         topics = ClientTopics(engine)
-        self.settings = replace(
-            settings or GroupSettings(),
-            canonical_name=topics.canonical_name,
-            wall_time=lambda now: now + self._wall() - self._clock(),
-        )
+        of_clocks = {
+            "canonical_name": topics.canonical_name,
+            "wall_time": lambda now: now + self._wall() - self._clock(),
+        }
+        self.settings = (settings or GroupSettings()).model_copy(update=of_clocks)
         super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._engine = engine
         self._topics = topics
@@ -640,12 +655,37 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._delete_group(entry, lambda code: _answer(answer, answer_for(code)))
         return answer
 
-    # -- for metrics
+    # -- for pages and metrics
 
-    def stats(self) -> dict[str, int]:
-        """How many groups there are in each state that a group can be seen in."""
+    def snapshot(self) -> GroupsSnapshot:
+        """Return how many groups and pending offsets there are."""
         counts = Counter(entry.group.state.value for entry in self._entries.values())
-        return {state.value: counts[state.value] for state in State}
+        by_state = {state.value: counts[state.value] for state in State}
+        return GroupsSnapshot(by_state, self.pending_offsets, self.waiting_for)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the numbers of groups, their offsets and their lag, as they stand at a scrape."""
+        now = self.snapshot()
+        groups = gauge_family("kop_groups", "Consumer groups by state.", ["state"])
+        for state, count in now.by_state.items():
+            groups.add_metric([state], count)
+        yield groups
+        pending = now.pending_offsets
+        yield gauge_value("kop_group_pending_offsets", "Offsets that wait for the end of their transaction.", pending)
+        labels = ["group", "topic", "partition"]
+        committed = gauge_family("kop_group_committed_offset", "Committed offset.", labels)
+        lag = gauge_family("kop_group_lag", "Records between the committed offset and the high watermark.", labels)
+        for group_id, name, index, offset in self.committed():
+            topic = self._topics.get(name)
+            log = None if topic is None else self._topics.log(topic.topic_id, index)
+            if log is None:
+                continue
+            values = [group_id, name, str(index)]
+            committed.add_metric(values, offset)
+            if log.attached:
+                lag.add_metric(values, max(0, log.high_watermark - offset))
+        yield committed
+        yield lag
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
         """Group, topic, partition and offset of all that is committed."""

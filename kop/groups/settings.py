@@ -1,28 +1,55 @@
-"""What the group coordinator can be told, with Kafka 4.3's defaults.
-
-Owns: the values. Must not know: where they come from.
-"""
+"""What can be set of the group coordinator. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+
+from kop.values import INT_MAX, Int, Long, Settings, setting
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Kafka's settings of the same names, dots for underscores."""
+class GroupOptions(Settings):
+    """The settings for people."""
 
-    offsets_topic_num_partitions: int = 50
+    offsets_topic_num_partitions: Int = setting(
+        "offsets.topic.num.partitions", 50, "Partitions of __consumer_offsets; fixed once it exists.", ge=1
+    )
+    offsets_retention_minutes: Int = setting(
+        "offsets.retention.minutes", 10_080, "Minutes that committed offsets outlive the last member of a group.", ge=1
+    )
+    offsets_retention_check_interval_ms: Long = setting(
+        "offsets.retention.check.interval.ms", 600_000, "Milliseconds between two looks for expired offsets.", ge=1
+    )
+    offset_metadata_max_bytes: Int = setting(
+        "offset.metadata.max.bytes", 4096, "Largest text in bytes that a client may commit with an offset.", ge=0
+    )
+    group_initial_rebalance_delay_ms: Int = setting(
+        "group.initial.rebalance.delay.ms",
+        3000,
+        "Milliseconds that the first rebalance of a new group waits for more members.",
+        ge=0,
+    )
+    group_min_session_timeout_ms: Int = setting(
+        "group.min.session.timeout.ms", 6000, "Least session timeout in milliseconds that a member may ask for.", ge=1
+    )
+    group_max_session_timeout_ms: Int = setting(
+        "group.max.session.timeout.ms",
+        1_800_000,
+        "Largest session timeout in milliseconds that a member may ask for.",
+        ge=1,
+    )
+    group_max_size: Int = setting("group.max.size", INT_MAX, "Members that a group may have.", ge=1)
+
+    def problems(self) -> Iterable[str]:
+        """Return a line if no session timeout can be asked for."""
+        yield from super().problems()
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            yield "group.min.session.timeout.ms must not be above group.max.session.timeout.ms"
+
+
+class GroupSettings(GroupOptions):
+    """All that the coordinator is told."""
+
     offsets_topic_segment_bytes: int = 104_857_600
-    offsets_retention_minutes: int = 10_080
-    offsets_retention_check_interval_ms: int = 600_000
-    offset_metadata_max_bytes: int = 4096
-    """The longest metadata of an offset, in UTF-16 units as in Kafka."""
-    group_initial_rebalance_delay_ms: int = 3000
-    group_min_session_timeout_ms: int = 6000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_max_size: int = 2_147_483_647
     canonical_name: Callable[[str], str] = str
     """Gives, for any name of a topic, the name that offsets are kept under. The coordinator sets it."""
     wall_time: Callable[[int], int] = int

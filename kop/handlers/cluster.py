@@ -175,7 +175,7 @@ def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 def _node(gw: Gateway, ctx: Context) -> dict[str, Any]:
     host, port = ctx.conn.broker_address
-    return dict(node_id=gw.config.node_id, listeners=[dict(name="PLAINTEXT", host=host, port=port)])
+    return dict(node_id=gw.cluster.broker_id, listeners=[dict(name="PLAINTEXT", host=host, port=port)])
 
 
 def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[st
         )
     end = gw.topics.version
     voter = dict(
-        replica_id=gw.config.node_id,
+        replica_id=gw.cluster.broker_id,
         replica_directory_id=None,
         log_end_offset=end,
         last_fetch_timestamp=ctx.now_ms,
@@ -202,7 +202,7 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[st
         partition_index=index,
         error_code=0,
         error_message="",
-        leader_id=gw.config.node_id,
+        leader_id=gw.cluster.broker_id,
         leader_epoch=0,
         high_watermark=end,
         current_voters=[voter],

@@ -11,7 +11,7 @@ A request is taken where nothing about it is unusual and all of its batches have
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kop.cluster.topic_configs import ProduceRules
 from kop.compiled import compiled_only
@@ -25,37 +25,15 @@ from kop.records.compression import Codec
 from kop.storage.base import PartitionLog
 from kop.wire.produce import encode_partition
 
+if TYPE_CHECKING:
+    from kop._native import DirectRequests
+
 _PRUNE_EVERY: Final = 256
 """Writers that are added from one time to the next that closed ones are forgotten."""
 
 TakeRequest = Callable[[memoryview, float, float, int], Answer | None]
 """Takes a frame without its size, when it arrived (perf_counter), the loop's time, the wall clock in ms. None where the
 request has to go the ordinary way; then nothing has happened."""
-
-
-class _Requests(Protocol):
-    """What compiled code knows; see kop/_native/src/direct/."""
-
-    take: TakeRequest
-
-    def add(
-        self,
-        topic: str | bytes,
-        partition: int,
-        producer_id: int,
-        writer: object,
-        max_message_bytes: int,
-        before_max_ms: int,
-        after_max_ms: int,
-        compact: bool,
-        any_codec: bool,
-    ) -> None: ...
-
-    def prune(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def counted(self) -> tuple[int, int, list[int]]: ...
 
 
 class DirectProduce:
@@ -68,7 +46,7 @@ class DirectProduce:
         self._versions: Hashable = None
         self._added = 0
         self._native = compiled_only()
-        self._tables: dict[Hashable, _Requests] = {}
+        self._tables: dict[Hashable, DirectRequests] = {}
         """By those who may write what is in a table: rights are not looked at again."""
         self.take: TakeRequest | None = None
         """Takes a request of anybody, after `look`, as long as there is no authorizer."""
@@ -91,7 +69,7 @@ class DirectProduce:
         """Return what takes the requests of a client, after `look`."""
         return self._table(self._access.who(peer)).take
 
-    def _table(self, who: Hashable) -> _Requests:
+    def _table(self, who: Hashable) -> DirectRequests:
         table = self._tables.get(who)
         if table is None:
             assert self._native is not None

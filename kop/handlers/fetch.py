@@ -125,7 +125,7 @@ class _Fetch:
         self.committed = committed
         self.places = entry_places.TAG in call.tags
         """Whether the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
-        self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
+        self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads(gw.engine.read_budget)

@@ -15,7 +15,6 @@ from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
-from kop.config import Config
 from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.access import AccessControl
@@ -25,6 +24,7 @@ from kop.handlers.direct_produce import DirectProduce
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
+from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
 from kop.storage.base import Engine
@@ -43,7 +43,7 @@ SEARCH_SECONDS: Final = 20.0
 class Gateway:
     """What a handler may ask."""
 
-    config: Config
+    settings: HandlerSettings
     engine: Engine
     topics: ClientTopics
     """Topics as Kafka clients see them."""
@@ -81,9 +81,13 @@ class Gateway:
     def __post_init__(self) -> None:
         """Make what is made of the rest."""
         self.access = AccessControl(self.topics)
-        self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
+        self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics
         )
         self.produce_targets = ProduceTargets(self.access, self.topics, self.topic_configs)
         self.direct_produce = DirectProduce(self.access, self.produce_targets, self.metrics)
+
+    async def close(self) -> None:
+        """End the work that goes on without a request."""
+        await self.auto_creation.close()

@@ -118,7 +118,7 @@ def _to_find(ctx: Context, request: Any) -> Sequence[str]:
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
     """Return the topics that are missing, and are made if the client may make them."""
-    if not gw.config.auto_create_topics_enable or not request.topics:
+    if not gw.settings.auto_create_topics_enable or not request.topics:
         return []
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
         return []

@@ -11,7 +11,7 @@ No class is made for what is read: there is some of it for each partition of eac
 from __future__ import annotations
 
 import sys
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from kop.compiled import compiled
@@ -42,7 +42,7 @@ def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadPr
     `walks`: the records of batches that are not compressed are walked, too. `copies`: batches that are right come as
     copies, which may be kept and changed; all others are views into `body`.
     """
-    request: ReadProduce | None = twin.read_produce(body, version, walks, copies)
+    request = twin.read_produce(body, version, walks, copies)
     return request if request is not None else _fields(body, version)
 
 
@@ -68,5 +68,8 @@ def _fields(body: memoryview, version: int) -> ReadProduce:
     return call.transactional_id, call.acks, call.timeout_ms, transactional, topics
 
 
-twin = compiled(sys.modules[__name__])
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(sys.modules[__name__])
 """What `read` asks."""

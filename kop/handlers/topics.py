@@ -197,7 +197,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response
         rows = [_Deletion(topic.name, topic.topic_id) for topic in request.topics]
     else:
         rows = [_Deletion(name) for name in request.topic_names]
-    if not gw.config.delete_topic_enable:
+    if not gw.settings.delete_topic_enable:
         code = ErrorCode.INVALID_REQUEST if ctx.version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
         for row in rows:
             row.refuse(code, "Topic deletion is disabled.")

@@ -166,9 +166,9 @@ def _update(gw: Gateway, version: int, update: Any) -> tuple[ErrorCode, str]:
     elif level < 0:
         why = "A feature version cannot be less than 0."
     elif not known:
-        why = f"Broker {gw.config.node_id} does not support this feature."
+        why = f"Broker {gw.cluster.broker_id} does not support this feature."
     elif level > LATEST:
-        why = f"Broker {gw.config.node_id} only supports versions 0-{LATEST}"
+        why = f"Broker {gw.cluster.broker_id} only supports versions 0-{LATEST}"
     elif level < LATEST and kind == _UPGRADE:
         why = (
             "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe "

@@ -19,8 +19,8 @@ from kop.pulsar_client.types import Message, Receipt, Received
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
-_CHECKSUM_MAGIC = 0x0E01
-_BROKER_MAGIC = 0x0E02
+CHECKSUM_MAGIC = 0x0E01
+BROKER_MAGIC = 0x0E02
 _MESSAGE = pb.BaseCommand.MESSAGE
 _SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
 
@@ -89,7 +89,7 @@ def _message(command: pb.MessageFields, entry: memoryview) -> Message:
     nothing = entry[:0]
     try:
         magic = _U16.unpack_from(entry)[0]
-        if magic == _BROKER_MAGIC:
+        if magic == BROKER_MAGIC:
             at = 6 + _U32.unpack_from(entry, 2)[0]
             if at > len(entry):
                 raise DecodeError
@@ -102,7 +102,7 @@ def _message(command: pb.MessageFields, entry: memoryview) -> Message:
     try:
         if at:
             magic = _U16.unpack_from(entry, at)[0]
-        if magic == _CHECKSUM_MAGIC:
+        if magic == CHECKSUM_MAGIC:
             if crc32c(entry[at + 6 :]) != _U32.unpack_from(entry, at + 2)[0]:
                 return *identity, index, timestamp, 1, nothing, nothing, "its checksum does not fit"
             at += 6

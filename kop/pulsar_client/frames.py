@@ -10,11 +10,18 @@ place: whoever keeps something of it copies that. Of a frame that is not whole, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from kop.compiled import compiled
+from kop.pulsar_client import _pure
 from kop.pulsar_client.errors import PulsarError
-from kop.pulsar_client.twin import twin
 from kop.pulsar_client.types import Received
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE, FRAME_PADDING
+
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(_pure)
 
 _SHARED_BYTES = 256 * 1024
 _TEXT_OF_HTTP = (b"HTTP", b"\x15\x03")

@@ -17,6 +17,7 @@ from struct import Struct
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
+from kop.pulsar_client._pure import CHECKSUM_MAGIC
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Buffer, Position, TxnId
@@ -28,7 +29,6 @@ DEFAULT_MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 _U32 = Struct(">I")
 _TWO_U32 = Struct(">II")
 _TAIL = Struct(">HII")  # magic, checksum, size of the metadata
-_CHECKSUM_MAGIC = 0x0E01
 _SEND = pb.BaseCommand.SEND
 
 
@@ -68,7 +68,7 @@ def send_head(
     meta_size = len(metadata)
     checksum = crc32c(payload, crc32c(metadata, crc32c(_U32.pack(meta_size))))
     total = 14 + len(body) + meta_size + len(payload)
-    return _TWO_U32.pack(total, len(body)) + body + _TAIL.pack(_CHECKSUM_MAGIC, checksum, meta_size)
+    return _TWO_U32.pack(total, len(body)) + body + _TAIL.pack(CHECKSUM_MAGIC, checksum, meta_size)
 
 
 def readdressed(frame: bytes, producer_id: int) -> bytes:

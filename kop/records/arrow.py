@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kop.records._pure_arrow import Column, ColumnIn, EntriesIn, HeadersIn, Lists, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import Column, ColumnIn, EntriesIn, HeadersIn, Lists, NumbersIn, TimestampsIn
 from kop.records.batch import Buffer
 from kop.records.columns import (
     MAX_BYTES,

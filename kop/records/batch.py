@@ -23,12 +23,15 @@ from kop.records.record import Record, content_of, frames, headers_of, key_and_v
 __all__ = [
     "CODEC_MASK",
     "CONTROL_BIT",
+    "CRC_FROM",
     "DELETE_HORIZON_BIT",
     "HEADER_SIZE",
+    "KEPT_BITS",
     "LOG_APPEND_TIME_BIT",
     "LOG_OVERHEAD",
     "MAGIC",
     "MAX_SEQUENCE",
+    "MAX_TIMESTAMP_AT",
     "MIN_RECORD_SIZE",
     "NO_LEADER_EPOCH",
     "NO_PRODUCER_EPOCH",
@@ -83,7 +86,7 @@ LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
-_KEPT_BITS: Final = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
+KEPT_BITS: Final = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
 """What stays of the attributes of a batch whose largest timestamp is written."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -99,9 +102,9 @@ _unpack_header = _HEADER.unpack_from
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
-_CRC_FROM: Final = 21
+CRC_FROM: Final = 21
 _ATTRIBUTES_AT: Final = 21
-_MAX_TIMESTAMP_AT: Final = 35
+MAX_TIMESTAMP_AT: Final = 35
 _PRODUCER_ID_AT: Final = 43
 _SMALLEST_V0: Final = 14  # Kafka reads lengths below a v0 record's as damage, before it looks at the magic
 
@@ -276,7 +279,7 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
         raise _invalid(f"base offset {base_offset} in a produced batch, it has to be 0")
     if size > max_message_bytes:
         raise PeerError(f"batch of {size} bytes, the limit is {max_message_bytes}", ErrorCode.MESSAGE_TOO_LARGE)
-    if crc32c(memoryview(data)[_CRC_FROM:]) != crc:
+    if crc32c(memoryview(data)[CRC_FROM:]) != crc:
         raise _corrupt("the checksum does not fit the batch")
     if count <= 0 or last_offset_delta + 1 != count:
         raise _invalid(f"{count} records with a last offset delta of {last_offset_delta}")
@@ -323,7 +326,7 @@ def _misfit(data: Buffer) -> PeerError:
 
 def max_timestamp_of(buf: Buffer) -> int:
     """The largest timestamp of the batches that fill `buf`, from their headers."""
-    value: int = _LONG.unpack_from(buf, _MAX_TIMESTAMP_AT)[0]
+    value: int = _LONG.unpack_from(buf, MAX_TIMESTAMP_AT)[0]
     if _INT.unpack_from(buf, _LENGTH_AT)[0] + LOG_OVERHEAD < len(buf):
         value = max(header.max_timestamp for _, header in iter_batches(buf))
     return value
@@ -346,7 +349,7 @@ def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
 def stamp_producer(buf: bytearray | memoryview, producer_id: int, epoch: int, base_sequence: int) -> None:
     """Write the producer and the first sequence of the batch that fills `buf`, and renew the checksum."""
     _PRODUCER_ID.pack_into(buf, _PRODUCER_ID_AT, producer_id, epoch, base_sequence)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
@@ -359,9 +362,9 @@ def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
 
 def _stamp_times(buf: bytearray | memoryview, bit: int, max_timestamp: int) -> None:
     (attributes,) = _SHORT.unpack_from(buf, _ATTRIBUTES_AT)
-    _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes & _KEPT_BITS | bit)
-    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, max_timestamp)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
+    _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes & KEPT_BITS | bit)
+    _LONG.pack_into(buf, MAX_TIMESTAMP_AT, max_timestamp)
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
@@ -475,7 +478,7 @@ def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> t
     length, count = len(batch) - LOG_OVERHEAD, len(records)
     fields = (0, count - 1, timestamp, timestamp, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, count)
     _HEADER.pack_into(batch, 0, 0, length, 0, MAGIC, 0, *fields)
-    crc = crc32c(memoryview(batch)[_CRC_FROM:])
+    crc = crc32c(memoryview(batch)[CRC_FROM:])
     _CRC.pack_into(batch, _CRC_AT, crc)
     return batch, BatchHeader(0, length, 0, MAGIC, crc, *fields)
 
@@ -546,7 +549,7 @@ def seal(header: BatchHeader, records: Buffer) -> bytearray:
     batch = bytearray(HEADER_SIZE)
     batch += body
     _HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD))
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
     return batch
 
 

@@ -2,8 +2,7 @@
 
 Owns: what of a response counts (the range of offsets, transactions, control batches, checksums, a batch that is cut
 off), the bounds on memory, the header around what is written, and the choice between the twins.
-Must not know: pyarrow (`kop.records.arrow`), how a buffer is laid out (`kop.records._pure_arrow` says that, and is the
-specification), requests, connections.
+Must not know: pyarrow (`kop.records.arrow`), how a buffer is laid out (`arrow_layout`), requests, connections.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
 
 from kop.compiled import compiled
 from kop.errors import BackendError, ErrorCode, InternalError, PeerError
 from kop.records import _pure_arrow
-from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import ChunkParts, Column, ColumnIn, HeadersIn, Lists, NumbersIn, TimestampsIn
 from kop.records.batch import (
     CODEC_MASK,
+    CRC_FROM,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
@@ -53,7 +53,10 @@ __all__ = [
     "rows_digest",
 ]
 
-twin = compiled(_pure_arrow)
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(_pure_arrow)
 """The compiled twin, or the plain one; a test may set it."""
 
 MAX_BYTES: Final = 2**30
@@ -61,7 +64,6 @@ MAX_BYTES: Final = 2**30
 MAX_INFLATED: Final = 2**29
 """No batch may be asked to be larger without compression: names of headers may grow to three times their size."""
 
-_CRC_FROM: Final = 21
 _MAGIC_AT: Final = 16
 _SMALLEST_BODY: Final = 14  # of a message of magic 0
 _INT64_MAX: Final = 2**63 - 1
@@ -69,7 +71,7 @@ _PLACE: Final = struct.Struct(">qi")
 
 
 class Chunk(NamedTuple):
-    """The buffers of some rows, as `kop.records._pure_arrow` says."""
+    """The buffers of some rows, as `kop.records.arrow_layout` says."""
 
     rows: int
     next_offset: int
@@ -175,9 +177,8 @@ class FetchedColumns(Iterator[Chunk]):
             done = min(end, max(done, header.next_offset))
         if done < end and 0 < len(data) - pos < LOG_OVERHEAD:
             self.cut_off = LOG_OVERHEAD
-        parts = self._builder.finish()
-        if parts is not None:
-            chunk = self._given(parts)
+        if (last := self._builder.finish()) is not None:
+            chunk = self._given(last)
             self.next_offset = done
             yield chunk
         self.next_offset = done
@@ -211,7 +212,7 @@ class FetchedColumns(Iterator[Chunk]):
 
     @staticmethod
     def _check(batch: memoryview, header: BatchHeader) -> None:
-        if crc32c(batch[_CRC_FROM:]) != header.crc:
+        if crc32c(batch[CRC_FROM:]) != header.crc:
             raise PeerError("the checksum does not fit the batch", ErrorCode.CORRUPT_MESSAGE)
         if header.base_offset < 0 or header.last_offset_delta < 0 or header.last_offset >= _INT64_MAX:
             raise PeerError(
@@ -258,7 +259,7 @@ class _Transactions:
 
 
 class RowsIn(NamedTuple):
-    """Rows to write, as `kop.records._pure_arrow` says; what is None is null in each row."""
+    """Rows to write, as `kop.records.arrow_layout` says; what is None is null in each row."""
 
     rows: int
     key: ColumnIn | None
@@ -332,8 +333,7 @@ def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | N
     """
     if not 0 < count < 2**31:
         raise InternalError(f"a topic of {count} partitions")
-    partitions: tuple[int, bytes | None, bytes] = twin.partitions_of(rows, key, count)
-    return partitions
+    return twin.partitions_of(rows, key, count)
 
 
 def rows_digest(rows: RowsIn, topic: ColumnIn | None, partition: NumbersIn | None, time: NumbersIn | None) -> int:

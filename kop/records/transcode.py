@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import cramjam
 from crc32c import crc32c
 
+from kop.compiled import compiled
 from kop.errors import ErrorCode, InternalError, PeerError, raises_without_frames
 from kop.records import _pure
 from kop.records._pure import EntryView, UndecodableEntryError
 from kop.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
+    CRC_FROM,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD,
@@ -39,7 +41,6 @@ from kop.records.batch import (
     stamp_log_append_time,
 )
 from kop.records.compression import compress, decompress
-from kop.records.twin import chosen
 from kop.records.validation import RecordsRejectedError, check_records, inflated
 
 __all__ = [
@@ -65,7 +66,10 @@ __all__ = [
 ]
 
 
-twin = chosen()
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(_pure)
 NATIVE: Final = twin is not _pure
 """True when the compiled twin does the work."""
 ENTRY_ROOM: Final = 512
@@ -77,7 +81,6 @@ _MAX_PRODUCER_NAME: Final = 256
 _INT63: Final = 1 << 63
 _UP_TO_METADATA: Final = 18
 """Bytes of a SEND frame before the metadata, beside the command: two sizes, magic, checksum, the metadata's size."""
-_CRC_FROM: Final = 21
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
 _TO_PULSAR: Final[Mapping[int, int]] = {
     Codec.NONE: 0,
@@ -473,7 +476,7 @@ def _from_raw(
             batch = memoryview(out)[pos : pos + header.size]
             if header.control or (header.transactional and not in_transaction):
                 raise UndecodableEntryError("transactional", "a raw batch of a Kafka transaction")
-            if crc32c(batch[_CRC_FROM:]) != header.crc:
+            if crc32c(batch[CRC_FROM:]) != header.crc:
                 raise UndecodableEntryError("damaged", "the checksum does not fit the raw batch")
             if header.codec > Codec.ZSTD or header.last_offset_delta < 0:
                 raise UndecodableEntryError("damaged", f"a raw batch with attributes {header.attributes}")

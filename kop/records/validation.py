@@ -10,13 +10,14 @@ Kafka is laxer or fails by accident, tests/records/test_record_vectors.py lists 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
+from kop.compiled import compiled
 from kop.errors import ErrorCode, PeerError, raises_without_frames
+from kop.records import _pure
 from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
 from kop.records.compression import Codec, check_lz4_for_java, decompress
 from kop.records.record import frames
-from kop.records.twin import chosen
 
 MOST_NAMED = 5_000
 """A batch with more records has none of them named for its timestamp: 64 MiB can hold nine million."""
@@ -24,7 +25,10 @@ MOST_NAMED = 5_000
 _REFUSAL_BYTES = 200
 """About what an answer holds of a record that is refused: a batch can have many in a few bytes."""
 
-twin = chosen()
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(_pure)
 
 
 class RecordsRejectedError(PeerError):

@@ -27,10 +27,11 @@ from typing import Protocol, cast
 from kop.errors import FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.server.frames import FrameSplitter
-from kop.server.limits import ClientLimits, MemoryBudget
+from kop.server.limits import MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
 from kop.server.request import RequestPipeline
 from kop.server.responses import ResponseOrder
+from kop.server.settings import ServerSettings
 
 MOST_HELD = 64 * 1024
 """Bytes held back behind a waiting request from which on the socket is not read."""
@@ -59,7 +60,7 @@ class ConnectionOwner(Protocol):
 
     loop: asyncio.AbstractEventLoop
     requests: RequestPipeline
-    limits: ClientLimits
+    settings: ServerSettings
     memory: MemoryBudget
     receive_buffer: memoryview
     """All connections receive into it, one after the other."""
@@ -122,7 +123,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._mark = (0.0, 0, 0)
         # What came in: one frame, incomplete (in `_frames`) or whole and not to be started yet (`_ready`); then what
         # may not even be cut yet (`_held`).
-        self._frames = FrameSplitter(server.limits.request_bytes)
+        self._frames = FrameSplitter(server.settings.socket_request_max_bytes)
         self._ready: memoryview | None = None
         self._held: deque[memoryview] = deque()
         self._held_bytes = 0
@@ -153,7 +154,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._hold |= _CLOSED
             transport.abort()
             return
-        transport.set_write_buffer_limits(high=self._server.limits.unread_bytes)
+        transport.set_write_buffer_limits(high=self._server.settings.kop_connection_unread_bytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what waits for this peer and free its memory."""
@@ -388,7 +389,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._polling = api is not None and api.long_poll
         elif answer.alone:
             self._hold |= _WAITING
-        elif self._pending_bytes > self._server.limits.connection_bytes or self._memory.short:
+        elif self._pending_bytes > self._memory.of_one or self._memory.short:
             self._hold |= _PENDING
 
     def answered(self, answer: Answer) -> None:
@@ -421,7 +422,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._responses:
             self._polling = False
             reason = self._hold & (_OVERLAPPING | _WAITING)
-        if self._hold & _PENDING and self._pending_bytes <= self._server.limits.connection_bytes // 2:
+        if self._hold & _PENDING and self._pending_bytes <= self._memory.of_one // 2:
             reason |= _PENDING
         if reason:
             self._go_on(reason)

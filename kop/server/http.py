@@ -1,46 +1,25 @@
-"""The pages for operators: /metrics, /healthz, /readyz.
+"""The HTTP server for operators and tools: a table of pages.
 
-Owns: the HTTP server (aiohttp's) and what each page says.
-Must not know: Kafka.
+Owns: the server (aiohttp's), and the pages /metrics, /healthz and /readyz.
+Must not know: Kafka, which pages there are: `kop.app` mounts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-async def serve_http(
-    host: str,
-    port: int,
-    registry: CollectorRegistry,
-    not_ready: Callable[[], str | None],
-    waiting_for: Callable[[], str | None],
-) -> tuple[web.AppRunner, int]:
-    """Start serving; returns the runner (`await runner.cleanup()` stops it) and the port bound.
 
-    /healthz is 200 while the process lives. /readyz is 503 with the line that `not_ready()` gives, and 200 where it
-    gives none; a second line, by `waiting_for()`, names what is not served yet.
-    """
-
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def health(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def ready(_request: web.Request) -> web.Response:
-        reason = not_ready()
-        if reason is not None:
-            return web.Response(status=503, text=f"{reason}\n")
-        missing = waiting_for()
-        return web.Response(text="ready\n" if missing is None else f"ready\n{missing}\n")
-
+async def serve_http(host: str, port: int, routes: Mapping[str, Handler]) -> tuple[web.AppRunner, int]:
+    """Serve `routes`, pages by their paths; return the runner (`await runner.cleanup()` stops it) and the port."""
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/healthz", health), web.get("/readyz", ready)])
+    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
@@ -50,3 +29,33 @@ async def serve_http(
         await runner.cleanup()
         raise
     return runner, runner.addresses[0][1]
+
+
+def metrics_page(registry: CollectorRegistry) -> Handler:
+    """Make the page of all metrics, in Prometheus's text format."""
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return page
+
+
+async def health_page(_request: web.Request) -> web.Response:
+    """Answer 200: the process lives."""
+    return web.Response(text="ok\n")
+
+
+def readiness_page(not_ready: Callable[[], str | None], waiting_for: Callable[[], str | None]) -> Handler:
+    """Make the page that answers 503 with the line that `not_ready()` gives, and 200 if there is none.
+
+    A second line, by `waiting_for()`, names what is not served yet.
+    """
+
+    async def page(_request: web.Request) -> web.Response:
+        reason = not_ready()
+        if reason is not None:
+            return web.Response(status=503, text=f"{reason}\n")
+        missing = waiting_for()
+        return web.Response(text="ready\n" if missing is None else f"ready\n{missing}\n")
+
+    return page

@@ -13,32 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 READ_SECONDS = 1.0
 """Seconds after which a Fetch is taken to wait for records: it has read what it wanted to."""
 _ROUNDS = 3
 """Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """How much clients may use, each and together."""
-
-    request_bytes: int = 104_857_600
-    max_connections: int = 2**31 - 1
-    max_connections_per_ip: int = 2**31 - 1
-    max_idle_ms: int = 600_000
-    """-1: no limit."""
-    unread_bytes: int = 16 * 1024 * 1024
-    memory_bytes: int = 256 * 1024 * 1024
-    """Incomplete frames, unanswered requests and unread answers of all connections together."""
-
-    @property
-    def connection_bytes(self) -> int:
-        """Unanswered requests of one connection."""
-        return self.memory_bytes // 8
 
 
 class Waiter(Protocol):
@@ -62,6 +42,11 @@ class MemoryBudget:
         self._loop = loop
         self._waiting: dict[Waiter, None] = {}
         self._planned = False
+
+    @property
+    def of_one(self) -> int:
+        """The most that unanswered requests of one connection, or one read, may hold."""
+        return self.limit // 8
 
     @property
     def short(self) -> bool:
@@ -117,7 +102,7 @@ class ReadAdmission:
         return task
 
     async def _run(self, work: Coroutine[Any, Any, Any], size: int) -> Any:
-        size = min(max(size, 1), self._memory.limit // 8)
+        size = min(max(size, 1), self._memory.of_one)
         turn = self._loop.create_future()
         self._queue.append((turn, size))
         self.on_memory()

@@ -12,14 +12,19 @@ import logging
 import resource
 import socket
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
 
 from kop import allocator
 from kop.background import every
-from kop.metrics import Metrics
+from kop.metrics import Metrics, counter_value
 from kop.server.connection import ClientConnection
-from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
+from kop.server.limits import MemoryBudget, ReadAdmission
 from kop.server.peer import describe
 from kop.server.request import RequestPipeline
+from kop.server.settings import ServerSettings
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
@@ -40,14 +45,27 @@ _OTHER_FILES = 64
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerSnapshot:
+    """What all connections together have and use."""
+
+    connections: int
+    bytes_in: int
+    """Received from clients since the start."""
+    bytes_out: int
+    """Handed to clients' sockets since the start."""
+    memory_used: int
+    """Bytes that requests not yet complete or answered hold."""
+
+
 class Server:
     """All listeners and connections of the process."""
 
-    def __init__(self, requests: RequestPipeline, metrics: Metrics, limits: ClientLimits) -> None:
+    def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
         self.requests = requests
-        self.limits = limits
-        self.memory = MemoryBudget(self.loop, limits.memory_bytes)
+        self.settings = settings
+        self.memory = MemoryBudget(self.loop, settings.kop_request_memory_bytes)
         requests.reads = ReadAdmission(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
@@ -100,15 +118,27 @@ class Server:
         """How many connections are open."""
         return len(self._connections)
 
+    def snapshot(self) -> ServerSnapshot:
+        """Return what the connections have and use."""
+        return ServerSnapshot(len(self._connections), self.bytes_in, self.bytes_out, self.memory.used)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the bytes received and sent, as they stand at a scrape."""
+        now = self.snapshot()
+        return (
+            counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
+            counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
+        )
+
     def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; False where a limit is reached."""
         host = connection.info.client_host
         if self._draining:
             return False
         for limit, used, label, name in (
-            (self.limits.max_connections, len(self._connections), "max_connections", "max.connections"),
+            (self.settings.max_connections, len(self._connections), "max_connections", "max.connections"),
             (
-                self.limits.max_connections_per_ip,
+                self.settings.max_connections_per_ip,
                 self._by_host[host],
                 "max_connections_per_ip",
                 "max.connections.per.ip",
@@ -175,7 +205,7 @@ class Server:
         self._lines = self._suppressed = 0
         self._count_traffic()
         now = self.loop.time()
-        longest = self.limits.max_idle_ms / 1000
+        longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
             if (
@@ -206,7 +236,7 @@ class Server:
 
         A connection that is slow for `_SLOW_SECONDS` is closed as soon as half of the memory is used.
         """
-        if self.memory.used <= self.limits.memory_bytes // 2:
+        if self.memory.used <= self.memory.limit // 2:
             self._deadlocked = False
             return
         holders = [connection for connection in self._connections if connection.charged]
@@ -216,7 +246,7 @@ class Server:
                 self._close_slow(connection, "sends a request too slowly")
             elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
                 self._close_slow(connection, "reads its answers too slowly")
-        enough = self.limits.memory_bytes
+        enough = self.memory.limit
         waiting = [connection for connection in holders if connection.frame_since and not connection.busy]
         if self._deadlocked and not stuck:
             stuck = waiting
@@ -228,7 +258,7 @@ class Server:
             self._close_slow(connection, what)
         # Parts of frames that each wait for the others: nobody is to blame, and next time somebody has to go.
         parts = sum([connection.charged for connection in waiting])
-        self._deadlocked = self.memory.short and 2 * parts > self.limits.memory_bytes
+        self._deadlocked = self.memory.short and 2 * parts > self.memory.limit
 
     def _close_slow(self, connection: ClientConnection, what: str) -> None:
         self._metrics.slow_readers.inc()

@@ -23,6 +23,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode, KopError
+from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
 from kop.records.batch import BatchHeader
 from kop.records.entry_places import PlacedEntry
@@ -508,6 +509,19 @@ class Brokers(Protocol):
         """Become one of `brokers`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What an engine says of itself; see its properties of the same names."""
+
+    healthy: str | None
+    about: str | None
+    losses: str | None
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics that every engine has."""
+        return (gauge_value("kop_storage_writable", "1 while records can be written.", self.healthy is None),)
+
+
 class Engine(SmallValues, Brokers, Protocol):
     """A storage engine. Made by its `open_engine`; one for the process."""
 
@@ -547,8 +561,11 @@ class Engine(SmallValues, Brokers, Protocol):
     async def maintain(self, now_ms: int) -> None:
         """Do what is due at `now_ms`, as retention and compaction. See `Promises.upkeep_on_request`."""
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+
     def collect(self) -> Iterable[Metric]:
-        """Metrics that only this engine has, read off at a scrape."""
+        """Return the metrics of the snapshot, and those that only this engine has, read off at a scrape."""
 
     @property
     def healthy(self) -> str | None:

@@ -46,8 +46,7 @@ Snapshot: TypeAlias = list[Any]
 """Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...], begins,
 last_timestamp] each.
 
-`begins` is the first offset of the producer's open transaction, or -1. Older versions left the last item out, and the
-one before where no transaction was open.
+`begins` is the first offset of the producer's open transaction, or -1.
 """
 
 
@@ -310,14 +309,11 @@ class ProducerStates:
         offset: int,
         used_ms: int,
         marker: EndMarker | None = None,
-        *,
-        transactions_from: int | None = None,
     ) -> None:
         """Take a stored batch into the state, on start: batches in log order, from where the snapshot was made.
 
         Nothing is checked, the log is the truth; a batch that the snapshot holds already changes nothing. `marker` is
-        what a control batch says of a transaction. From the offset `transactions_from` on a transactional batch is one
-        of a transaction; before, logs were given such batches and no markers.
+        what a control batch says of a transaction.
         """
         if header.producer_id < 0:
             return
@@ -337,7 +333,7 @@ class ProducerStates:
             return
         batch, self._producers[header.producer_id] = with_batch(header, offset, used_ms, before)
         batch.pending = False
-        if header.transactional and transactions_from is not None and offset >= transactions_from:
+        if header.transactional:
             self.transactions.begin(header.producer_id, offset)
             self.transactions.commit(offset + 1)
 
@@ -368,19 +364,18 @@ class ProducerStates:
         snapshot: Snapshot,
         aborted: Iterable[AbortedTransaction] = (),
         *,
-        transactions_from: int = 0,
         wall_ahead_ms: int = 0,
         used_ms: int = _FOREVER,
     ) -> ProducerStates:
         """Return the state that `snapshot` gave. InternalError if it is something else.
 
-        `aborted` are the partition's aborted transactions, which no snapshot holds. For `transactions_from` see
-        `replay`, for `wall_ahead_ms` `snapshot`. No producer was last seen after `used_ms`, which is now.
+        `aborted` are the partition's aborted transactions, which no snapshot holds. For `wall_ahead_ms` see `snapshot`.
+        No producer was last seen after `used_ms`, which is now.
         """
         states = cls()
         begun: dict[int, int] = {}
         try:
-            for producer_id, epoch, last_used, batches, *rest in snapshot:
+            for producer_id, epoch, last_used, batches, begins, last_timestamp in snapshot:
                 window = tuple(
                     BatchMetadata(
                         producer_id, base_sequence, last_sequence, base_offset, last_offset, timestamp, pending=False
@@ -390,16 +385,17 @@ class ProducerStates:
                 if len(window) > WINDOW:
                     raise ValueError(f"{len(window)} batches of producer {producer_id}")
                 last_sequence = window[-1].last_sequence if window else -1
-                left_out = (-1, window[-1].timestamp if window else -1)[len(rest) :]
-                begins, last_timestamp = (*map(int, rest), *left_out)
                 seen = last_used - wall_ahead_ms  # later than now where the wall clock was ahead, or was set back
                 states._producers[producer_id] = _Producer(
-                    min(seen, used_ms), ProducerWindow(epoch, last_sequence, window), last_timestamp
+                    min(seen, used_ms), ProducerWindow(epoch, last_sequence, window), int(last_timestamp)
                 )
-                if begins >= max(0, transactions_from):
+                if begins >= 0:
                     begun[producer_id] = begins
         except (TypeError, ValueError) as error:
-            raise InternalError(f"snapshot of producers cannot be read: {error}") from error
+            raise InternalError(
+                f"a snapshot of producers is damaged, or an unreleased kop wrote it ({error}): consume the records "
+                "from the kop that wrote it, and begin with a new store"
+            ) from error
         states.transactions = TransactionIndex(begun, aborted)
         return states
 

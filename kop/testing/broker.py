@@ -16,18 +16,18 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from kop.address import Address
 from kop.app import MemoryStore, Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
 from kop.groups.classic.messages import Description
 from kop.storage.base import PartitionLog, TopicInfo
-from kop.storage.memory import Memory, open_engine
+from kop.storage.memory.engine import Memory, open_engine
 from kop.testing import records, report
 from kop.testing.loop_thread import LoopThread, Startable
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
-from kop.values import Address
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
-from kop.storage.memory import SharedMemory
+from kop.storage.memory.shared import SharedMemory
 from kop.testing.broker import Broker, ClusterPlace
 from kop.testing.loop_thread import LoopThread, Startable
 

@@ -43,6 +43,10 @@ _log = logging.getLogger(__name__)
 class PendingOffsets(Protocol):
     """Where offsets wait that were committed in a transaction."""
 
+    @property
+    def topic_id(self) -> UUID:
+        """The id of the topic that keeps groups' offsets."""
+
     async def end_transaction(
         self,
         offsets_partitions: Collection[int],
@@ -84,14 +88,11 @@ class TransactionEnds:
         self,
         storage: TransactionStorage,
         offsets: PendingOffsets,
-        offsets_topic: Callable[[], UUID],
         cluster: BrokersOfCluster,
         peers: Peers,
     ) -> None:
-        """`offsets_topic` gives the id of the topic that keeps groups' offsets."""
         self._storage = storage
         self._offsets = offsets
-        self._offsets_topic = offsets_topic
         self._cluster = cluster
         self._peers = peers
         self._others: set[int] = set()
@@ -171,7 +172,7 @@ class TransactionEnds:
         `in_records`: the transaction without its partitions of offsets. `left_at`: when the last broker left that is
         not told and may have verified something.
         """
-        topic_id = self._offsets_topic()
+        topic_id = self._offsets.topic_id
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}
         own: set[int] = set()
         for index in of_offsets:

@@ -21,12 +21,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
+
+from prometheus_client.core import Metric
 
 from kop.background import repeat, retried
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -37,7 +39,7 @@ from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice
 from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode, KopError, StateRecordError
-from kop.metrics import Latencies
+from kop.metrics import Latencies, LatencyFamily, counter_family, counter_value, gauge_value
 from kop.storage.base import EndedTransaction, Engine, TopicInfo, TransactionStorage
 from kop.transactions import machine
 from kop.transactions.machine import Decision, Partition, Transaction
@@ -51,6 +53,11 @@ from kop.wire.transaction_state import (
     encode_transaction_key,
     encode_transaction_value,
 )
+
+_EXPIRY_SECONDS: Final = 3600.0
+"""Kafka's transaction.remove.expired.transaction.cleanup.interval.ms."""
+_SEGMENT_BYTES: Final = "104857600"
+"""Kafka's transaction.state.log.segment.bytes."""
 
 PreparedPartition: TypeAlias = tuple[UUID | None, str, int]
 """Topic id, topic and partition: of a topic of the same name that was made since, storage has prepared nothing."""
@@ -175,6 +182,20 @@ class _Entry:
         return f"transactional id {self.transactional_id!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionsSnapshot:
+    """The transactions of the transactional ids that this broker coordinates. Times are milliseconds."""
+
+    open: int
+    oldest_open_ms: int
+    """For how long the oldest open transaction is open; 0 if there is none."""
+    committed: int
+    aborted: Mapping[str, int]
+    """By who did it: one of `ABORT_REASONS`."""
+    waiting_for: str | None
+    """See `TransactionCoordinator.waiting_for`."""
+
+
 class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     """All transactional ids. Call `start` once; until it has ended everything is being loaded."""
 
@@ -247,9 +268,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     async def _load_all(self) -> None:
         await self.ownership.start()
-        interval = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
         self._expiry = asyncio.get_running_loop().create_task(
-            repeat("the expiry of transactional ids", self.expire, every=interval)
+            repeat("the expiry of transactional ids", self.expire, every=_EXPIRY_SECONDS)
         )
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
@@ -259,8 +279,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     @property
     def waiting_for(self) -> str | None:
-        """See `Coordinator.waiting_for`. Nothing where no transactional id was asked for yet."""
-        return None if self._beginning is None else super().waiting_for
+        """See `Coordinator.waiting_for`, nothing if no transactional id was asked for yet; and why storage refuses."""
+        loading = None if self._beginning is None else super().waiting_for
+        refusal = self._storage.refusal
+        refused = None if refusal is None else f"transactions are refused: {refusal}"
+        return "; ".join(filter(None, (loading, refused))) or None
 
     async def stop(self) -> None:
         """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
@@ -492,6 +515,40 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             for entry in self._entries.values()
             if entry.age is not None and entry.transaction.status is TransactionStatus.ONGOING
         ]
+
+    def snapshot(self) -> TransactionsSnapshot:
+        """Return how many transactions are open, and how many have ended since the start."""
+        open_for = self.open_for()
+        aborted = {reason: self.aborted[reason] for reason in ABORT_REASONS}
+        return TransactionsSnapshot(len(open_for), max(open_for, default=0), self.committed, aborted, self.waiting_for)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the numbers of transactions as they stand at a scrape."""
+        now = self.snapshot()
+        aborted = counter_family(
+            "kop_transactions_aborted", "Transactions that were aborted, by who did it.", ["reason"]
+        )
+        for reason, times in now.aborted.items():
+            aborted.add_metric([reason], times)
+        ends = LatencyFamily(
+            "kop_transaction_end_latency_seconds",
+            "From the durable decision to commit or abort until all of its markers are durable, too.",
+            [],
+            {(): self.ends},
+        )
+        return (
+            gauge_value(
+                "kop_transactions_open", "Open transactions of the transactional ids coordinated here.", now.open
+            ),
+            gauge_value(
+                "kop_transaction_oldest_open_seconds",
+                "How long the oldest of them is open; 0 for none.",
+                now.oldest_open_ms / 1000,
+            ),
+            aborted,
+            counter_value("kop_transactions_committed", "Committed transactions.", now.committed),
+            *ends.collect(),
+        )
 
     def tick(self) -> None:
         """Do what is due now. The coordinator's timer calls it; to call it early does no harm."""
@@ -850,6 +907,6 @@ def _state_topic(settings: TransactionSettings) -> StateTopic:
     configs = {
         "cleanup.policy": "compact",
         "compression.type": "uncompressed",
-        "segment.bytes": str(settings.transaction_state_log_segment_bytes),
+        "segment.bytes": _SEGMENT_BYTES,
     }
     return StateTopic(TRANSACTIONS_TOPIC, settings.transaction_state_log_num_partitions, configs)

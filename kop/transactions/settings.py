@@ -1,19 +1,22 @@
-"""What the transaction coordinator can be told, with Kafka 4.3's defaults.
-
-Owns: the values. Must not know: where they come from.
-"""
+"""What can be set of the transaction coordinator. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kop.values import Int, Settings, setting
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionSettings:
-    """Kafka's settings of the same names, dots for underscores. Times are milliseconds."""
+class TransactionSettings(Settings):
+    """Limits and times of transactional ids."""
 
-    transaction_state_log_num_partitions: int = 50
-    transaction_state_log_segment_bytes: int = 104_857_600
-    transaction_max_timeout_ms: int = 900_000
-    transactional_id_expiration_ms: int = 604_800_000
-    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    transaction_state_log_num_partitions: Int = setting(
+        "transaction.state.log.num.partitions", 50, "Partitions of __transaction_state; fixed once it exists.", ge=1
+    )
+    transaction_max_timeout_ms: Int = setting(
+        "transaction.max.timeout.ms", 900_000, "The longest transaction.timeout.ms that a producer may ask for.", ge=1
+    )
+    transactional_id_expiration_ms: Int = setting(
+        "transactional.id.expiration.ms",
+        604_800_000,
+        "Milliseconds that a transactional id is kept that nobody uses.",
+        ge=1,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kop.compiled import compiled
 from kop.wire.messages import REQUESTS
@@ -69,7 +69,7 @@ def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
     return _twin.read_header(frame, _FLEXIBLE_FROM) or parse_header(frame)
 
 
-def read_header(frame: memoryview, flexible_from: bytes) -> RequestHeader | None:
+def read_header(frame: memoryview, flexible_from: bytes) -> tuple[int, int, int, str | None, int] | None:
     """The readable twin of the compiled function. That gives None for a damaged header; this one always does."""
     return None
 
@@ -95,4 +95,7 @@ def foreign_protocol(start: bytes) -> str | None:
     return None
 
 
-_twin = compiled(sys.modules[__name__])
+if TYPE_CHECKING:
+    from kop import _native as _twin
+else:
+    _twin = compiled(sys.modules[__name__])

@@ -101,7 +101,7 @@ class PendingOffsetValue:
     producer_epoch: int
     offset: OffsetCommitValue
     storage_transaction: bytes = b""
-    """What storage calls the transaction; empty where it has no name, or an earlier version of the gateway wrote it."""
+    """The name that storage gives the transaction; empty if storage gives it none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping
 def encode_pending_value(value: PendingOffsetValue) -> bytes:
     """The bytes of a pending offset: the producer's epoch, then the committed offset as it will be.
 
-    The name of its transaction is a tagged field of that offset, which earlier versions of the gateway step over.
+    The name of its transaction is a tagged field of that offset.
     """
     writer = RecordWriter(PENDING_OFFSET_VALUE_VERSION)
     writer.int16(value.producer_epoch)

@@ -28,12 +28,12 @@ def test_changed_settings_are_marked_with_their_source(invoke: Invoke, tmp_path:
         "config", "--config", str(path), "--set", "log.retention.ms=5", "--changed", env={"KOP_LOG_LEVEL": "debug"}
     )
     assert [line for line in result.output.splitlines() if " = " in line or "set by" in line] == [
+        "* kop.log.level = debug",
+        "      set by KOP_LOG_LEVEL; the default is info",
         "* num.partitions = 3",
         f"      set by {path}; the default is 1",
         "* log.retention.ms = 5",
         "      set by a flag; the default is empty",
-        "* kop.log.level = debug",
-        "      set by KOP_LOG_LEVEL; the default is info",
     ]
 
 

@@ -141,4 +141,17 @@ def test_commands_but_serve_load_nothing_of_the_server() -> None:
     output = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     ).stdout
-    assert output.splitlines() == ["kop kop.config kop.errors kop.memory_limit kop.values", ""]
+    loaded, kafka = output.splitlines()
+    rooms = {name.removeprefix("kop.").rpartition(".settings")[0] for name in loaded.split() if "settings" in name}
+    assert rooms >= {"server", "groups", "storage.pulsar"}
+    others = {name for name in loaded.split() if not name.endswith(".settings")}
+    assert others == {
+        "kop",
+        "kop.address",
+        "kop.config",
+        "kop.errors",
+        "kop.memory_limit",
+        "kop.values",
+        "kop.storage",
+    } | {f"kop.{room}" for room in rooms}
+    assert kafka == ""

@@ -42,6 +42,15 @@ def test_alone_it_leads_everything() -> None:
     assert set(places(cluster, uuid4())) == {7}
 
 
+def test_a_snapshot_has_the_other_brokers() -> None:
+    brokers = FakeBrokers(1, 2)
+    cluster = ClusterView(brokers, 1)
+    assert cluster.snapshot().broker_id == 1
+    assert cluster.snapshot().others == (LiveBroker(2, "host-2", 9002),)
+    brokers.change(1)
+    assert cluster.snapshot().others == ()
+
+
 def test_every_broker_sees_the_same_leaders() -> None:
     topic = uuid4()
     views = [places(ClusterView(FakeBrokers(1, 2, 3), node), topic) for node in (1, 2, 3)]

@@ -18,11 +18,11 @@ from support.pulsar import Pulsar
 from support.rest_proxy import RestProxy, rest_proxy
 from support.waiting import until
 
+from kop.address import Address
 from kop.app import Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
 from kop.groups.offsets import Commit
-from kop.values import Address
 
 
 def settings(fresh: Pulsar, admin_url: str) -> Config:

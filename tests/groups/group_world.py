@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TypedDict, TypeVar, Unpack
 
 from groups.group_machine import Settings, subscription
 from support.commits import commit
 from support.faulty_engine import FaultyEngine, FaultyLog, FaultyStore
+from support.settings import settings_of
 
 from kop.errors import ErrorCode
 from kop.groups.classic.messages import Description, JoinRequest, JoinResult, LeavingMember, SyncRequest
@@ -63,9 +63,8 @@ class World:
         self.now = 1_700_000_000_000
         self.wall_ahead = 0
         """Milliseconds by which the wall clock is ahead of the clock that never goes back; negative: behind."""
-        self.settings = replace(
-            GroupSettings(offsets_topic_num_partitions=1, group_initial_rebalance_delay_ms=0), **settings
-        )
+        few = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+        self.settings = settings_of(GroupSettings, **(few | settings))
         self._engine: FaultyEngine | None = None
         self._groups: GroupCoordinator | None = None
 

@@ -198,12 +198,12 @@ async def test_sessions_end_in_many_groups() -> None:
             world.groups.heartbeat(f"g{n}", members[n], None, 1)
         world.now += 1000
         world.groups.tick()
-        assert world.groups.stats() == {
+        assert world.groups.snapshot().by_state == {
             "Empty": 10, "PreparingRebalance": 0, "CompletingRebalance": 0, "Stable": 10, "Dead": 0
         }  # fmt: skip
         world.now += 9000
         world.groups.tick()
-        assert world.groups.stats()["Empty"] == 20
+        assert world.groups.snapshot().by_state["Empty"] == 20
 
 
 async def test_the_timer_works_in_real_time() -> None:

@@ -19,12 +19,16 @@ from kop.config import Config
 from kop.handlers import cluster, configs, describe_producers, topics
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage import memory, sqlite
-from kop.storage.memory import Memory, MemoryEngine
-from kop.storage.sqlite import SqliteEngine
+from kop.storage.memory import engine as memory
+from kop.storage.memory.engine import Memory, MemoryEngine
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.sqlite import engine as sqlite
+from kop.storage.sqlite.engine import SqliteEngine
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
 from kop.wire.rows import Response
@@ -38,6 +42,7 @@ class Admin:
     """The gateway and its event loop, for tests without `async`."""
 
     engine: MemoryEngine | SqliteEngine
+    config: Config
 
     def __init__(self, directory: Path | None = None, **settings: Any) -> None:
         self.directory = directory
@@ -48,8 +53,8 @@ class Admin:
         self.gw = self.run(self._open())
 
     async def _open(self) -> Gateway:
-        config = Config.load(None, self.settings, {})
-        broker_configs = BrokerConfigs(config)
+        config = self.config = Config.load(None, self.settings, {})
+        broker_configs = BrokerConfigs(config.table())
         topic_configs = TopicConfigs(broker_configs)
         engine = self.engine = await self._open_engine(topic_configs)
         await broker_configs.load(engine)
@@ -57,7 +62,7 @@ class Admin:
         engine.policies_changed()
         unused: Any = None
         return Gateway(
-            config=config,
+            settings=config.of(HandlerSettings),
             engine=engine,
             topics=ClientTopics(engine),
             broker_configs=broker_configs,
@@ -77,8 +82,8 @@ class Admin:
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:
         if self.directory is not None:
             path = self.directory / "kop.db"
-            return await sqlite.open_engine(path, policy=topic_configs.policy, maintain=False)
-        settings = memory.MemorySettings(maintain=False)
+            return await sqlite.open_engine(path, policy=topic_configs.policy, settings=SqliteSettings(maintain=False))
+        settings = MemorySettings(maintain=False)
         return await memory.open_engine(self.memory, policy=topic_configs.policy, settings=settings)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -142,7 +142,7 @@ _NEEDED: Mapping[str, Sequence[str]] = {
     "configs (.+)": ("33,44: ALTER_CONFIGS TOPIC {0}",),
     "end (.+)": ("0: WRITE TOPIC {0}", "37: ALTER TOPIC {0}", f"26: {_TXN}", *_EITHER_CLUSTER),
     "start (.+)": ("21: DELETE TOPIC {0}", "37: ALTER TOPIC {0}"),
-    "group (.+)": ("8,11,12,13,14: READ GROUP {0}", "42,47: DELETE GROUP {0}", f"26: {_TXN}", *_DELETED),
+    "group (.+)": ("8,11,12,13,14,28: READ GROUP {0}", "42,47: DELETE GROUP {0}", f"26: {_TXN}", *_DELETED),
     "offset ([^ ]+) ([^ ]+) .*": (
         *("8: READ GROUP {0}&READ TOPIC {1}", "42: DELETE GROUP {0}", "47: DELETE GROUP {0}&READ TOPIC {1}"),
         *("20: DELETE TOPIC {1}", f"20: DELETE {CLUSTER}", f"26: {_TXN}"),

@@ -28,7 +28,7 @@ VERSION = 12
 def store(monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """The store of the gateways of a test."""
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     return store
 
 

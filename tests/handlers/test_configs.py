@@ -208,7 +208,7 @@ def test_describe_this_broker() -> None:
     admin = Admin(num_partitions=3, node_id=7)
     configs = {config.name: config for config in describe(admin, BROKER, "7").configs}
     addresses = {"listeners", "advertised.listeners"}
-    assert set(configs) == {row.name for row in admin.gw.config.table()} | addresses
+    assert set(configs) == {row.name for row in admin.config.table()} | addresses
     for name in addresses:  # under Kafka's names
         assert configs[name].value == "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://[::1]:9092"
         assert configs[name].read_only

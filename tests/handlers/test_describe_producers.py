@@ -82,7 +82,7 @@ class OtherBroker:
 
 def beside(admin: Admin, other: OtherBroker) -> None:
     admin.gw.peers = cast(Peers, other)
-    admin.gw.cluster = cast(ClusterView, SimpleNamespace(ids=[5, 6]))
+    admin.gw.cluster = cast(ClusterView, SimpleNamespace(ids=[5, 6], broker_id=5))
 
 
 def asked(admin: Admin) -> Any:

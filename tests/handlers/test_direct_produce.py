@@ -42,9 +42,9 @@ from kop.records.batch import (
 from kop.records.compression import Codec
 from kop.records.record import content_of, put_record
 from kop.records.validation import RecordsRejectedError
-from kop.server.limits import ClientLimits
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
+from kop.server.settings import ServerSettings
 from kop.storage.base import AppendResult
 from kop.wire.primitives import DecodeError
 from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partition, encode_rows
@@ -149,7 +149,7 @@ async def two_sides(
             monkeypatch.setattr("kop.storage.topic_table.uuid4", uuids(seed))
             store = DirectStore(random.Random(seed), most=most)
             store.offers = offers
-            monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+            monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
             serving = await stack.enter_async_context(gateway(path / str(offers), store="memory:"))
             if not offers:
                 serving.gateway.direct_produce.take = None
@@ -576,7 +576,7 @@ def test_an_answer_is_put_together_as_that_of_the_ordinary_path(version: int) ->
         ]
         for name, partitions in topics:
             for index, _ in partitions:
-                writers.append(NATIVE.DirectWriter(1, b"p", outgoing, budget, limit, None, 0, 1 << 20, None, 0))
+                writers.append(NATIVE.DirectWriter(1, b"p", outgoing, budget, limit, None, 0, 1 << 20, 5, None, 0, 0))
                 requests.add(name, index, -1, writers[-1], 1 << 20, 1 << 60, 1 << 60, False, True)
         data = frame(PRODUCE, version, 99, request(version, topics))[4:]  # type: ignore[arg-type]
         answer = requests.take(memoryview(data), 0.0, 0.0, NOW)
@@ -701,7 +701,7 @@ def test_answers_of_both_paths_leave_a_connection_in_the_order_of_the_requests(
             numbers: list[int] = []
             for side in sides:
                 rng.seed(11)
-                server = Server(side.pipeline, side.serving.gateway.metrics, ClientLimits())
+                server = Server(side.pipeline, side.serving.gateway.metrics, ServerSettings())
                 peer = Peer(server)
                 frames = pieces(side)
                 rest = rng.choices(range(1, 30), k=len(frames))

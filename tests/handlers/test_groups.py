@@ -162,7 +162,7 @@ def test_every_api_says_that_groups_are_not_there_yet(tmp_path: Path, refusal: E
 
 def test_commits_that_cannot_be_written_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
 
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
@@ -217,7 +217,7 @@ def test_many_commits_at_once_are_all_answered(tmp_path: Path) -> None:
 
 def test_a_commit_whose_client_has_gone_is_stored_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
 
     async def main() -> None:
         async with gateway(tmp_path, store="memory:", offsets_topic_num_partitions="1") as serving:
@@ -341,7 +341,7 @@ def test_a_commit_waits_until_topics_of_other_namespaces_were_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     monkeypatch.setattr(FaultyTopics, "namespace", "public/default")
 
     async def main() -> None:

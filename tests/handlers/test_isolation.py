@@ -31,7 +31,7 @@ LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 def store(monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """The store of the gateways of a test."""
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     return store
 
 

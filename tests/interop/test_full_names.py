@@ -290,7 +290,7 @@ def test_what_is_no_persistent_topics_name_is_refused(interop: Interop, name: st
 
 
 def test_the_gateways_own_topics_and_partitions_have_no_full_names(interop: Interop, foreign: str) -> None:
-    own = interop.gateway.engine.settings.metadata_namespace
+    own = interop.gateway.engine.settings.kop_pulsar_metadata_namespace
     names = [f"{own}/__offsets", f"persistent://{own}/__kop", f"{foreign}-partition-0", f"{foreign[:-1]}/__x"]
     answers = ask(interop.gateway, *names, create=True)
     assert [answer.error_code for answer in answers] == [KAFKA_RULE] * 4

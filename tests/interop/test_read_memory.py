@@ -14,7 +14,7 @@ from support.gateway import RawClient, batch, fetch_fields, produce_fields, run
 from support.pulsar import Pulsar, Urls, fresh_namespace
 from support.waiting import until
 
-from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.tail_cache import reads_bytes
 from kop.wire.messages import REQUESTS
 
 MIB = 2**20
@@ -82,7 +82,7 @@ def test_fetches_whose_clients_leave_cost_no_more_than_the_budget_and_the_memory
                 await asyncio.gather(*(read_and_leave(server, offset) for offset in offsets))
                 await asyncio.sleep(0.3)  # what was asked of Pulsar comes
             grown = server.memory("VmHWM") - before
-            assert grown < (PulsarSettings().read_ahead_bytes if apart else 0) + MORE
+            assert grown < (reads_bytes(64 * MIB) if apart else 0) + MORE
         await until(lambda: server.memory() - before < MORE, seconds=30)
 
     run(main())

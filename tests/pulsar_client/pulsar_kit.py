@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import pytest
 from support.waiting import SECONDS
 
+from kop.compiled import compiled
 from kop.pulsar_client import Client, Position, Producer, PulsarError, _pure
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.twin import twin
 
 R = TypeVar("R")
 TWINS = [pytest.param(_pure, id="plain")]
-if twin is not _pure:
-    TWINS.append(pytest.param(twin, id="native"))
+if compiled(_pure) is not _pure:
+    TWINS.append(pytest.param(compiled(_pure), id="native"))
 
 T = "persistent://public/default/t"
 

@@ -12,10 +12,11 @@ from support.damage import damaged
 from support.examples import examples
 from support.fake_pulsar import encode, entry_bytes
 
+from kop.compiled import compiled
 from kop.pulsar_client import _pure
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.twin import twin as native
 
+native: Any = compiled(_pure)
 pytestmark = pytest.mark.skipif(native is _pure, reason="kop._native was not built: there is one reader of frames")
 
 Command = pb.BaseCommand

@@ -9,13 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kop.compiled import compiled
 from kop.records import _pure_arrow, arrow, columns
 from kop.records.batch import Buffer, Record, build, stamp
 
 TWINS = [pytest.param(_pure_arrow, id="pure")]
 """The plain twin and, where it was built, the compiled one."""
-if columns.twin is not _pure_arrow:
-    TWINS.append(pytest.param(columns.twin, id="native"))
+if compiled(_pure_arrow) is not _pure_arrow:
+    TWINS.append(pytest.param(compiled(_pure_arrow), id="native"))
 
 Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]
 

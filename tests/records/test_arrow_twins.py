@@ -19,12 +19,13 @@ from records.transcode_kit import INT64_MAX, INT64_MIN
 from support.damage import damaged
 from support.examples import examples
 
+from kop.compiled import compiled
 from kop.errors import KopError
 from kop.records import _pure_arrow, arrow, columns
 from kop.records.batch import HEADER_SIZE, Codec, Record, build, iter_records, read_header, records_of
 from kop.records.markers import build_marker
 
-native = columns.twin
+native: Any = compiled(_pure_arrow)
 only_with_two = pytest.mark.skipif(len(TWINS) < 2, reason="kop._native was not built: there is one twin")
 
 int64 = st.integers(INT64_MIN, INT64_MAX)

@@ -12,6 +12,7 @@ from records.transcode_kit import INT64_MAX, INT64_MIN, NATIVE, compressed, head
 from support.damage import damaged
 from support.examples import examples
 
+from kop.compiled import compiled
 from kop.errors import KopError, PeerError
 from kop.pulsar_client import TxnId, wire
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -19,7 +20,7 @@ from kop.records import _pure, transcode
 from kop.records.batch import Record, build, read_header, records_of
 
 pytestmark = pytest.mark.skipif(not transcode.NATIVE, reason="kop._native was not built: there is one transcoder")
-native = transcode.twin
+native: Any = compiled(_pure)
 
 int64 = st.integers(INT64_MIN, INT64_MAX)
 uint64 = st.integers(0, 2**64 - 1)

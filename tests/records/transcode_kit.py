@@ -16,6 +16,7 @@ import zstandard
 from crc32c import crc32c
 from hypothesis import strategies as st
 
+from kop.compiled import compiled
 from kop.errors import ErrorCode
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import _pure, transcode, validation
@@ -29,17 +30,15 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 TWINS = [pytest.param(_pure, id="pure")]
 """The plain transcoder and, where it was built, the compiled one."""
 if transcode.NATIVE:
-    TWINS.append(pytest.param(transcode.twin, id="native"))
+    TWINS.append(pytest.param(compiled(_pure), id="native"))
 
 
 @contextlib.contextmanager
 def using(twin: ModuleType) -> Iterator[None]:
-    before = transcode.twin
-    transcode.twin = validation.twin = twin
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for user in (transcode, validation):
+            patch.setattr(user, "twin", twin)
         yield
-    finally:
-        transcode.twin = validation.twin = before
 
 
 # Kafka

@@ -45,7 +45,7 @@ def test_a_claim_of_100_mb_costs_a_megabyte_and_many_such_claims_next_to_nothing
         peers = [Peer(server) for _ in range(2000)]
         for peer in peers:
             peer.send((100_000_000).to_bytes(4, "big") + claim)
-        assert server.memory.used < server.limits.memory_bytes // 4 + 2000 * 4096 + MIB
+        assert server.memory.used < server.memory.limit // 4 + 2000 * 4096 + MIB
         assert not server.memory.short
 
     play(main)
@@ -87,7 +87,7 @@ def test_where_memory_is_short_a_frame_waits_for_room_and_a_fetch_too_and_the_re
         assert large.answered == [3]
         assert consumer.answered == [4, 5]
 
-    play(main, memory_bytes=8 * MIB)
+    play(main, kop_request_memory_bytes=8 * MIB)
 
 
 def test_produces_of_one_connection_above_its_share_wait_for_the_ones_before() -> None:
@@ -105,7 +105,7 @@ def test_produces_of_one_connection_above_its_share_wait_for_the_ones_before() -
         await finish(peer, fake)
         assert peer.answered == list(range(10))
 
-    play(main, memory_bytes=8 * MIB)
+    play(main, kop_request_memory_bytes=8 * MIB)
 
 
 def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +136,7 @@ def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog:
         assert large.transport.lost
         assert not any(peer.transport.lost for peer in (small, again, moving))
 
-    play(main, memory_bytes=16 * MIB)
+    play(main, kop_request_memory_bytes=16 * MIB)
     assert "memory is short, it holds 9216 KiB and leaves its answers unread" in caplog.text
     assert "does not go on with its request" in caplog.text
 
@@ -161,7 +161,7 @@ def test_parts_of_frames_that_all_wait_for_each_other_are_not_for_ever(caplog: p
         assert fake.started
         assert sum(peer.answered == [0] for peer in peers) >= 1
 
-    play(main, memory_bytes=8 * MIB)
+    play(main, kop_request_memory_bytes=8 * MIB)
 
 
 def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None:
@@ -252,7 +252,7 @@ def test_fetches_that_read_from_storage_wait_for_each_other(monkeypatch: pytest.
         await settle()
         assert never.cancelled()
 
-    play(main, memory_bytes=8 * MIB)
+    play(main, kop_request_memory_bytes=8 * MIB)
 
 
 def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch
         await settle(20)
         assert fake.reads.used == 0
 
-    play(main, memory_bytes=8 * MIB)
+    play(main, kop_request_memory_bytes=8 * MIB)
 
 
 # --- the end
@@ -404,7 +404,7 @@ def test_an_idle_connection_is_closed_but_not_one_that_waits() -> None:
         await settle()
         assert [peer.transport.lost for peer in (idle, waiting, never, fresh)] == [True, False, True, False]
 
-    play(main, max_idle_ms=10_000)
+    play(main, connections_max_idle_ms=10_000)
 
 
 def test_no_idle_limit() -> None:
@@ -415,7 +415,7 @@ def test_no_idle_limit() -> None:
         await settle()
         assert not peer.transport.lost
 
-    play(main, max_idle_ms=-1)
+    play(main, connections_max_idle_ms=-1)
 
 
 def test_a_connection_that_cannot_send_its_last_answers_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

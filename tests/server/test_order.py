@@ -159,7 +159,7 @@ def test_requests_take_effect_and_are_answered_in_the_order_of_arrival(
 @common
 @given(requests, actions)
 def test_the_order_holds_when_memory_is_short(what: list[tuple[str, int]], steps: list[tuple[str, int]]) -> None:
-    asyncio.run(play(what, steps, memory_bytes=600))
+    asyncio.run(play(what, steps, kop_request_memory_bytes=600))
 
 
 @common

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 import uvloop
 from storage.batches import append, batch
@@ -22,11 +23,8 @@ IN_FLIGHT = 5
 
 
 async def main(path: str, acked: dict[str, int], settings: dict[str, int]) -> None:
-    store = SqliteStore.__new__(SqliteStore)
-    from pathlib import Path
-
+    store = SqliteStore(Path(path).parent, kop_wal_bytes=1 << 20, **settings)
     store.path = Path(path)
-    store.settings = {"min_free_bytes": 0, "wal_bytes": 1 << 20, **settings}
     engine = await store.open()
     topic = engine.topics.get("t") or await engine.topics.create("t", PARTITIONS, {})
     os.write(1, b"ready\n")

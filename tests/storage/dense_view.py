@@ -22,6 +22,7 @@ from kop.storage.base import (
     AppendResult,
     AppendWaiter,
     Buffer,
+    EngineSnapshot,
     LiveBroker,
     PartitionLog,
     ProducerView,
@@ -33,7 +34,7 @@ from kop.storage.base import (
     TransactionStorage,
 )
 from kop.storage.partition import AppendFuture
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.transaction_index import AbortedTransaction
 
@@ -301,6 +302,9 @@ class DenseEngine:
 
     async def maintain(self, now_ms: int) -> None:
         await self.real.maintain(now_ms)
+
+    def snapshot(self) -> EngineSnapshot:
+        return self.real.snapshot()
 
     def collect(self) -> Iterable[Metric]:
         return self.real.collect()

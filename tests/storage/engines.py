@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -16,14 +15,20 @@ from uuid import UUID
 
 import pytest
 from storage.dense_view import Batches, DenseEngine
+from support.settings import settings_of
 
 from kop.errors import BackendError
-from kop.storage import memory, steady_time
+from kop.storage import steady_time
 from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
-from kop.storage.memory import Memory, MemoryEngine
-from kop.storage.pulsar import PulsarEngine, PulsarSettings
-from kop.storage.pulsar import open_engine as open_pulsar
-from kop.storage.sqlite import SqliteEngine, open_engine
+from kop.storage.memory import engine as memory_engine
+from kop.storage.memory.engine import Memory, MemoryEngine
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.engine import open_engine as open_pulsar
+from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.sqlite.engine import SqliteEngine, open_engine
+from kop.storage.sqlite.settings import SqliteSettings
+from kop.threads import Ended, tell
 
 
 def policy_of(topic: TopicInfo) -> LogPolicy:
@@ -101,10 +106,10 @@ class MemoryStore(EngineStore[MemoryEngine]):
 
     def __init__(self, **settings: Any) -> None:
         self.memory = Memory()
-        self.settings = memory.MemorySettings(maintain=False, **settings)
+        self.settings = settings_of(MemorySettings, maintain=False, **settings)
 
     async def open(self) -> MemoryEngine:
-        return await memory.open_engine(self.memory, policy=policy_of, settings=self.settings)
+        return await memory_engine.open_engine(self.memory, policy=policy_of, settings=self.settings)
 
 
 class SqliteStore(EngineStore[SqliteEngine]):
@@ -114,10 +119,12 @@ class SqliteStore(EngineStore[SqliteEngine]):
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = directory / "kop.db"
-        self.settings = {"maintain": False, "min_free_bytes": 0, **settings}
+        self.ended: Ended = settings.pop("ended", tell)
+        self.settings = {"maintain": False, "kop_min_free_bytes": 0, **settings}
 
     async def open(self) -> SqliteEngine:
-        return await open_engine(self.path, policy=policy_of, **self.settings)
+        settings = settings_of(SqliteSettings, **self.settings)
+        return await open_engine(self.path, policy=policy_of, settings=settings, ended=self.ended)
 
 
 BESIDE = {"beside_batch_bytes": 1, "beside_commit_bytes": 1, "segment_bytes": 16 << 10}
@@ -140,8 +147,12 @@ class PulsarStore(EngineStore[PulsarEngine]):
         self.urls = service_url, admin_url
         self.policy = policy
         self.answers: Callable[[LiveBroker], Awaitable[bool]] | None = None
-        self.settings = PulsarSettings(
-            namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0, offsets=offsets
+        self.settings = settings_of(
+            PulsarSettings,
+            kop_pulsar_namespace=namespace,
+            kop_pulsar_metadata_namespace=f"{namespace}-kop",
+            kop_pulsar_offsets=offsets,
+            idle_seconds=1.0,
         )
         self._was_open = False
 
@@ -154,7 +165,8 @@ class PulsarStore(EngineStore[PulsarEngine]):
             if self._was_open or "TopicPolicies: no answer" not in str(error):
                 raise
             logging.getLogger(__name__).warning("Pulsar does not load the policies of a new namespace: %s", error)
-            self.settings = replace(self.settings, metadata_namespace=f"{self.settings.namespace}-kop-again")
+            other = {"kop_pulsar_metadata_namespace": f"{self.settings.kop_pulsar_namespace}-kop-again"}
+            self.settings = self.settings.model_copy(update=other)
             engine = await self._open()
         self._was_open = True
         return engine

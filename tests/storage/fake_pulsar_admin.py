@@ -55,9 +55,11 @@ class FakePulsar:
         self._ledgers = 100
 
     def add(self, name: str, partitions: int = 1, **properties: str) -> FakeTopic:
-        """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id."""
+        """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id, and comes with kop.topic_name."""
         self._ledgers += 1
         named = {key.replace("kop_", "kop.", 1): value for key, value in properties.items()}
+        if "kop_topic_id" in properties:
+            named.setdefault("kop.topic_name", full(name))
         made = self.topics[full(name)] = FakeTopic(partitions, self._ledgers, named)
         return made
 
@@ -67,9 +69,8 @@ class FakePulsar:
         client: Any = SimpleNamespace(
             topics=self.list_all, max_message_size=5 << 20, transactions=lambda: None, outage=Outage()
         )
-        return PulsarEngine(
-            client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
-        )
+        told = PulsarSettings(kop_pulsar_namespace=HOME, kop_pulsar_metadata_namespace=METADATA, **settings)
+        return PulsarEngine(client, admin, policy_of, told)
 
     def now_ms(self) -> int:
         """The time by its clock."""

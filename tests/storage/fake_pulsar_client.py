@@ -541,10 +541,6 @@ class FakeProducerNaming(ProducerNaming):
     def of(self, producer_id: int) -> str:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
-    @staticmethod
-    def former(producer_id: int) -> str:
-        return f"former-pid-{producer_id}"
-
     @property
     def leader(self) -> str:
         return "leader"

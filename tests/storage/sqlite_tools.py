@@ -18,7 +18,8 @@ import pytest
 from storage.engines import SqliteStore
 from support.waiting import SECONDS
 
-from kop.storage.sqlite import SqliteEngine, writer
+from kop.storage.sqlite import writer
+from kop.storage.sqlite.engine import SqliteEngine
 from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.schema import segments_of
 

@@ -16,7 +16,8 @@ from storage.sqlite_tools import InterceptedStore, content, image
 
 from kop.errors import BackendError
 from kop.records.batch import iter_batches
-from kop.storage.sqlite import SqliteEngine, wal
+from kop.storage.sqlite import wal
+from kop.storage.sqlite.engine import SqliteEngine
 from kop.storage.sqlite.schema import segments_of
 from kop.storage.sqlite.segments import files_in
 
@@ -173,14 +174,14 @@ async def test_a_damaged_header(sqlite: InterceptedStore, tmp_path: Path) -> Non
 async def test_a_start_may_be_refused(sqlite: InterceptedStore, tmp_path: Path) -> None:
     store = await killed(sqlite, tmp_path)
     at = frames(content(store.path, "-wal"))[5][0] + 100
-    damaged = again(store, tmp_path / "damaged", flip(at), refuse_damaged_log=True)
+    damaged = again(store, tmp_path / "damaged", flip(at), kop_refuse_damaged_log=True)
     before = {path: path.read_bytes() for path in damaged.path.parent.rglob("*") if path.is_file()}
     for _ in range(2):
         with pytest.raises(BackendError, match=r"commit\(s\) that were acknowledged are lost"):
             await damaged.open()
         after = {path: path.read_bytes() for path in damaged.path.parent.rglob("*") if path.is_file()}
         assert after == before
-    del damaged.settings["refuse_damaged_log"]
+    del damaged.settings["kop_refuse_damaged_log"]
     async with damaged.opened() as engine:
         assert engine.losses is not None
 
@@ -286,7 +287,7 @@ async def test_a_damaged_log_of_which_the_database_has_all_is_not_needed(
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     places = [at for at, _ in frames(content(store.path, "-wal"))]
     for at in (3, places[0] + 20, places[5] + 9, places[9] + 17, places[20] + 1000, places[30] + 5, places[-5] + 5000):
-        damaged = again(store, tmp_path / "damaged", flip(at), refuse_damaged_log=True)
+        damaged = again(store, tmp_path / "damaged", flip(at), kop_refuse_damaged_log=True)
         shutil.copy(whole / "kop.db", damaged.path)
         async with damaged.opened() as engine:
             assert await stored(engine) == expected(COMMITS), at

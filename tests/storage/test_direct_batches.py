@@ -10,7 +10,7 @@ import inspect
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from storage.batches import LIMIT, NOW, batch, records
@@ -30,10 +30,12 @@ from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import appends, direct_batches, throttle
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition.decompression import MOST_AT_ONCE
-from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading import stored_batches
 from kop.storage.pulsar.settings import PulsarSettings
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no compiled code is used: {missing()}")
 

@@ -242,10 +242,16 @@ def test_a_snapshot_holds_what_is_committed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "[[1,2]]", "[[1,2,3,[[1,2,3,4]]]]", '[[1,2,3,[[1,2,3,4,5]],"x"]]', "[[1,2,3,[],4,5,6]]", "3"]
-)
+    "text",
+    [
+        "3", "[1]", "[[1,2]]", "[[1,2,3,[[1,2,3,4]],-1,5]]", '[[1,2,3,[[1,2,3,4,5]],"x",5]]',
+        '[[1,2,3,[[1,2,3,4,5]],-1,"x"]]', "[[1,2,3,[],4,5,6]]",
+        pytest.param("[[1,2,3,[[1,2,3,4,5]]]]", id="unreleased: without the transaction"),
+        pytest.param("[[1,2,3,[[1,2,3,4,5]],6]]", id="unreleased: without the last timestamp"),
+    ],
+)  # fmt: skip
 def test_a_snapshot_that_is_none(text: str) -> None:
-    with pytest.raises(InternalError):
+    with pytest.raises(InternalError, match="begin with a new store"):
         ProducerStates.restore(json.loads(text))
 
 
@@ -510,24 +516,10 @@ def test_transactions_are_the_same_after_a_restart() -> None:
     marker(1, 2, commit=False)
     for states, rest in ((ProducerStates(), batches), (ProducerStates.restore(snapshot), batches[3:])):
         for batch, offset, end in rest:
-            states.replay(batch, offset, NOW if end is None else MARKED, end, transactions_from=0)
+            states.replay(batch, offset, NOW if end is None else MARKED, end)
         assert states.snapshot() == log.states.snapshot()
         assert states.transactions.aborted == log.states.transactions.aborted
         assert states.transactions.first_open == log.states.transactions.first_open
     restored = ProducerStates.restore(log.states.snapshot(), log.states.transactions.aborted)
     assert restored.transactions.open_transactions == {3: 8}
     assert restored.transactions.aborted_between(0, 10) == log.states.transactions.aborted_between(0, 10)
-
-
-def test_snapshots_of_older_versions_have_the_time_of_the_last_batch() -> None:
-    older: list[list[object]] = [[1, 0, NOW, [[0, 0, 5, 5, NOW]]], [2, 0, NOW, [[0, 0, 6, 6, NOW]], 6], [3, 1, NOW, []]]
-    states = ProducerStates.restore(json.loads(json.dumps(older)))
-    assert states.views() == [ProducerInfo(1, 0, 0, NOW), ProducerInfo(2, 0, 0, NOW, 6), ProducerInfo(3, 1, -1, -1)]
-
-
-def test_transactional_batches_of_older_logs_open_no_transaction() -> None:
-    for transactions_from, first_open in ((None, None), (6, None), (5, 5)):
-        states = ProducerStates()
-        states.replay(in_transaction(1, 0, 0), 5, NOW, transactions_from=transactions_from)
-        assert states.transactions.first_open == first_open
-        assert states.views() == [ProducerInfo(1, 0, 0, NOW, -1 if first_open is None else 5)]

@@ -9,11 +9,13 @@ import pytest
 from storage.batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
 from storage.engines import MemoryStore, policy_of
 from storage.marked_producer import TransactionalProducer, committed_values
+from support.settings import settings_of
 from support.waiting import until
 
 from kop import background
 from kop.errors import ErrorCode
-from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
+from kop.storage.memory.engine import MemoryEngine, open_engine
+from kop.storage.memory.settings import MemorySettings
 
 SIZE = len(batch(["x" * 100])) + 230
 """Bytes that the engine counts for a batch of one record of 100 bytes."""
@@ -21,13 +23,15 @@ SIZE = len(batch(["x" * 100])) + 230
 
 async def engine_of(batches: int) -> MemoryEngine:
     """An engine with room for so many batches of one record of 100 bytes."""
-    settings = MemorySettings(max_bytes=batches * SIZE, maintain=False)
+    settings = settings_of(MemorySettings, kop_memory_bytes=batches * SIZE, maintain=False)
     return await open_engine(policy=policy_of, settings=settings)
 
 
 async def test_small_batches_count_with_what_holds_them() -> None:
     """A batch of a few bytes takes several times as much memory as it has bytes."""
-    engine = await open_engine(policy=policy_of, settings=MemorySettings(max_bytes=30_000, maintain=False))
+    engine = await open_engine(
+        policy=policy_of, settings=settings_of(MemorySettings, kop_memory_bytes=30_000, maintain=False)
+    )
     log = await make(engine)
     await fill(log, *["x"] * 90)
     assert log.size_bytes == 90 * len(batch(["x"])), "clients are told the bytes of the batches alone"
@@ -144,7 +148,7 @@ async def test_an_append_and_a_deletion_during_compaction_are_kept() -> None:
 
 async def test_upkeep_runs_by_itself() -> None:
     interval_ms = 3_600_000
-    engine = await open_engine(policy=policy_of, settings=MemorySettings(upkeep_interval_ms=lambda: interval_ms))
+    engine = await open_engine(policy=policy_of, settings=MemorySettings(cleaner_interval_ms=lambda: interval_ms))
     log = await make(engine, retention_ms="1000")
     await fill(log, "a")
     interval_ms = 1  # which holds at once
@@ -160,14 +164,14 @@ async def test_upkeep_without_a_pause_leaves_the_loop_some(monkeypatch: pytest.M
         pauses.append(every())
 
     monkeypatch.setattr(background, "repeat", repeat)
-    engine = await open_engine(policy=policy_of, settings=MemorySettings(upkeep_interval_ms=lambda: 0))
+    engine = await open_engine(policy=policy_of, settings=MemorySettings(cleaner_interval_ms=lambda: 0))
     await until(lambda: pauses)
     assert pauses == [0.01]
     await engine.close()
 
 
 async def test_the_engine_after_it_has_its_own_observers_and_bound() -> None:
-    store = MemoryStore(max_bytes=2 * SIZE)
+    store = MemoryStore(kop_memory_bytes=2 * SIZE)
     told = []
     async with store.opened() as engine:
         log = await make(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from storage.engines import policy_of
@@ -12,16 +13,21 @@ from kop.cli.pulsar import ask
 from kop.config import Config
 from kop.errors import BackendError
 from kop.pulsar_client.auth import OAuth2
-from kop.storage.pulsar import open_engine
 from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.engine import open_engine
+from kop.storage.pulsar.settings import PulsarSettings
+
+
+def access(**settings: Any) -> Access:
+    return Access(PulsarSettings(**settings))
 
 
 @pytest.mark.parametrize("auth", ["very-secret", "tokn:very-secret", "oauth2:very-secret", 'oauth2:{"very-secret":1}'])
 def test_credentials_that_do_not_do_are_not_shown(auth: str) -> None:
     with pytest.raises(BackendError, match=r"kop\.pulsar\.auth") as caught:
-        Access(auth=auth).credentials()
+        access(kop_pulsar_auth=auth).credentials()
     assert "very-secret" not in str(caught.value) or auth.endswith(":1}")  # the name of a field is no secret
-    assert "very-secret" not in repr(Access(auth=auth))
+    assert "very-secret" not in f"{access(kop_pulsar_auth=auth)!r} {PulsarSettings(kop_pulsar_auth=auth)!r}"
 
 
 ADMIN_URLS = {
@@ -38,19 +44,22 @@ ADMIN_URLS = {
 def test_credentials_do_not_go_to_rest_in_clear_where_the_service_has_tls(
     service_url: str, admin_url: str, auth: str
 ) -> None:
-    access = Access(auth=auth)
+    made = access(kop_pulsar_auth=auth)
     if ADMIN_URLS[admin_url] and auth and "ssl" in service_url:
         with pytest.raises(BackendError, match=r"kop\.pulsar\.admin\.url.*clear text.*https") as caught:
-            access.check(service_url, admin_url)
+            made.check(service_url, admin_url)
         assert "very-secret" not in str(caught.value)
     else:
-        access.check(service_url, admin_url)
+        made.check(service_url, admin_url)
 
 
 async def test_an_engine_does_not_begin_with_credentials_in_clear() -> None:
     with pytest.raises(BackendError, match=r"kop\.pulsar\.admin\.url"):
         await open_engine(
-            "pulsar+ssl://127.0.0.1:1", "http://127.0.0.1:1", policy=policy_of, access=Access(auth="token:t")
+            "pulsar+ssl://127.0.0.1:1",
+            "http://127.0.0.1:1",
+            policy=policy_of,
+            settings=PulsarSettings(kop_pulsar_auth="token:t"),
         )
 
 
@@ -66,7 +75,12 @@ def test_commands_do_not_send_credentials_in_clear() -> None:
 
 def test_an_oauth2_issuer_is_met_with_the_authorities_of_the_settings(tmp_path: Path) -> None:
     text = 'oauth2:{"issuer":"https://issuer.example","client_id":"a","client_secret":"very-secret"}'
-    auth = Access(auth=text, ca_file="/ca.pem", cert_file="/cert.pem", verify_host=False).credentials()
+    auth = access(
+        kop_pulsar_auth=text,
+        kop_pulsar_tls_ca_file="/ca.pem",
+        kop_pulsar_tls_cert_file="/cert.pem",
+        kop_pulsar_tls_verify_host=False,
+    ).credentials()
     assert isinstance(auth, OAuth2)
     assert auth.tls is not None
     # Its own name is always checked, and it is not shown the certificate that is for Pulsar.

@@ -23,7 +23,7 @@ from kop.records import transcode
 from kop.records.batch import read_header
 from kop.records.transcode import EntryTransaction
 from kop.storage.base import EndedTransaction, PartitionLog
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import entry_sizes, tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,15 @@ from kop.pulsar_client import Producer, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.storage.base import LiveBroker, TopicInfo
-from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
     DELETING_PROPERTY,
     ID_PROPERTY,
+    NAME_PROPERTY,
     UNFINISHED_PROPERTY,
-    ProducerNaming,
-    PulsarTopic,
 )
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
@@ -74,8 +72,8 @@ def broker_process(store: PulsarStore, folder: Path, *, node_id: str) -> Child:
         folder,
         store=["--store", store.urls[0], "--admin-url", store.urls[1]],
         node_id=node_id,
-        kop_pulsar_namespace=store.settings.namespace,
-        kop_pulsar_metadata_namespace=store.settings.metadata_namespace,
+        kop_pulsar_namespace=store.settings.kop_pulsar_namespace,
+        kop_pulsar_metadata_namespace=store.settings.kop_pulsar_metadata_namespace,
     )
 
 
@@ -91,6 +89,18 @@ async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> Non
         await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
         # A look that took long is told of, too, although nothing has changed.
         assert [ids for ids, _ in itertools.groupby(heard)] == [[1], [1, 2], [1]]
+
+
+async def test_a_producer_of_brokers_that_names_no_instance_is_no_broker(
+    pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pulsar_store.opened() as engine:
+        await engine.join(LiveBroker(1, "host-1", 9001))
+        partition = f"{engine.context.naming.brokers_topic}-partition-0"
+        await engine.client.open_producer(partition, name="kop-broker-2", properties={"host": "h", "port": "1"})
+        await until(lambda: "kop-broker-2" in caplog.text)
+        assert "is of an unreleased kop and does not count as a broker: stop that one" in caplog.text
+        assert [broker.node_id for broker in engine.brokers] == [1]
 
 
 async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
@@ -119,8 +129,10 @@ async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_
     pulsar_store: PulsarStore, producer: int
 ) -> None:
     """Both clusters hand out the same producer ids, and Pulsar deduplicates by the producer's name."""
-    second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace)
-    second.settings = replace(second.settings, metadata_namespace=f"{second.settings.namespace}-kop2")
+    second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.kop_pulsar_namespace)
+    second.settings = second.settings.model_copy(
+        update={"kop_pulsar_metadata_namespace": f"{second.settings.kop_pulsar_namespace}-kop2"}
+    )
     async with pulsar_store.opened() as engine, second.opened() as other:
         assert engine.cluster_id != other.cluster_id
         here = await make(engine)
@@ -134,22 +146,6 @@ async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_
         assert stored == list(range(50))
         await here.refresh()
         assert await read_values(here) == [f"{number}" for number in range(25) for _ in range(2)]
-
-
-async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
-    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as former:
-        former.setattr(ProducerNaming, "of", lambda _, number: ProducerNaming.former(number))
-        async with pulsar_store.opened() as old:
-            log = await make(old)
-            for number in range(3):
-                await append(log, batch([f"{number}"], producer=7, sequence=number))
-    monkeypatch.setattr(PulsarTopic, "is_young", lambda *_: False)
-    async with pulsar_store.opened() as new:
-        log = await attached(new)
-        assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
-        assert await read_values(log) == ["0", "1", "2", "3"]
 
 
 async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_the_next_one(
@@ -209,6 +205,7 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
         for name, made in ((old, now - 3_600_000), (young, now)):
             properties = {
                 ID_PROPERTY: str(new_uuid()),
+                NAME_PROPERTY: name,
                 CONFIGS_PROPERTY: '{"retention.ms": "7200000"}',
                 CREATED_PROPERTY: str(made),
                 UNFINISHED_PROPERTY: "true",
@@ -323,7 +320,7 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client's producer moves to another gateway and back, and the first one had no connection meanwhile."""
-    pulsar_store.settings = replace(pulsar_store.settings, idle_seconds=60.0)
+    pulsar_store.settings = pulsar_store.settings.model_copy(update={"idle_seconds": 60.0})
     connected = asyncio.Event()
     connected.set()
     check_exists = PulsarLog.check_exists
@@ -339,7 +336,7 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
         assert (await append(here, batch(["0"], producer=7))).base_offset == 0
         connected.clear()
         async with pulsar_store.opened() as other, Admin(pulsar_store.urls[1]) as admin:
-            await admin.unload(f"persistent://{pulsar_store.settings.namespace}/t")
+            await admin.unload(f"persistent://{pulsar_store.settings.kop_pulsar_namespace}/t")
             there = await attached(other)
             await append(there, batch(["1", "2"], producer=7, sequence=1))
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):  # clients try again

@@ -21,7 +21,7 @@ from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.topics import compaction
 from kop.storage.pulsar.topics.compaction import (

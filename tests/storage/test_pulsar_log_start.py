@@ -13,8 +13,8 @@ from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.storage.base import ReadResult, TimestampOffset
-from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.layout import largest_remembered, remembered
+from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.layout import largest_remembered
 from kop.storage.pulsar.partition.log import PulsarLog
 
 pytestmark = pytest.mark.pulsar
@@ -54,18 +54,6 @@ async def test_two_gateways_that_delete_at_once_never_move_the_log_start_back(pu
         await until(tidy)
     async with pulsar_store.opened() as engine:
         assert (await attached(engine)).log_start_offset == 4 * rounds + 2
-
-
-async def test_a_log_start_that_an_older_gateway_kept_still_counts(pulsar_store: PulsarStore) -> None:
-    async with pulsar_store.opened() as engine:
-        log = await make(engine)
-        await fill(log, *map(str, range(10)))
-        await engine.topics.set_property(log.topic.topic_id, remembered("log_start", 0), "7")
-    async with pulsar_store.opened() as engine:
-        log = await attached(engine)
-        assert log.log_start_offset == 7
-        assert await log.delete_records(3) == 7
-        assert await log.delete_records(9) == 9
 
 
 async def test_a_log_start_beyond_what_the_tail_has_brought_is_not_forgotten(pulsar_store: PulsarStore) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from storage.batches import append, attached, batch, first, make, records, refused
@@ -23,7 +22,7 @@ from support.waiting import SECONDS, until
 from kop.errors import ErrorCode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.source import stats_position
 
@@ -34,7 +33,7 @@ MOVED = "readers_moved_past_entries"
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
     with fresh_namespace(pulsar_urls) as pulsar:
         store = PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
-        store.settings = replace(store.settings, idle_seconds=60)  # readers stay while a test waits
+        store.settings = store.settings.model_copy(update={"idle_seconds": 60.0})  # readers stay while a test waits
         yield store
 
 

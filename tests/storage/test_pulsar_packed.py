@@ -26,7 +26,7 @@ from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pa
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, PartitionLog
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping
 from kop.storage.pulsar.offsets.mapping import PartitionEntries
@@ -348,7 +348,7 @@ async def test_ledgers_come_and_every_gap_can_be_read_from(packed: PulsarStore) 
 async def test_a_reader_goes_on_through_gaps_and_looks_twice_between_ledgers(
     packed: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed.settings = replace(packed.settings, cache_bytes=0)
+    packed.settings = packed.settings.model_copy(update={"kop_cache_bytes": 0})
     async with packed.opened() as engine:
         log = await make(engine)
         for part in range(3):
@@ -461,12 +461,12 @@ async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarSt
 
 @pytest.mark.parametrize("order", [("packed", "index"), ("index", "packed")])
 async def test_gateways_on_the_same_data_have_to_agree(packed: PulsarStore, order: tuple[str, str]) -> None:
-    packed.settings = replace(packed.settings, offsets=order[0])
+    packed.settings = packed.settings.model_copy(update={"kop_pulsar_offsets": order[0]})
     async with packed.opened() as engine:
         await put(await make(engine), "a")
-    packed.settings = replace(packed.settings, offsets=order[1])
+    packed.settings = packed.settings.model_copy(update={"kop_pulsar_offsets": order[1]})
     with pytest.raises(BackendError, match=rf"kop\.pulsar\.offsets={order[0]}"):
         await packed.open()
-    packed.settings = replace(packed.settings, offsets=order[0])
+    packed.settings = packed.settings.model_copy(update={"kop_pulsar_offsets": order[0]})
     async with packed.opened() as engine:
         assert await read_values(first(engine)) == ["a"]

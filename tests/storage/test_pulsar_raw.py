@@ -31,7 +31,7 @@ from kop.pulsar_client import EARLIEST, Entry
 from kop.records import transcode
 from kop.records.batch import Codec, iter_batches, read_header, stamp_create_time
 from kop.storage.base import LogPolicy, PartitionLog, TimestampOffset, TopicInfo
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import RAW_PROPERTY
 from kop.storage.pulsar.partition.log import PulsarLog
 

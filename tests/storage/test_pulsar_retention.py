@@ -20,7 +20,7 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
 from kop.storage.base import LogPolicy, TopicInfo
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY
 from kop.storage.pulsar.topics.write_checks import OncePerTopic, WriteChecks
@@ -70,7 +70,7 @@ async def make_native(admin: PulsarAdmin, full_name: str, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
 async def test_what_is_acknowledged_on_a_native_topic_outlives_its_ledger(forgetful: PulsarStore, kind: str) -> None:
-    full_name = f"persistent://{forgetful.settings.namespace}/native"
+    full_name = f"persistent://{forgetful.settings.kop_pulsar_namespace}/native"
     async with PulsarAdmin(forgetful.urls[1]) as admin:
         partition = await make_native(admin, full_name, kind)
         assert await admin.get_retention(full_name, applied=True) == Retention(0, 0)
@@ -110,10 +110,10 @@ async def test_a_topic_of_another_namespace_keeps_its_records_too(forgetful: Pul
 @pytest.mark.parametrize("level", ["topic", "namespace"])
 async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, level: str) -> None:
     hour = Retention(60, -1)
-    full_name = f"persistent://{forgetful.settings.namespace}/native"
+    full_name = f"persistent://{forgetful.settings.kop_pulsar_namespace}/native"
     async with PulsarAdmin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
         if level == "namespace":
-            await admin.set_namespace_retention(forgetful.settings.namespace, hour)
+            await admin.set_namespace_retention(forgetful.settings.kop_pulsar_namespace, hour)
         await make_native(admin, full_name, "plain")
         if level == "topic":
             await admin.set_retention(full_name, hour)
@@ -131,7 +131,7 @@ async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, lev
 async def test_nothing_is_taken_while_the_retention_cannot_be_set(
     forgetful: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full_name = f"persistent://{forgetful.settings.namespace}/native"
+    full_name = f"persistent://{forgetful.settings.kop_pulsar_namespace}/native"
     async with PulsarAdmin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
         await make_native(admin, full_name, "partitioned")
         await known(engine, "native")

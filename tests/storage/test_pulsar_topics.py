@@ -161,12 +161,12 @@ async def test_a_topic_that_is_met_with_an_id_that_does_not_parse_gets_one() -> 
 async def test_numbers_that_do_not_parse_are_the_last_good_ones(text: str) -> None:
     pulsar = FakePulsar()
     made = pulsar.add("t", kop_topic_id=str(new_uuid()))
-    made.properties["kop.log_start.0"] = "7"
+    made.properties["kop.log_start.0.7"] = "7"
     async with loaded(pulsar) as engine:
         log = engine.log(topic(engine, "t").topic_id, 0)
         assert log is not None
         assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 7
-        made.properties |= dict.fromkeys(("kop.log_start.0", "kop.created", "kop.deleting"), text)
+        made.properties |= dict.fromkeys(("kop.log_start.0.7", "kop.created", "kop.deleting"), text)
         await seen(engine, "t")
         assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 7
         assert not engine.services.knows_all_producers(log.topic.topic_id)
@@ -177,8 +177,18 @@ async def test_numbers_that_do_not_parse_are_the_last_good_ones(text: str) -> No
         assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 0
 
 
+async def test_a_number_whose_name_does_not_hold_it_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    pulsar = FakePulsar()
+    pulsar.add("t", kop_topic_id=str(new_uuid())).properties["kop.log_start.0"] = "7"
+    async with loaded(pulsar) as engine:
+        assert engine.services.kept_number(topic(engine, "t").topic_id, 0, "log_start") == 0
+        assert engine.counts[UNPARSED] == 1
+        assert f"kop.log_start.0 of topic {full('t')} does not parse" in caplog.text
+        assert "remove it (pulsar-admin topics remove-properties)" in caplog.text
+
+
 def test_what_parses_is_taken_as_it_is() -> None:
-    properties = {ID_PROPERTY: str(new_uuid()), CONFIGS_PROPERTY: "{}", "kop.log_start.3": "5", "theirs": "{oops"}
+    properties = {ID_PROPERTY: str(new_uuid()), CONFIGS_PROPERTY: "{}", "kop.log_start.3.5": "5", "theirs": "{oops"}
     assert repaired(properties, {}) == (properties, [])
     assert configs_of({}) == {}
     assert number({"a": "0012"}, "a") == 12
@@ -193,7 +203,12 @@ async def test_a_topic_that_was_cloned_with_its_properties_gets_an_id_of_its_own
 ) -> None:
     pulsar = FakePulsar()
     original = pulsar.add("original", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(GOOD))
-    original.properties |= {NAME_PROPERTY: full("original"), "kop.log_start.0": "40", "kop.created": "5", "theirs": "x"}
+    original.properties |= {
+        NAME_PROPERTY: full("original"),
+        "kop.log_start.0.40": "40",
+        "kop.created": "5",
+        "theirs": "x",
+    }
     async with loaded(pulsar) as first_engine, loaded(pulsar) as second_engine:
         kept, changes = topic(first_engine, "original"), heard(first_engine)
         pulsar.add("clone").properties |= original.properties
@@ -223,54 +238,63 @@ async def test_a_topic_that_was_cloned_with_its_properties_gets_an_id_of_its_own
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("partitions", [0, 1])
-async def test_gateways_that_begin_give_an_id_without_a_name_to_the_elder(
-    names: tuple[str, str], partitions: int
+@pytest.mark.parametrize("known", [False, True])
+async def test_of_two_topics_that_carry_one_id_as_their_own_the_first_keeps_it(
+    names: tuple[str, str], partitions: int, known: bool
 ) -> None:
     pulsar = FakePulsar()
-    elder, clone = names
     topic_id = new_uuid()
-    for name in names:
+    for name in names[:1] if known else names:
         pulsar.add(name, partitions, kop_topic_id=str(topic_id))
     async with loaded(pulsar) as first_engine, loaded(pulsar) as second_engine:
-        for engine in (first_engine, second_engine):
-            await until(partial(engine.topics.get, clone))
-            assert topic(engine, elder).topic_id == topic_id
-        assert topic(first_engine, clone) == topic(second_engine, clone)
-        assert topic(first_engine, clone).topic_id != topic_id
-        assert first_engine.topics.by_id(topic_id) == topic(first_engine, elder)
+        engines = first_engine, second_engine
+        if known:
+            pulsar.add(names[1], partitions, kop_topic_id=str(topic_id))
+            await asyncio.gather(*(seen(engine, names[1]) for engine in engines))
+
+        def parted(engine: PulsarEngine) -> bool:
+            first, second = engine.topics.get("a"), engine.topics.get("b")
+            return first is not None and engine.topics.by_id(topic_id) == first and second is not None
+
+        for engine in engines:
+            await until(partial(parted, engine))
+        assert topic(first_engine, "b") == topic(second_engine, "b")
+        assert topic(first_engine, "b").topic_id != topic_id
         for name in names:
             assert pulsar.topics[full(name)].properties[NAME_PROPERTY] == full(name)
 
 
-async def test_the_one_that_is_known_keeps_an_id_without_a_name() -> None:
+async def test_an_id_without_a_name_is_refused_until_somebody_writes_one(caplog: pytest.LogCaptureFixture) -> None:
     pulsar = FakePulsar()
-    known = pulsar.add("known", kop_topic_id=str(new_uuid()))
-    known.ledger = 10_000  # retention took its old ledgers
-    async with loaded(pulsar) as engine, loaded(pulsar) as other:
-        before = topic(engine, "known")
-        pulsar.add("clone").properties |= known.properties
-        await asyncio.gather(seen(engine, "clone"), seen(other, "clone"))
-        assert topic(engine, "known") == topic(other, "known") == before
-        assert topic(engine, "clone") == topic(other, "clone")
-        assert topic(engine, "clone").topic_id != before.topic_id
+    named, removed = (pulsar.add(name, kop_topic_id=str(new_uuid())) for name in ("named", "removed"))
+    ids = named.properties[ID_PROPERTY], removed.properties[ID_PROPERTY]
+    for made in (named, removed):
+        del made.properties[NAME_PROPERTY]
+    async with loaded(pulsar) as engine:
+        assert engine.topics.all() == []
+        assert engine.topics.missing("named") is ErrorCode.LEADER_NOT_AVAILABLE
+        assert f"Set kop.topic_name={full('named')} (pulsar-admin topics update-properties)" in caplog.text
+        named.properties[NAME_PROPERTY] = full("named")
+        del removed.properties[ID_PROPERTY]
+        await asyncio.gather(seen(engine, "named"), seen(engine, "removed"))
+        assert str(topic(engine, "named").topic_id) == ids[0]
+        assert str(topic(engine, "removed").topic_id) != ids[1]
 
 
-async def test_ids_of_older_gateways_get_their_names() -> None:
+async def test_a_known_topic_gets_a_lost_name_again() -> None:
     pulsar = FakePulsar()
     made = pulsar.add("t", kop_topic_id=str(new_uuid()))
     async with loaded(pulsar) as engine:
         before, changes = topic(engine, "t"), heard(engine)
-        await engine.topics.load()
+        del made.properties[NAME_PROPERTY]
+        await seen(engine, "t")
         assert made.properties[NAME_PROPERTY] == full("t")
-        asked = pulsar.asked["set properties"]
-        await engine.topics.load()
-        assert pulsar.asked["set properties"] == asked
         assert (topic(engine, "t"), changes) == (before, [])
 
 
 async def test_a_known_topic_keeps_its_id_when_anothers_properties_are_copied_over_its_own() -> None:
     pulsar = FakePulsar()
-    original, copy = (pulsar.add(name, kop_topic_id=str(new_uuid()), kop_topic_name=full(name)) for name in ("a", "b"))
+    original, copy = (pulsar.add(name, kop_topic_id=str(new_uuid())) for name in ("a", "b"))
     async with loaded(pulsar) as engine:
         before = topic(engine, "a"), topic(engine, "b")
         original.properties |= copy.properties
@@ -361,8 +385,8 @@ async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
 async def test_a_listing_asks_for_a_few_topics_whatever_there_are() -> None:
     pulsar = FakePulsar()
     for index in range(3000):
-        pulsar.add(f"p{index}", 2, kop_topic_id=str(new_uuid()), kop_topic_name=full(f"p{index}"))
-        pulsar.add(f"q{index}", 0, kop_topic_id=str(new_uuid()), kop_topic_name=full(f"q{index}"))
+        pulsar.add(f"p{index}", 2, kop_topic_id=str(new_uuid()))
+        pulsar.add(f"q{index}", 0, kop_topic_id=str(new_uuid()))
     async with loaded(pulsar) as engine:
         assert len(engine.topics.all()) == 6000
         for _ in range(3):
@@ -441,7 +465,7 @@ async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:
     pulsar = FakePulsar()
     count = 2 * topics.SCANNED_A_LISTING + 5
     for index in range(count):
-        pulsar.add(f"t{index}", kop_topic_id=str(new_uuid()), kop_topic_name=full(f"t{index}"))
+        pulsar.add(f"t{index}", kop_topic_id=str(new_uuid()))
     async with loaded(pulsar) as engine:
         for made in pulsar.topics.values():
             made.properties[CONFIGS_PROPERTY] = json.dumps(GOOD)

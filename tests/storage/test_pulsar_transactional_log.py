@@ -26,7 +26,7 @@ from kop.pulsar_client.admin import RECOVERED
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import AppendResult, EndedTransaction, PartitionLog
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import PROBE_TOPIC, transaction_of
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.stream import Stream
@@ -680,7 +680,7 @@ async def test_topics_of_other_policies(pulsar_store: PulsarStore, cleanup: str)
 async def test_the_log_starts_at_the_first_entry_though_its_transaction_was_aborted(
     pulsar_store: PulsarStore, offsets: str
 ) -> None:
-    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace, offsets)
+    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.kop_pulsar_namespace, offsets)
     async with opened(store) as engine:
         log = await make(engine)
         await log.attach()
@@ -970,7 +970,7 @@ async def test_packed_offsets_know_transactions_of_whole_batches_only(pulsar_sto
     async def unfit(*_: object) -> str:
         return "so says the test"
 
-    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace, "packed")
+    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.kop_pulsar_namespace, "packed")
     async with store.opened() as engine:
         log = await make(engine)
         writer = Writer(engine)

@@ -28,7 +28,8 @@ from support.waiting import until
 from kop.errors import BackendError, ErrorCode
 from kop.records.batch import read_header
 from kop.storage.base import Buffer
-from kop.storage.sqlite import SqliteEngine, maintenance, reader, writer
+from kop.storage.sqlite import maintenance, reader, writer
+from kop.storage.sqlite.engine import SqliteEngine
 from kop.storage.sqlite.schema import segments_of
 from kop.storage.sqlite.segments import ALIGNMENT, BUFFER_BYTES, Place, Segments, files_in
 
@@ -401,7 +402,7 @@ async def test_a_short_disk_gets_the_file_back_that_takes_batches(
 ) -> None:
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
     Disk(monkeypatch, size=8 << 20)
-    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20, wal_bytes=400 << 10, segment_bytes=64 << 20)
+    sqlite.settings.update(maintain=True, kop_min_free_bytes=1 << 20, kop_wal_bytes=400 << 10, segment_bytes=64 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
         sent = 0
@@ -577,7 +578,7 @@ async def test_batches_of_a_lost_file_are_unreadable_and_all_else_goes_on(
             assert "4 batch(es) cannot be read" in caplog.text
             assert engine.losses == "4 batch(es) cannot be read: their files are not there"
             values = {metric.name: metric.samples[0].value for metric in engine.collect()}
-            assert values == {"kop_lost_batches": 4, "kop_lost_commits": 0}
+            assert values == {"kop_lost_batches": 4, "kop_lost_commits": 0, "kop_storage_writable": 1}
         assert len((await log.read(0, LIMIT, min_one=True)).buffers) == 4, "those before"
         for batch_offset in (8, 10, 12, 14):
             with pytest.raises(BackendError, match=f"goes on behind it, at offset {batch_offset + 2}") as error:

@@ -9,7 +9,8 @@ import pytest
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import build_at
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
-from kop.storage.memory import MemorySettings, SharedMemory
+from kop.storage.memory.settings import MemorySettings
+from kop.storage.memory.shared import SharedMemory
 from kop.storage.partition import AppendFuture
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy
-from kop.storage.sqlite import maintenance, open_engine, schema, writer
+from kop.storage.sqlite import maintenance, schema, writer
+from kop.storage.sqlite.engine import open_engine
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.tail_cache import Tail, TailCache
 
 # Durability
@@ -190,7 +193,9 @@ async def test_a_second_engine_is_refused(sqlite: InterceptedStore) -> None:
         with pytest.raises(BackendError, match=f"in use by another kop process .pid {os.getpid()}"):
             await sqlite.open()
         code = (
-            "import asyncio, sys; from kop.storage.sqlite import open_engine; from kop.storage.base import LogPolicy\n"
+            "import asyncio, sys\n"
+            "from kop.storage.base import LogPolicy\n"
+            "from kop.storage.sqlite.engine import open_engine\n"
             "asyncio.run(open_engine(sys.argv[1], policy=lambda topic: LogPolicy()))"
         )
         child = await asyncio.to_thread(
@@ -218,16 +223,28 @@ async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp
     assert not beside.exists()
     async with sqlite.opened():
         pass
-    for version in (0, 99):
+    for version, text in ((0, "unreleased"), (1, "unreleased"), (2, "unreleased.*begin anew"), (99, "that wrote it")):
         conn = sqlite3.connect(sqlite.path)
         conn.execute(f"PRAGMA user_version = {version}")
         conn.close()
-        with pytest.raises(BackendError, match=f"schema version {version}"):
+        with pytest.raises(BackendError, match=f"schema version {version},.*{text}"):
             await sqlite.open()
 
 
+async def test_a_database_that_was_brought_up_from_an_older_schema_is_refused(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        await make(engine)
+    with closing(sqlite3.connect(sqlite.path)) as conn:
+        conn.execute("UPDATE log SET transactions_from = 7")
+        conn.commit()
+    before = sqlite.path.read_bytes()
+    with pytest.raises(BackendError, match=r"an earlier schema version once: an unreleased kop wrote it.*begin anew"):
+        await sqlite.open()
+    assert sqlite.path.read_bytes() == before
+
+
 async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None:
-    sqlite.settings["wal_bytes"] = 512 << 10
+    sqlite.settings["kop_wal_bytes"] = 512 << 10
     async with sqlite.opened() as engine:
         log = await make(engine)
         for _ in range(40):
@@ -254,7 +271,9 @@ async def test_the_file_shrinks(sqlite: InterceptedStore, monkeypatch: pytest.Mo
 async def test_settings_of_a_topic_reach_its_logs(sqlite: InterceptedStore) -> None:
     policies = {"5": LogPolicy(retention_ms=5)}
     engine = await open_engine(
-        sqlite.path, policy=lambda topic: policies[topic.configs["retention.ms"]], maintain=False
+        sqlite.path,
+        policy=lambda topic: policies[topic.configs["retention.ms"]],
+        settings=SqliteSettings(maintain=False),
     )
     log = await make(engine, retention_ms="5")
     assert log.policy.retention_ms == 5
@@ -294,7 +313,7 @@ def test_the_cache_is_bounded_and_forgets_the_oldest_first() -> None:
 
 async def test_windows_of_idempotent_producers_hold_no_batch(tmp_path: Path) -> None:
     """Forty batches of 256 KiB are remembered by their numbers, also those that came twice before they were durable."""
-    async with SqliteStore(tmp_path, cache_bytes=0).opened() as engine:
+    async with SqliteStore(tmp_path, kop_cache_bytes=0).opened() as engine:
         logs = [await make(engine, f"t{index}") for index in range(8)]
         await append(logs[0], batch(["warm"], producer=99))
         gc.collect()

@@ -128,7 +128,7 @@ async def test_a_full_disk_heals(sqlite: InterceptedStore) -> None:
 
 async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
-    sqlite.settings["min_free_bytes"] = 5 << 20
+    sqlite.settings["kop_min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
@@ -150,7 +150,7 @@ async def test_deleting_records_makes_room_on_a_full_disk(
 ) -> None:
     Disk(monkeypatch, size=8 << 20)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
-    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20, wal_bytes=400 << 10)
+    sqlite.settings.update(maintain=True, kop_min_free_bytes=1 << 20, kop_wal_bytes=400 << 10)
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
@@ -186,7 +186,7 @@ async def test_a_disk_that_the_write_ahead_log_fills_has_room_again_after_a_dele
     """Its file is as large as the rest, since a reader kept it from being emptied; as much room is kept beside it."""
     Disk(monkeypatch, size=8 << 20)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
-    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20)
+    sqlite.settings.update(maintain=True, kop_min_free_bytes=1 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
@@ -211,7 +211,7 @@ async def test_a_disk_that_the_write_ahead_log_fills_has_room_again_after_a_dele
 async def test_health_comes_back_without_an_append(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
     disk = Disk(monkeypatch)
-    sqlite.settings.update(maintain=True, min_free_bytes=5 << 20)
+    sqlite.settings.update(maintain=True, kop_min_free_bytes=5 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
         disk.free = 0
@@ -346,7 +346,7 @@ async def test_deleted_topics_do_not_keep_retention_waiting(
 ) -> None:
     for name, value in (("DEAD_STEPS", 1), ("REMOVE_ROWS", 2), ("REMOVE_LOGS", 2), ("TICK_SECONDS", 0.01)):
         monkeypatch.setattr(maintenance, name, value)
-    sqlite.settings.update(maintain=True, retention_check_interval_ms=10)
+    sqlite.settings.update(maintain=True, log_retention_check_interval_ms=10)
     async with sqlite.opened() as engine:
         log = await make(engine, retention_bytes="0")
         for name in ("a", "b"):
@@ -396,7 +396,7 @@ async def test_compaction_does_not_keep_retention_waiting(
 
     monkeypatch.setattr(Cleaner, "clean", seen)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
-    sqlite.settings.update(maintain=True, retention_check_interval_ms=0, cleaner_keys=10)
+    sqlite.settings.update(maintain=True, log_retention_check_interval_ms=0, cleaner_keys=10)
     async with sqlite.opened() as engine:
         await until(lambda: first(engine).clean_offset == 99)
     assert starts[0] == 0

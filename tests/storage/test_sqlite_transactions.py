@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage.batches import NOW, append, batch, fill, first, make, put, read_values, refused
+from storage.batches import NOW, append, batch, first, make, put, refused
 from storage.engines import BESIDE, Clocks, SqliteStore
 from storage.marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
 from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, held_writer, images_of, stored_bytes
 from support.waiting import SECONDS, until
 
-from kop.errors import BackendError, ErrorCode
+from kop.errors import ErrorCode
 from kop.records.batch import read_header
-from kop.storage.sqlite import SqliteEngine, compaction, maintenance, schema, writer
+from kop.storage.sqlite import compaction, maintenance, writer
 from kop.storage.sqlite import log as sqlite_log
+from kop.storage.sqlite.engine import SqliteEngine
 
 DAY_MS = 86_400_000
-V1 = Path(__file__).with_name("data") / "sqlite_v1.sql"
 CHILD = [sys.executable, "-m", "storage.transaction_crash_child"]
 TESTS = Path(__file__).parent.parent
 
@@ -37,85 +36,6 @@ def query(path: Path, sql: str) -> Any:
     """The single value of a query, from the file."""
     with closing(sqlite3.connect(path)) as conn:
         return conn.execute(sql).fetchone()[0]
-
-
-# Files of version 1
-
-
-@pytest.fixture
-def old_store(sqlite: InterceptedStore) -> InterceptedStore:
-    """A file of version 1 that was not closed: with batches behind its snapshot and, from clients that had transactions
-    before they were kept, batches with the transactional bit. Its first log begins at offset 1."""
-    with closing(sqlite3.connect(sqlite.path)) as conn:
-        conn.execute(f"PRAGMA page_size = {schema.PAGE_SIZE}")
-        conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        conn.execute("PRAGMA journal_mode = WAL")
-        conn.executescript(V1.read_text())
-        conn.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-        conn.execute("PRAGMA user_version = 1")
-    return sqlite
-
-
-async def check_old(engine: SqliteEngine) -> None:
-    """All of it is there, and no transaction is open."""
-    log, other = first(engine), first(engine, partition=1)
-    assert (log.log_start_offset, log.high_watermark, log.last_stable_offset) == (1, 6, 6)
-    assert (other.log_start_offset, other.high_watermark, other.last_stable_offset) == (0, 1, 1)
-    assert await read_values(log) == await committed_values(log) == ["b", "c", "d", "e", "f"]
-    assert [view.current_txn_start_offset for view in (*log.producers(), *other.producers())] == [-1, -1, -1]
-    assert (await append(log, batch(["f"], producer=1, sequence=1))).base_offset == 5  # as it was answered then
-
-
-async def test_a_file_of_version_1_opens_without_a_transaction(old_store: InterceptedStore) -> None:
-    for _ in range(2):
-        async with old_store.opened() as engine:
-            await check_old(engine)
-    assert query(old_store.path, "PRAGMA user_version") == schema.SCHEMA_VERSION
-    async with old_store.opened() as engine:
-        log = first(engine)
-        producer = TransactionalProducer(log, 2)
-        producer.sequence = 2
-        assert (await producer.put("g")).base_offset == 6  # the same producer goes on, and is in a transaction now
-        await fill(log, "h")
-        await fill(first(engine, await engine.topics.create("new", 1, {})), "i")
-    async with old_store.opened() as engine:
-        log = first(engine)
-        assert (log.last_stable_offset, log.high_watermark) == (6, 8)
-        await TransactionalProducer(log, 2).end(commit=False)
-        assert await committed_values(log) == ["b", "c", "d", "e", "f", "h"]
-        assert first(engine, "new").last_stable_offset == 1
-
-
-STEPS = (
-    "BEGIN IMMEDIATE",
-    "ALTER TABLE",
-    "UPDATE log",
-    "\nCREATE TABLE",
-    "CREATE INDEX",
-    "PRAGMA user_version =",
-    "COMMIT",
-)
-
-
-@pytest.mark.parametrize("step", STEPS)
-async def test_an_upgrade_is_done_or_not(old_store: InterceptedStore, tmp_path: Path, step: str) -> None:
-    killed = tmp_path / "killed"
-    killed.mkdir()
-
-    def fail(sql: str) -> None:
-        if sql.startswith(step):
-            for suffix in ("", "-wal"):
-                shutil.copy(f"{old_store.path}{suffix}", killed / f"kop.db{suffix}")
-            raise sqlite3.OperationalError("database or disk is full")
-
-    old_store.before = fail
-    with pytest.raises(BackendError, match="disk is full"):
-        await old_store.open()
-    old_store.before = None
-    assert query(old_store.path, "PRAGMA user_version") == 1
-    for store in (old_store, SqliteStore(killed)):
-        async with store.opened() as engine:
-            await check_old(engine)
 
 
 # Markers that are written, or not
@@ -187,7 +107,7 @@ async def test_transactions_end_where_the_disk_is_full_for_others(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    sqlite.settings["min_free_bytes"] = 5 << 20
+    sqlite.settings["kop_min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         first_producer, second_producer, third_producer = (TransactionalProducer(log, number) for number in (1, 2, 3))

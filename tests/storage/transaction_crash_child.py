@@ -17,8 +17,11 @@ from typing import Any
 import uvloop
 from storage.engines import policy_of
 from storage.marked_producer import TransactionalProducer, committed_values
+from support.settings import settings_of
 
-from kop.storage.sqlite import maintenance, open_engine
+from kop.storage.sqlite import maintenance
+from kop.storage.sqlite.engine import open_engine
+from kop.storage.sqlite.settings import SqliteSettings
 
 PARTITIONS = 3
 
@@ -27,7 +30,15 @@ async def main(path: str, ended: dict[str, int], settings: dict[str, Any]) -> No
     maintenance.SNAPSHOT_BATCHES = 20
     maintenance.TICK_SECONDS = 0.005
     engine = await open_engine(
-        Path(path), policy=policy_of, min_free_bytes=0, wal_bytes=1 << 20, cleaner_interval_ms=lambda: 10, **settings
+        Path(path),
+        policy=policy_of,
+        settings=settings_of(
+            SqliteSettings,
+            kop_min_free_bytes=0,
+            kop_wal_bytes=1 << 20,
+            cleaner_interval_ms=lambda: 10,
+            **settings,
+        ),
     )
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
     topic = engine.topics.get("t") or await engine.topics.create("t", PARTITIONS, configs)

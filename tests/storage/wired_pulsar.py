@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.fake_pulsar_client import Broker, FakeEngine
 
@@ -23,8 +23,10 @@ from kop.pulsar_client.types import DUPLICATE, Receipt
 from kop.records import transcode
 from kop.records.batch import BatchHeader, read_header
 from kop.storage.base import AppendResult, LogPolicy
-from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.log import PulsarLog
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 FOREVER = sys.maxsize
 

@@ -5,7 +5,7 @@ anything else takes a place in the log, so that the order is that of arrival. No
 instead, and what was under way is stored by the ordinary path. Every frame is compared with that of the ordinary path.
 
     store = DirectStore(random.Random(1))
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     async with gateway(tmp_path, store="memory:") as serving:
         store.offers = False  # all batches go the ordinary way
         store.refuses["t"] = PeerError(...)  # what is submitted, or under way, is refused
@@ -20,7 +20,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kop.compiled import compiled_only
 from kop.errors import KopError
@@ -28,12 +28,16 @@ from kop.records import transcode
 from kop.records.batch import BatchHeader, read_header
 from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
-from kop.storage.memory import Memory, MemoryEngine, MemorySettings
+from kop.storage.memory.engine import Memory, MemoryEngine
 from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.settings import MemorySettings
 from kop.storage.pulsar.partition.appends import NOBODY
-from kop.storage.pulsar.partition.decompression import MOST_INFLATED, DecompressionTurns, DirectCodecs
-from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_budget, direct_writer
+from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE, DecompressionTurns, DirectCodecs
+from kop.storage.pulsar.partition.direct_writers import direct_budget, direct_writer
 from kop.storage.pulsar.partition.producer import checked_times
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 _NUMBER = 12
 _NAME = b"a producer"
@@ -114,7 +118,16 @@ class PlayedWriter:
         self._outgoing = native.Outgoing(0, lambda: None, self._pushed)
         codecs = DirectCodecs(store.turns)
         writer = direct_writer(
-            _NUMBER, _NAME, self._outgoing, store.budget, store, codecs, MOST_INFLATED, _MAX_SIZE, epoch, next_sequence
+            _NUMBER,
+            _NAME,
+            self._outgoing,
+            store.budget,
+            store,
+            codecs,
+            BATCH_MAY_INFLATE,
+            _MAX_SIZE,
+            epoch,
+            next_sequence,
         )
         assert writer is not None
         self.writer: DirectWriter = writer

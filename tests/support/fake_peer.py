@@ -16,8 +16,9 @@ from kop.errors import FrameError
 from kop.handlers.api import Answer, Api, ConnectionInfo, Later
 from kop.metrics import Latencies, Metrics
 from kop.server.connection import ClientConnection
-from kop.server.limits import ClientLimits
 from kop.server.listener import Server
+from kop.server.settings import ServerSettings
+from support.settings import settings_of
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP = 0, 1, 3, 8, 11, 13
 KEYS = {
@@ -262,13 +263,13 @@ class Peer:
         return numbers
 
 
-def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
+def fake_server(requests: FakePipeline | None = None, **settings: Any) -> Server:
     """A server without listeners, on the running loop. Call `close_server` at the end."""
     pipeline = requests or FakePipeline()
     return Server(
         pipeline,  # type: ignore[arg-type]  # FakePipeline has all that a server uses of a pipeline
         pipeline.metrics,
-        ClientLimits(**limits),
+        settings_of(ServerSettings, **settings),
     )
 
 

@@ -3,7 +3,7 @@
 What a test does not ask for goes as in the memory engine, which keeps the protocol of `kop.storage.base`.
 
     store = FaultyStore()
-    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
     async with gateway(tmp_path, store="memory:") as serving:     # or without a gateway: engine = await store.open()
         log = store.log("t")
         log.hold()                      # appends wait ...
@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.records.batch import BatchHeader, iter_records
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
-from kop.storage.memory import Memory, MemoryEngine, MemorySettings
-from kop.storage.memory.engine import MemoryTopics
+from kop.storage.memory.engine import Memory, MemoryEngine, MemoryTopics
 from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.settings import MemorySettings
 
 
 class FaultyLog(MemoryLog):

@@ -12,7 +12,7 @@ import uvloop
 
 from kop.app import Serving, start
 from kop.config import Config
-from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from support.gateway import FAST
 from support.pulsar import Pulsar

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from support.waiting import SECONDS
 
 from kop.errors import KopError
-from kop.storage.memory import SharedMemory
+from kop.storage.memory.shared import SharedMemory
 from kop.testing import Broker, Cluster
 from kop.testing.broker import ClusterPlace
 from kop.testing.loop_thread import LoopThread

@@ -64,6 +64,7 @@ class World:
         self.spoken = asyncio.Event()
         self.offsets_error = E.NONE
         self.refusal: E = E.NONE
+        self.topic_id = TOPIC_ID
         self.cluster = Cluster(*others)
         self.peer_codes: dict[int, E] = {}
         self.codes: dict[tuple[str, int], E] = {}
@@ -76,7 +77,6 @@ class World:
         self.ends = TransactionEnds(
             self,  # type: ignore[arg-type]  # ends call these two alone of storage
             self,
-            lambda: TOPIC_ID,
             self.cluster,
             self,  # type: ignore[arg-type]  # and `call` alone of peers
         )

@@ -534,6 +534,7 @@ async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog:
             assert w.coordinator.open_for() == [0]
             for _ in range(9):
                 w.now += MINUTE
+                assert w.coordinator.snapshot().oldest_open_ms == w.coordinator.open_for()[0]
                 w.coordinator.tick()
                 assert await w.add(who, BILLS) == E.NONE
             assert len(lines()) == expected
@@ -874,4 +875,5 @@ async def test_10000_open_transactions() -> None:
 async def test_without_transactions_in_storage_a_transactional_id_is_refused() -> None:
     async with world() as w:
         w.storage.refusal = "Pulsar has no transaction coordinator"
+        assert w.coordinator.snapshot().waiting_for == "transactions are refused: Pulsar has no transaction coordinator"
         assert (await w.init()).error == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

@@ -1,4 +1,4 @@
-//! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
+//! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py and arrow_layout.py have them.
 
 use blake2b_simd::many::{hash_many, HashManyJob};
 use blake2b_simd::Params;

@@ -39,7 +39,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 19;
+    const FORMAT: u32 = 20;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -448,11 +448,10 @@ mod _native {
             pos: usize,
             done: i64,
             end: i64,
-            max_inflated: usize,
+            most: usize,
         ) -> PyResult<(Vec<Bound<'py, PyTuple>>, usize, i64)> {
             let data = lent(py, &data)?;
-            let (full, pos, done) =
-                self.0.add_small(data, pos, done, end, max_inflated).map_err(|fault| fault.raise(py))?;
+            let (full, pos, done) = self.0.add_small(data, pos, done, end, most).map_err(|fault| fault.raise(py))?;
             let chunks = full.iter().map(|rows| chunk(py, rows)).collect::<PyResult<_>>()?;
             Ok((chunks, pos, done))
         }

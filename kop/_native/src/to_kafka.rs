@@ -7,17 +7,13 @@ use crate::faults::{entry_fault, Fault, Result};
 use crate::kafka::{
     headers, nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Header, Headers,
 };
+use crate::produce::{CRC_FROM, HEADER_SIZE, LOG_APPEND_TIME_BIT};
 use crate::proto::{parse_entry, property, Field, Fields, Property};
 use crate::text::{
     as_properties, from_base64, marker, EMPTY_PAYLOAD, EMPTY_PROPERTY, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY,
 };
 
 const MAX_PROPERTIES: usize = 100_000;
-
-/// Bytes of a batch before its records.
-const HEADER_SIZE: usize = 61;
-const CHECKSUM_FROM: usize = 21;
-const LOG_APPEND_TIME_BIT: i16 = 8;
 
 pub struct Records {
     /// The records, behind room for the header of a batch.
@@ -70,8 +66,8 @@ impl Place {
         head.extend([0xff; 14]); // no producer id, epoch and sequence
         head.extend(count.to_be_bytes());
         batch[..HEADER_SIZE].copy_from_slice(&head);
-        let checksum = crc32c::crc32c(&batch[CHECKSUM_FROM..]);
-        batch[CHECKSUM_FROM - 4..CHECKSUM_FROM].copy_from_slice(&checksum.to_be_bytes());
+        let checksum = crc32c::crc32c(&batch[CRC_FROM..]);
+        batch[CRC_FROM - 4..CRC_FROM].copy_from_slice(&checksum.to_be_bytes());
     }
 }
 

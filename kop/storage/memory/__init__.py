@@ -7,8 +7,3 @@ What is where
 - `shared`: several brokers of one process on one engine.
 - `topics`: the table of topics.
 """
-
-from kop.storage.memory.engine import Memory, MemoryEngine, MemorySettings, open_engine
-from kop.storage.memory.shared import SharedMemory
-
-__all__ = ["Memory", "MemoryEngine", "MemorySettings", "SharedMemory", "open_engine"]

@@ -22,9 +22,10 @@ from prometheus_client.core import Metric
 from kop import background
 from kop.errors import BackendError
 from kop.read_budget import ReadBudget
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.settings import MemorySettings
 from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
 
 _PRODUCER_IDS: Final = 1000
@@ -32,23 +33,6 @@ _PRODUCER_IDS: Final = 1000
 _TICK_SECONDS: Final = 1.0
 """Time after which the upkeep asks again when it is due: that may have changed."""
 _SHORTEST_PAUSE_SECONDS: Final = 0.01
-
-
-def _fifteen_seconds() -> int:
-    return 15_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    """What can be set of the memory engine. Sizes in bytes, times in milliseconds."""
-
-    max_bytes: int = 1 << 30
-    """Batches of all logs together."""
-    upkeep_interval_ms: Callable[[], int] = _fifteen_seconds
-    """Tells the time between two looks for what retention and compaction have to do, which may change meanwhile."""
-    producer_id_expiration_ms: int = 86_400_000
-    maintain: bool = True
-    """Run retention and compaction in the background; without it only `maintain()` does."""
 
 
 @dataclass(slots=True)
@@ -151,8 +135,8 @@ class MemoryEngine:
         self._memory = memory
         self._policy = policy
         self._settings = settings
-        self._space = Space(settings.max_bytes)
-        self.read_budget = ReadBudget(settings.max_bytes)
+        self._space = Space(settings.kop_memory_bytes)
+        self.read_budget = ReadBudget(settings.kop_memory_bytes)
         self._upkeep: asyncio.Task[None] | None = None
         self._kept_up = time.monotonic()
         """When the last look for what there is to do ended."""
@@ -238,7 +222,10 @@ class MemoryEngine:
 
     @property
     def _interval(self) -> float:
-        return max(self._settings.upkeep_interval_ms() / 1000, _SHORTEST_PAUSE_SECONDS)
+        return max(
+            min(self._settings.log_retention_check_interval_ms, self._settings.cleaner_interval_ms()) / 1000,
+            _SHORTEST_PAUSE_SECONDS,
+        )
 
     async def _keep_up(self) -> None:
         if time.monotonic() < self._kept_up + self._interval:
@@ -248,9 +235,13 @@ class MemoryEngine:
         finally:
             self._kept_up = time.monotonic()
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """No metrics of its own."""
-        return ()
+        """Return the metrics that every engine has."""
+        return self.snapshot().collect()
 
     about = None
     """No other server has the data."""

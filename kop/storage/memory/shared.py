@@ -10,17 +10,16 @@ one broker, and the callbacks of a broker end with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from uuid import UUID
-
-from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendWaiter, Buffer, Engine, LiveBroker, LogPolicy, PartitionLog, TopicInfo, Topics
-from kop.storage.memory.engine import Memory, MemoryEngine, MemorySettings, open_engine
+from kop.storage.memory.engine import Memory, MemoryEngine, open_engine
 from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.settings import MemorySettings
 
 
 class SharedMemory:
@@ -139,10 +138,6 @@ class _EngineOfBroker(_View):
         if place not in self._logs:
             self._logs[place] = cast(PartitionLog, _LogOfBroker(self._shared, self, log))
         return self._logs[place]
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the engine's own metrics."""
-        return self._engine.collect()
 
     async def close(self) -> None:
         """Leave the cluster. Callbacks of this broker are not called any more."""

@@ -6,41 +6,31 @@ Must not know: what is done with the connection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kop.errors import BackendError
 from kop.pulsar_client import TlsOptions
 from kop.pulsar_client.address import is_in_clear
 from kop.pulsar_client.auth import Credentials, parse_auth
+from kop.storage.pulsar.settings import PulsarOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The settings of access to Pulsar. An empty text means that a setting is not used. No message shows `auth`, a
-    secret.
-    """
+    """What the settings say of access to Pulsar. An empty text is none. No message shows the credentials."""
 
-    auth: str = ""
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    verify_host: bool = True
-
-    def __repr__(self) -> str:
-        return f"Access(auth={'set' if self.auth else 'none'}, ca_file={self.ca_file!r})"
+    def __init__(self, settings: PulsarOptions) -> None:
+        self._settings = settings
 
     def tls(self) -> TlsOptions:
         """The TLS settings; used where an address begins with pulsar+ssl or https."""
         return TlsOptions(
-            ca_file=self.ca_file or None,
-            cert_file=self.cert_file or None,
-            key_file=self.key_file or None,
-            check_hostname=self.verify_host,
+            ca_file=self._settings.kop_pulsar_tls_ca_file or None,
+            cert_file=self._settings.kop_pulsar_tls_cert_file or None,
+            key_file=self._settings.kop_pulsar_tls_key_file or None,
+            check_hostname=self._settings.kop_pulsar_tls_verify_host,
         )
 
     def check(self, service_url: str, admin_url: str) -> None:
         """BackendError where the credentials would go to Pulsar's REST in clear text although its service has TLS."""
-        if self.auth and is_in_clear(service_url, admin_url):
+        if self._settings.kop_pulsar_auth and is_in_clear(service_url, admin_url):
             raise BackendError(
                 f"kop.pulsar.admin.url={admin_url} has no TLS and {service_url} has: the credentials of "
                 "kop.pulsar.auth would go there in clear text. Name the REST interface's https URL "
@@ -51,13 +41,13 @@ class Access:
         """The TLS settings for an OAuth2 issuer. Its certificate may be from a public authority or from Pulsar's own
         one.
         """
-        return TlsOptions(ca_file=self.ca_file or None, system_too=True)
+        return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
 
     def credentials(self) -> Credentials | None:
         """The credentials, or None. BackendError says what is wrong with the text, without it."""
-        if not self.auth:
+        if not self._settings.kop_pulsar_auth:
             return None
         try:
-            return parse_auth(self.auth, self._of_issuer())
+            return parse_auth(self._settings.kop_pulsar_auth, self._of_issuer())
         except ValueError as error:
             raise BackendError(f"kop.pulsar.auth: {error}") from None

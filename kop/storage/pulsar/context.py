@@ -31,7 +31,7 @@ class PulsarContext:
         self.client = client
         self.admin = admin
         self.settings = settings
-        self.naming = TopicNaming(settings.namespace, settings.metadata_namespace)
+        self.naming = TopicNaming(settings.kop_pulsar_namespace, settings.kop_pulsar_metadata_namespace)
         self.faults = Faults(self.loop.time, client.outage)
         self.closed = False
         """Whether the engine is being closed. No new work is taken from then on."""

@@ -24,7 +24,7 @@ from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
 from kop.read_budget import ReadBudget
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -52,7 +52,7 @@ from kop.storage.pulsar.transactions.fences import Fences
 from kop.storage.pulsar.transactions.probe import whole_batches_unfit
 from kop.storage.pulsar.transactions.storage import PulsarTransactions
 from kop.storage.pulsar.upkeep import Upkeep
-from kop.storage.tail_cache import TailCache
+from kop.storage.tail_cache import TailCache, reads_bytes
 from kop.turns import Turns
 
 _START_SECONDS: Final = 60.0
@@ -97,10 +97,12 @@ class PulsarEngine:
         self._waiting = waiting
         self._instance = secrets.token_hex(8)
         self.cluster_id = ""
-        self.about = f"namespace {settings.namespace}"
-        self.mapping = offset_mapping(settings.offsets, self.faults)
-        self.cache = TailCache(settings.cache_bytes)
-        self.read_budget = ReadBudget(settings.read_ahead_bytes, on_change=partial(self.cache.leave, "reads"))
+        self.about = f"namespace {settings.kop_pulsar_namespace}"
+        self.mapping = offset_mapping(settings.kop_pulsar_offsets, self.faults)
+        self.cache = TailCache(settings.kop_cache_bytes)
+        self.read_budget = ReadBudget(
+            reads_bytes(settings.kop_cache_bytes), on_change=partial(self.cache.leave, "reads")
+        )
         self._registry = BrokerRegistry(context, self._instance, self._announced, answers)
         self._cluster_topic = ClusterTopic(admin, context.naming, self._registry.announce)
         self.producer_id_blocks = ProducerIdBlocks(
@@ -117,7 +119,7 @@ class PulsarEngine:
         self.services = PartitionServices(
             mapping=self.mapping,
             cache=self.cache,
-            open_batches=OpenBatches(settings.cache_bytes // 4, partial(self.cache.leave, "open batches")),
+            open_batches=OpenBatches(settings.kop_cache_bytes // 4, partial(self.cache.leave, "open batches")),
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
             write_budget=WriteBudget(context),
@@ -231,12 +233,16 @@ class PulsarEngine:
     async def maintain(self, now_ms: int) -> None:
         """Does nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """The metrics of faults between gateway and Pulsar, and of what no compaction has seen."""
+        """Return the metrics that every engine has, of faults with Pulsar, and of what no compaction has seen."""
         faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault"])
         for what, times in self.counts.items():
             faults.add_metric([what], times)
-        return faults, *self.compactions.collect()
+        return *self.snapshot().collect(), faults, *self.compactions.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -363,10 +369,11 @@ class PulsarEngine:
         return await retried(what, work, passes=passes, seconds=_START_SECONDS, waiting=self._waiting)
 
     async def _look_for_namespace(self) -> None:
-        if not await self.admin.namespace_exists(self.settings.namespace):
+        if not await self.admin.namespace_exists(self.settings.kop_pulsar_namespace):
+            name = self.settings.kop_pulsar_namespace
             raise BackendError(
-                f"namespace {self.settings.namespace} is not there: create it "
-                f"(pulsar-admin namespaces create {self.settings.namespace}) or name another with kop.pulsar.namespace"
+                f"namespace {name} is not there: create it (pulsar-admin namespaces create {name}) or name another "
+                "with kop.pulsar.namespace"
             )
 
 
@@ -376,7 +383,6 @@ async def open_engine(
     *,
     policy: Callable[[TopicInfo], LogPolicy],
     settings: PulsarSettings | None = None,
-    access: Access | None = None,
     answers: Answers | None = None,
     waiting: Callable[[str], None] | None = None,
 ) -> PulsarEngine:
@@ -385,12 +391,13 @@ async def open_engine(
     `answers` asks another broker whether it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one
     line for each failure that is tried again.
     """
-    access = access or Access()
+    settings = settings or PulsarSettings()
+    access = Access(settings)
     access.check(service_url, admin_url)
     auth, tls = access.credentials(), access.tls()
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
-    engine = PulsarEngine(client, admin, policy, settings or PulsarSettings(), answers, waiting)
+    engine = PulsarEngine(client, admin, policy, settings, answers, waiting)
     try:
         await engine.start()
     except PulsarError as error:

@@ -217,8 +217,10 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
 code (None: as in `_CODES`), and what an operator can do.
 """
 
-_OURS: Final = frozenset({"Closed", "ConnectionLost", "FrameError", "InvalidAddress", "Timeout", "TlsError"})
-"""Codes of the gateway's own client: Pulsar said nothing."""
+_OURS: Final = frozenset(
+    {"Closed", "ConnectionLost", "FrameError", "InvalidAddress", "Timeout", "TlsError", "UnreleasedFormat"}
+)
+"""Codes of the gateway and of its client: Pulsar said nothing."""
 
 _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS})
 

@@ -12,7 +12,7 @@ Must not know: who reads or writes them, and when.
 
 Everybody who may change a topic's properties may also spoil them, or copy all of one topic's to another. A value that
 does not parse is ignored: the last good one is used, or the default where none is known. An id belongs to
-the topic whose full name is kept beside it; topics of older versions of the gateway have the id alone.
+the topic whose full name is kept beside it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
 _SYSTEM: Final = "pulsar"
 """Pulsar's own tenant."""
-_OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(?:\.\d+)?\Z")
-"""A number that a broker remembers of one partition; see `remembered`."""
+_OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(\.\d+)?\Z")
+"""A number that a broker remembers of one partition; see `remembered`. Without a number in its name it is none."""
 _LARGEST: Final = 2**63 - 1
 
 
@@ -159,11 +159,6 @@ class ProducerNaming:
         own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self.instance}"
         return f"kop-{self.cluster_id}-{own}"
 
-    @staticmethod
-    def former(producer_id: int) -> str:
-        """What earlier versions called the Pulsar producer of a Kafka producer id."""
-        return f"kop-pid-{producer_id}"
-
     @property
     def leader(self) -> str:
         """The Pulsar producer that is the only writer of a log."""
@@ -200,14 +195,13 @@ def transaction_of(name: bytes) -> EntryTransaction | None:
     return EntryTransaction(most, least, kind == _RECORDS) if kind in {_WHOLE_BATCHES, _RECORDS} else None
 
 
-def remembered(what: str, partition: int, value: int | None = None) -> str:
+def remembered(what: str, partition: int, value: int) -> str:
     """The name of a number that is kept of one partition, the largest that any broker kept.
 
     The name holds the number: brokers that keep different ones at once write different properties, so none overwrites
-    a larger one. Without `value`, the one name that older versions of the gateway used for all numbers.
+    a larger one.
     """
-    name = f"kop.{what}.{partition}"
-    return name if value is None else f"{name}.{value}"
+    return f"kop.{what}.{partition}.{value}"
 
 
 def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
@@ -215,7 +209,7 @@ def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
     largest: dict[tuple[str, int], int] = {}
     for key in properties:
         named = _OF_PARTITION.match(key)
-        if named is not None:
+        if named is not None and named[3]:
             of = named[1], int(named[2])
             largest[of] = max(largest.get(of, 0), number(properties, key))
     return largest
@@ -228,11 +222,10 @@ def largest_remembered(properties: Mapping[str, str], what: str, partition: int)
 
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
     """Names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
-    name = remembered(what, partition)
     return [
         key
         for key in properties
-        if (key == name or key.startswith(f"{name}.")) and number(properties, key) <= value
+        if key.startswith(f"kop.{what}.{partition}.") and number(properties, key) <= value
         if key != remembered(what, partition, value)
     ]
 
@@ -283,8 +276,8 @@ def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[
             fits = id_of(properties) is not None
         elif key == CONFIGS_PROPERTY:
             fits = configs_of(properties) is not None
-        elif key in {CREATED_PROPERTY, DELETING_PROPERTY} or _OF_PARTITION.match(key):
-            fits = number(properties, key, -1) >= 0
+        elif (named := _OF_PARTITION.match(key)) or key in {CREATED_PROPERTY, DELETING_PROPERTY}:
+            fits = number(properties, key, -1) >= 0 and (named is None or named[3] is not None)
         else:
             fits = isinstance(properties[key], str)
         if fits:

@@ -1,25 +1,56 @@
-"""What can be set of the engine over Pulsar.
-
-Owns: the settings and their defaults.
-Must not know: who reads them.
-"""
+"""What can be set of the engine over Pulsar. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
-from kop.storage.tail_cache import reads_bytes
+from kop.values import AdminUrl, Namespace, Secret, Settings, setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PulsarSettings:
-    """What can be set of the engine over Pulsar. Sizes in bytes, times in seconds."""
+class PulsarOptions(Settings):
+    """The settings for people."""
 
-    namespace: str = "public/default"
-    """`tenant/namespace` whose topics Kafka clients see."""
-    metadata_namespace: str = "public/kafka"
-    """Where `__offsets` and the gateway's own topic lie."""
-    cache_bytes: int = 64 << 20
+    kop_pulsar_admin_url: AdminUrl = setting(
+        "kop.pulsar.admin.url",
+        "http://127.0.0.1:8080",
+        "Address of Pulsar's admin REST, with store=pulsar://...; with kop.pulsar.auth and store=pulsar+ssl://... it "
+        "has to be https.",
+    )
+    kop_pulsar_namespace: Namespace = setting(
+        "kop.pulsar.namespace", "public/default", "TENANT/NAMESPACE whose topics Kafka clients see."
+    )
+    kop_pulsar_metadata_namespace: Namespace = setting(
+        "kop.pulsar.metadata.namespace",
+        "public/kafka",
+        "TENANT/NAMESPACE of committed offsets and of the gateway's own topic; made when it is not there.",
+    )
+    kop_pulsar_offsets: Literal["index", "packed"] = setting(
+        "kop.pulsar.offsets",
+        "index",
+        "What offsets are made of: index, the Pulsar brokers' own index of messages; or packed, from message ids.",
+    )
+    kop_pulsar_auth: Secret = setting(
+        "kop.pulsar.auth",
+        "",
+        "How the gateway proves who it is: token:TOKEN, token-file:PATH, basic:USER:PASSWORD or oauth2:{JSON}.",
+        repr=False,
+    )
+    kop_pulsar_tls_ca_file: str = setting(
+        "kop.pulsar.tls.ca.file", "", "PEM file of the authorities that Pulsar's certificates are checked against."
+    )
+    kop_pulsar_tls_cert_file: str = setting(
+        "kop.pulsar.tls.cert.file", "", "PEM file of the gateway's own certificate."
+    )
+    kop_pulsar_tls_key_file: str = setting("kop.pulsar.tls.key.file", "", "PEM file of that certificate's key.")
+    kop_pulsar_tls_verify_host: bool = setting(
+        "kop.pulsar.tls.verify.host", True, "Whether the name in Pulsar's certificate has to be the host's."
+    )
+
+
+class PulsarSettings(PulsarOptions):
+    """All that the engine is told. Sizes in bytes, times in seconds."""
+
+    kop_cache_bytes: int = 64 << 20
     """For the newest batches, those of open transactions, and what readers behind the tails hold, all together."""
     max_queued_bytes: int = 256 << 20
     tail_seconds: float = 300.0
@@ -31,10 +62,3 @@ class PulsarSettings:
     """
     list_seconds: float = 60.0
     """Time between full listings, which find what the watcher missed."""
-    offsets: str = "index"
-    """What offsets are made of: index, or packed from the message id; see `offsets/mapping.py`."""
-
-    @property
-    def read_ahead_bytes(self) -> int:
-        """What all readers behind the tails, and results that wait for their reader, may hold together."""
-        return reads_bytes(self.cache_bytes)

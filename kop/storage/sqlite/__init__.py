@@ -9,8 +9,3 @@ What is where
 - `engine`: all of it together.
 - `maintenance`: retention, deletes, snapshots of producers, checkpoints, vacuum. `compaction`: the log cleaner.
 """
-
-from kop.storage.sqlite.engine import SqliteEngine, open_engine
-from kop.storage.sqlite.settings import SqliteSettings
-
-__all__ = ["SqliteEngine", "SqliteSettings", "open_engine"]

@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,11 +25,11 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
-from kop.metrics import gauge_family
+from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import losses, reader, schema
@@ -95,8 +95,10 @@ class SqliteEngine:
         self.settings = settings
         self.cluster_id = ""
         page_size: int = conn.execute("PRAGMA page_size").fetchone()[0]
-        self.cache = TailCache(settings.cache_bytes)
-        self.read_budget = ReadBudget(reads_bytes(settings.cache_bytes), on_change=partial(self.cache.leave, "reads"))
+        self.cache = TailCache(settings.kop_cache_bytes)
+        self.read_budget = ReadBudget(
+            reads_bytes(settings.kop_cache_bytes), on_change=partial(self.cache.leave, "reads")
+        )
         self.readers = Readers(self.loop, path, segments, settings.reader_threads, "reader", self._thread_ended)
         self.writer = Writer(
             self.loop,
@@ -208,13 +210,17 @@ class SqliteEngine:
         for topic in self.topics.all():
             self.logs.update(topic)
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine says of itself now."""
+        return EngineSnapshot(self.healthy, self.about, self.losses)
+
     def collect(self) -> Iterable[Metric]:
-        """What the start has found lost."""
-        batches = gauge_family("kop_lost_batches", "Batches whose file was not there at the start.", [])
-        batches.add_metric([], self._lost.batches)
-        commits = gauge_family("kop_lost_commits", "Commits that the start found lost in a damaged log.", [])
-        commits.add_metric([], self._lost.commits)
-        return batches, commits
+        """Return the metrics that every engine has, and of what the start has found lost."""
+        return (
+            *self.snapshot().collect(),
+            gauge_value("kop_lost_batches", "Batches whose file was not there at the start.", self._lost.batches),
+            gauge_value("kop_lost_commits", "Commits that the start found lost in a damaged log.", self._lost.commits),
+        )
 
     @property
     def queued_bytes(self) -> int:
@@ -354,7 +360,7 @@ def _load(conn: sqlite3.Connection) -> _State:
     logs = [
         _load_log(conn, aborted.get(row[1], ()), *row)
         for row in conn.execute(
-            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers, transactions_from"
+            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers"
             " FROM log WHERE topic IS NOT NULL ORDER BY topic, partition"
         ).fetchall()
     ]
@@ -383,7 +389,6 @@ def _load_log(
     snapshot_offset: int,
     size: int,
     snapshot: str | None,
-    transactions_from: int,
 ) -> _StoredLog:
     end, behind = conn.execute(
         "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
@@ -394,7 +399,6 @@ def _load_log(
         producers = ProducerStates.restore(
             json.loads(snapshot or "[]"),
             aborted,
-            transactions_from=transactions_from,
             wall_ahead_ms=wall_ahead_ms(),
             used_ms=used_ms,
         )
@@ -408,7 +412,7 @@ def _load_log(
             marker = read_marker(head) if header.control else None
             if producers is None:
                 producers = ProducerStates()
-            producers.replay(header, header.base_offset, used_ms, marker, transactions_from=transactions_from)
+            producers.replay(header, header.base_offset, used_ms, marker)
     return _StoredLog(
         topic,
         log_id,
@@ -427,17 +431,16 @@ async def open_engine(
     policy: Callable[[TopicInfo], LogPolicy],
     settings: SqliteSettings | None = None,
     ended: Ended = tell,
-    **changes: Any,
 ) -> SqliteEngine:
     """Open the database at `path`, making it where there is none, and start the engine on the running loop.
 
-    `policy` gives a topic's effective configs and is asked again after each change of the topic. `changes` are
-    fields of `SqliteSettings`. `ended` is called if a thread of the engine ends unexpectedly; if it returns, the engine
-    takes no more batches, and says so. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
+    `policy` gives a topic's effective configs and is asked again after each change of the topic. `ended` is called if a
+    thread of the engine ends unexpectedly; if it returns, the engine takes no more batches, and says so. Sets the
+    process's thread switch interval to `SWITCH_INTERVAL`.
 
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
-    settings = SqliteSettings(**changes) if settings is None else settings
+    settings = settings or SqliteSettings()
     loop = asyncio.get_running_loop()
     file, held = await loop.run_in_executor(None, _lock, Path(path))
     token = secrets.randbits(63)
@@ -468,7 +471,7 @@ async def open_engine(
 
 def _look_at_log(path: Path, settings: SqliteSettings) -> LostCommits | None:
     try:
-        return losses.look_at_log(path, refuse=settings.refuse_damaged_log)
+        return losses.look_at_log(path, refuse=settings.kop_refuse_damaged_log)
     except OSError as error:
         raise BackendError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -523,12 +526,12 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
     """The settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
     disk = os.statvfs(directory)
     total = disk.f_blocks * disk.f_frsize
-    return replace(
-        settings,
-        min_free_bytes=min(settings.min_free_bytes, total // 8),
-        wal_bytes=min(settings.wal_bytes, max(total // 16, 1 << 20)),
-        segment_bytes=min(settings.segment_bytes, max(total // 16, 1 << 20)),
-    )
+    sizes = {
+        "kop_min_free_bytes": min(settings.kop_min_free_bytes, total // 8),
+        "kop_wal_bytes": min(settings.kop_wal_bytes, max(total // 16, 1 << 20)),
+        "segment_bytes": min(settings.segment_bytes, max(total // 16, 1 << 20)),
+    }
+    return settings.model_copy(update=sizes)
 
 
 def _lock(named: Path) -> tuple[Path, DatabaseLock]:

@@ -45,7 +45,8 @@ def lock(path: Path) -> DatabaseLock:
     Raises BackendError where another process, or another engine of this one, uses the file; OSError where it cannot
     be opened.
     """
-    _pass_older_lock(path)
+    if (older := Path(f"{path}.lock")).exists():
+        raise BackendError(f"{older} is the lock of an unreleased kop: stop that one, then remove the file")
     with _guard:
         try:
             known = _inode(os.stat(path))
@@ -88,20 +89,3 @@ def _holder(inode: int) -> int | None:
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
             return int(fields[4])
     return None
-
-
-def _pass_older_lock(path: Path) -> None:
-    """Remove the lock file that earlier versions made. Raises BackendError where one of them runs."""
-    older = Path(f"{path}.lock")
-    try:
-        file = os.open(older, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        older.unlink(missing_ok=True)
-    except BlockingIOError:
-        holder = os.read(file, 20).strip()
-        raise _in_use(path, int(holder) if holder.isdigit() else None) from None
-    finally:
-        os.close(file)

@@ -135,7 +135,7 @@ class Maintenance:
         self._wal_seen = 0
         self._log_places = 0  # places in the index written since the write-ahead log began, one a log and commit
         self._pages_per_log = 0.0  # pages that such a place costs: many share one while the index is small
-        self._checkpoint_at = settings.wal_bytes
+        self._checkpoint_at = settings.kop_wal_bytes
         self._failing: set[str] = set()
         self.closing = False
         """Whether the engine is being closed: steps under way end, no further ones begin."""
@@ -220,7 +220,7 @@ class Maintenance:
                 if self._writer.failure is not None:
                     await self._guarded("the look whether the disk works again", self._heal())
                 if now >= retention:
-                    retention = now + settings.retention_check_interval_ms / 1000
+                    retention = now + settings.log_retention_check_interval_ms / 1000
                     self._look_at_segments = True  # one may have taken batches still at the last look
                     await self._guarded("the expiry of producers", self._expire_producers())
                     await self._guarded("retention", self._retain(now_ms))
@@ -403,7 +403,7 @@ class Maintenance:
 
         With the mode TRUNCATE its file becomes empty.
         """
-        limit = self._settings.wal_bytes
+        limit = self._settings.kop_wal_bytes
         try:
             for _ in range(4):
                 before = self._wal

@@ -16,13 +16,12 @@ What lies where
 
 A batch's `timestamp` is its max timestamp; where it has none, minus the time of the append (age without a date).
 `head` is the 61-byte header of an idempotent producer's batch, before the data so that it is read without it; of a
-marker it is the whole batch. From a log's `transactions_from` on a transactional batch is one of a transaction that a
-marker ends: version 1 stored such batches and no markers.
+marker it is the whole batch. A log's `transactions_from` is 0. An unreleased version of kop wrote other numbers: a
+database with one of them is refused, as are schemas of other versions.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 from pathlib import Path
@@ -76,9 +75,7 @@ CREATE TABLE batch (
     position INTEGER
 );
 CREATE UNIQUE INDEX batch_of_log ON batch (log, last, base, timestamp, size);
-"""
-_BATCH_OF_SEGMENT = "CREATE INDEX batch_of_segment ON batch (segment, size) WHERE segment IS NOT NULL;"
-_ABORTED = """
+CREATE INDEX batch_of_segment ON batch (segment, size) WHERE segment IS NOT NULL;
 CREATE TABLE aborted (
     log INTEGER NOT NULL,
     last_offset INTEGER NOT NULL,
@@ -88,22 +85,10 @@ CREATE TABLE aborted (
     PRIMARY KEY (log, last_offset)
 ) WITHOUT ROWID;
 """
-_UPGRADES: Final = {
-    1: (
-        "ALTER TABLE log ADD COLUMN transactions_from INTEGER NOT NULL DEFAULT 0",
-        "UPDATE log SET transactions_from = max(log_start, snapshot_offset,"
-        " coalesce((SELECT max(last) + 1 FROM batch INDEXED BY batch_of_log WHERE batch.log = log.id), 0))",
-        _ABORTED,
-    ),
-    2: (
-        "ALTER TABLE batch ADD COLUMN segment INTEGER",
-        "ALTER TABLE batch ADD COLUMN position INTEGER",
-        _BATCH_OF_SEGMENT,
-    ),
-}
-"""What makes a database of each version one of the next."""
-
-_log = logging.getLogger(__name__)
+_UNRELEASED: Final = (
+    "an unreleased kop wrote it, and no other one reads it. Move it and the files beside it away to begin anew, or "
+    "consume its records from the kop that wrote it"
+)
 
 
 def segments_of(path: Path) -> Path:
@@ -132,8 +117,8 @@ def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connec
 
 
 def prepare(path: Path) -> sqlite3.Connection:
-    """Open the writing connection; make the schema in a new file. Upgrades one of an older version, refuses what is
-    not a database of ours."""
+    """Open the writing connection; make the schema in a new file. Refuse, by a BackendError, any other file that is
+    not a database of ours, or has another version of the schema."""
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         needed = ".".join(map(str, MIN_SQLITE))
         raise BackendError(f"this Python has SQLite {sqlite3.sqlite_version}, {needed} or newer is needed")
@@ -165,23 +150,20 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         _wal(conn, path)
         conn.executescript(
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            f"{_SCHEMA}{_ABORTED}{_BATCH_OF_SEGMENT} COMMIT;"
+            f"{_SCHEMA} COMMIT;"
         )
         _sync_directory(path.parent)
         return
     if application != APPLICATION_ID:
         raise BackendError(f"{path} is a database of another program, not of kop")
-    if version != SCHEMA_VERSION and version not in _UPGRADES:
+    if version != SCHEMA_VERSION:
         raise BackendError(
             f"{path} has schema version {version}, this kop reads and writes version {SCHEMA_VERSION}: "
-            f"use the kop {'that wrote it' if version > SCHEMA_VERSION else 'of that age'}"
+            f"{'use the kop that wrote it' if version > SCHEMA_VERSION else _UNRELEASED}"
         )
+    if conn.execute("SELECT max(transactions_from) FROM log").fetchone()[0]:
+        raise BackendError(f"{path} was of an earlier schema version once: {_UNRELEASED}")
     _wal(conn, path)
-    if version != SCHEMA_VERSION:
-        size = path.stat().st_size >> 20
-        _log.info("bringing %s to schema version %d reads all of its %d MiB once", path, SCHEMA_VERSION, size)
-        _upgrade(conn, version)
-        _log.info("%s has schema version %d now, it had %d: older kops refuse it", path, SCHEMA_VERSION, version)
 
 
 def _check_names(conn: sqlite3.Connection, path: Path, *, is_new: bool) -> None:
@@ -201,16 +183,6 @@ def _check_names(conn: sqlite3.Connection, path: Path, *, is_new: bool) -> None:
             f"{path} has {names} names (hard links), and the write-ahead log and the files of large batches lie beside"
             f" one of them.{kept_as} Use that name, or remove all others"
         )
-
-
-def _upgrade(conn: sqlite3.Connection, version: int) -> None:
-    """Bring the schema up to this version in one transaction. Who calls it closes the connection where it fails."""
-    conn.execute("BEGIN IMMEDIATE")
-    for older in range(version, SCHEMA_VERSION):
-        for statement in _UPGRADES[older]:
-            conn.execute(statement)
-    conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    conn.execute("COMMIT")
 
 
 def _wal(conn: sqlite3.Connection, path: Path) -> None:

@@ -1,32 +1,41 @@
-"""What can be set of the embedded engine.
-
-Owns: the settings and their defaults.
-Must not know: who reads them.
-"""
+"""What can be set of the embedded engine. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from kop.storage.settings import LocalSettings
+from kop.values import Long, Settings, setting
 
 
-def _fifteen_seconds() -> int:
-    return 15_000
+class SqliteOptions(Settings):
+    """The settings for people."""
+
+    kop_wal_bytes: Long = setting(
+        "kop.wal.bytes",
+        33_554_432,
+        "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
+        ge=1_048_576,
+    )
+    kop_refuse_damaged_log: bool = setting(
+        "kop.refuse.damaged.log",
+        False,
+        "Do not start if SQLite's write-ahead log is damaged; else the broker starts without the commits behind that.",
+    )
+    kop_min_free_bytes: Long = setting(
+        "kop.min.free.bytes",
+        268_435_456,
+        "Bytes of the disk that records leave free for deletes, commits of offsets and the write-ahead log; "
+        "at most an eighth of the disk.",
+        ge=0,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteSettings:
-    """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
+class SqliteSettings(SqliteOptions, LocalSettings):
+    """All that the engine is told. Sizes in bytes, times in milliseconds."""
 
-    cache_bytes: int = 64 << 20
+    kop_cache_bytes: int = 64 << 20
     """For the newest batches, and for results of reads that wait for their reader."""
-    """Newest batches kept in memory, over all partitions."""
     max_queued_bytes: int = 256 << 20
     """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
-    wal_bytes: int = 32 << 20
-    """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
-    min_free_bytes: int = 256 << 20
-    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
     beside_batch_bytes: int = 8 << 10
     """Size from which on a batch may lie in a file beside the database."""
     beside_commit_bytes: int = 256 << 10
@@ -34,13 +43,5 @@ class SqliteSettings:
     segment_bytes: int = 64 << 20
     """Size from which on a file of batches takes no more; a sixteenth of a small disk."""
     reader_threads: int = 3
-    retention_check_interval_ms: int = 300_000
-    cleaner_interval_ms: Callable[[], int] = _fifteen_seconds
-    """Tells the time between looks for logs to compact, which may change while the engine runs."""
     cleaner_keys: int = 200_000
     """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
-    producer_id_expiration_ms: int = 86_400_000
-    refuse_damaged_log: bool = False
-    """True if a start is refused where the write-ahead log is damaged, so that commits are lost."""
-    maintain: bool = True
-    """Run retention, compaction and the like in the background; without it only `maintain()` does."""

@@ -206,7 +206,7 @@ class Writer:
         self._directory = path.parent
         self._wal_path = f"{path}-wal"
         self._segments = segments
-        self._min_free_bytes = settings.min_free_bytes
+        self._min_free_bytes = settings.kop_min_free_bytes
         self._beside_batch_bytes = settings.beside_batch_bytes
         self._beside_commit_bytes = settings.beside_commit_bytes
         self._on_committed = on_committed

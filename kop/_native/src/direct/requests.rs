@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use super::answer::{DirectAnswer, Name};
-use super::writer::{send, DirectWriter, Limits, Waiter, MOST_INFLATED};
+use super::writer::{send, DirectWriter, Limits, Waiter, REQUEST_MAY_INFLATE};
 use crate::produce::{BatchHeader, Topic, CODEC_MASK, FLEXIBLE};
 use crate::python::lent;
 
@@ -151,7 +151,7 @@ impl DirectRequests {
             (handler.clone_ref(py), latencies.clone_ref(py))
         };
         let mut prepared = Vec::with_capacity(batches.len());
-        let mut most_inflated = MOST_INFLATED;
+        let mut most_inflated = REQUEST_MAY_INFLATE;
         let (mut records, mut bytes) = (0, 0usize);
         for CheckedBatch { writer, mut header, batch, limits } in batches {
             let (writer, batch) = (writer.into_bound(py), batch.into_bound(py));

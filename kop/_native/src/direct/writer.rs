@@ -19,17 +19,10 @@ use crate::send::About;
 use crate::to_pulsar::Packed;
 use crate::walk::Span;
 
-const EPOCH_SHIFT: u32 = 47;
 const MAX_TIMESTAMP_AT: usize = 35;
 const MAX_SEQUENCE: i64 = 0x7fff_ffff;
-/// Batches that a producer's window remembers.
-const WINDOW: usize = 5;
-/// As in `kop.records.transcode`.
-const ENTRY_ROOM: usize = 512;
-/// As in `kop.storage.pulsar.partition.entry_sizes`.
-const ENTRY_FRAMING: usize = 10;
 /// Bytes that all batches of one request may inflate to; others go the ordinary way, which lets others have their turn.
-pub const MOST_INFLATED: usize = 8 << 20;
+pub const REQUEST_MAY_INFLATE: usize = 8 << 20;
 
 /// The bytes of all batches of an engine that are on this path, and whether it may be used.
 #[pyclass(module = "kop._native")]
@@ -106,9 +99,14 @@ pub struct DirectWriter {
     size_limit: Option<Py<PyAny>>,
     codecs: Option<Py<PyAny>>,
     most_inflated: usize,
+    /// Bytes that a payload may have.
     room: usize,
+    /// Batches that the window of an idempotent producer remembers.
+    window: usize,
     /// The epoch of an idempotent producer.
     epoch: Option<i16>,
+    /// The sequence id of the epoch's first record.
+    base: u64,
     /// The next sequence, not yet together with the epoch.
     next: i64,
     #[pyo3(get)]
@@ -138,6 +136,7 @@ pub struct DirectWriter {
 impl DirectWriter {
     /// `size_limit` has the largest entry that Pulsar surely takes, as its attribute `surely_taken`. `codecs` is for
     /// compressed batches, as `kop.storage.pulsar.partition.decompression`, each of which may inflate to `most_inflated`.
+    /// `base` is the sequence id of the first record of `epoch`, 0 for a producer that is not idempotent.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -148,8 +147,10 @@ impl DirectWriter {
         size_limit: Py<PyAny>,
         codecs: Py<PyAny>,
         most_inflated: usize,
-        max_size: usize,
+        room: usize,
+        window: usize,
         epoch: Option<i16>,
+        base: u64,
         next: i64,
     ) -> Self {
         DirectWriter {
@@ -160,8 +161,10 @@ impl DirectWriter {
             size_limit: Some(size_limit),
             codecs: Some(codecs),
             most_inflated,
-            room: max_size.saturating_sub(ENTRY_ROOM),
+            room,
+            window,
             epoch,
+            base,
             next,
             open: true,
             in_flight: VecDeque::new(),
@@ -198,8 +201,8 @@ impl DirectWriter {
         self.in_flight.front().map_or(-1, |entry| entry.sequence_id as i64)
     }
 
-    /// Sends a checked batch; the limits are those of its records' timestamps. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the batch
-    /// has to go the ordinary way: then nothing has happened.
+    /// Sends a checked batch; the limits are those of its records' timestamps. Returns to how many bytes a compressed
+    /// one was inflated, 0 for others; -1 where the batch has to go the ordinary way: then nothing has happened.
     #[allow(clippy::too_many_arguments)]
     fn submit(
         slf: &Bound<'_, Self>,
@@ -219,12 +222,13 @@ impl DirectWriter {
         };
         let Some(mut header) = header else { return Ok(-1) };
         let limits = Limits { before_max_ms, after_max_ms, compacted };
-        let mut most_inflated = MOST_INFLATED;
+        let most = slf.borrow().most_inflated;
+        let mut most_inflated = most;
         let framed = slf.borrow().framed(batch, &mut header, now_ms, &limits, &mut most_inflated, 0)?;
         let Some(framed) = framed else { return Ok(-1) };
         let prepared = framed.with(header, batch);
         send(slf, prepared, Waiter::Other(waiter), place, now)?;
-        Ok((MOST_INFLATED - most_inflated) as i64)
+        Ok((most - most_inflated) as i64)
     }
 
     /// Takes receipts while they are of the next entries and lie directly behind `last_entry` of `ledger`, where the
@@ -266,7 +270,7 @@ impl DirectWriter {
             release(py, &self.budget, front.batch_size);
             self.ended.push((front.waiter, front.place, base, log_start_offset));
             if self.epoch.is_some() {
-                if self.stored.len() == WINDOW {
+                if self.stored.len() == self.window {
                     self.stored.pop_front();
                 }
                 self.stored.push_back(Stored {
@@ -353,7 +357,7 @@ impl DirectWriter {
     fn sequence_id(&self, header: &BatchHeader) -> Option<u64> {
         let Some(epoch) = self.epoch else { return u64::try_from(self.next).ok() };
         let comes_next = header.producer_epoch == epoch && i64::from(header.base_sequence) == self.next & MAX_SEQUENCE;
-        comes_next.then_some((epoch as u64) << EPOCH_SHIFT | self.next as u64)
+        comes_next.then_some(self.base | self.next as u64)
     }
 
     /// Whether a batch of this size may be sent now.
@@ -449,7 +453,7 @@ impl DirectWriter {
     /// The largest entry that may be sent; with that size and no more Pulsar refuses none.
     fn most(&self, py: Python<'_>) -> Option<usize> {
         let taken: usize = self.size_limit.as_ref()?.getattr(py, intern!(py, "surely_taken")).ok()?.extract(py).ok()?;
-        Some(self.room.min(taken.saturating_sub(ENTRY_FRAMING)))
+        Some(self.room.min(taken))
     }
 }
 

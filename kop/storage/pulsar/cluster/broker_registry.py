@@ -23,7 +23,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from kop.background import for_each, repeat, tell
@@ -54,7 +54,7 @@ _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
 _INSTANCE: Final = "instance"
-"""The property of a broker's producer that names its instance. Earlier versions have none."""
+"""The property of a broker's producer that names its instance."""
 
 Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
 """Whether a broker answers Kafka clients at its address, within two or three seconds."""
@@ -343,11 +343,17 @@ class BrokerRegistry:
         stats = await self._admin.stats(self._partition)
         attached: dict[int, LiveBroker] = {}
         for publisher in stats.get("publishers", ()):
-            if (broker := _broker_of(publisher)) is not None:
-                attached[broker.node_id] = broker
-                if instance := publisher["metadata"].get(_INSTANCE):
-                    self._instances[instance] = broker.node_id
-                    self._newest[broker.node_id] = instance
+            name, properties = publisher.get("producerName", ""), publisher.get("metadata", {})
+            if not name.startswith(BROKER_PRODUCER) or "host" not in properties:
+                continue  # one without a host only asks for the name, see `_probe_next`
+            if _INSTANCE not in properties:
+                text = "is of an unreleased kop and does not count as a broker: stop that one"
+                self._faults.tell(("broker", name), f"the producer {name} of {self._topic} {text}")
+                continue
+            node_id, instance = int(name.removeprefix(BROKER_PRODUCER)), properties[_INSTANCE]
+            attached[node_id] = LiveBroker(node_id, properties["host"], int(properties["port"]))
+            self._instances[instance] = node_id
+            self._newest[node_id] = instance
         now = self._loop.time()
         if not live.snapshot(attached, now):
             return False
@@ -369,10 +375,3 @@ class BrokerRegistry:
             return
         for callback in self._listeners:
             callback()
-
-
-def _broker_of(publisher: dict[str, Any]) -> LiveBroker | None:
-    name, properties = publisher.get("producerName", ""), publisher.get("metadata", {})
-    if not name.startswith(BROKER_PRODUCER) or "host" not in properties:
-        return None
-    return LiveBroker(int(name.removeprefix(BROKER_PRODUCER)), properties["host"], int(properties["port"]))

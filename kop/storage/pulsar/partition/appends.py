@@ -39,7 +39,6 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
 from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.partition.direct_writers import PlacedFields
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
@@ -337,6 +336,8 @@ class PlacedBatch(NamedTuple):
     """Its largest timestamp, in ms."""
 
 
+PlacedFields: TypeAlias = tuple[int, int, Buffer, int]
+"""The fields of a `PlacedBatch`."""
 StoredEntry: TypeAlias = tuple[InFlightEntry, Position]
 """An entry that Pulsar stored at that position."""
 

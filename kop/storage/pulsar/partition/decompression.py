@@ -53,7 +53,7 @@ class DecompressionTurns:
             go_on()
 
 
-MOST_INFLATED: Final = 4 << 20
+BATCH_MAY_INFLATE: Final = 4 << 20
 """Bytes that one batch may inflate to. Larger ones go the ordinary way, which takes turns with others for them."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.producer import HandedEntries
@@ -22,8 +22,10 @@ from kop.records.batch import BatchHeader
 from kop.storage.base import AppendResult, AppendWaiter
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Appends
-from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 _ENTRY: Final = 4
 """The place of the entry's number in a `Receipt`."""

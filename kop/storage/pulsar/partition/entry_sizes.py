@@ -60,7 +60,7 @@ class EntrySizeLimit:
 
     @property
     def surely_taken(self) -> int:
-        """Bytes of an entry that Pulsar takes, too, where the limit was lowered after the last answer.
+        """The bytes of metadata and payload that Pulsar takes even if the limit was lowered after the last answer.
 
         A topic that had no limit is not expected to get one while entries are on their way. What the limit forbids is
         not taken, however small that is.
@@ -68,7 +68,7 @@ class EntrySizeLimit:
         if self.known and not self.bytes:
             return sys.maxsize
         least = max(self.bytes // _LOWERED_TO, ALWAYS_TAKEN)
-        return min(least, self.bytes) if self.bytes else least
+        return max((min(least, self.bytes) if self.bytes else least) - ENTRY_FRAMING, 0)
 
     async def learn(self) -> None:
         """Ask, unless there is a fresh answer. Where Pulsar does not tell, the last answer stays."""

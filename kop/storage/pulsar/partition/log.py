@@ -26,8 +26,7 @@ from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
-from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace
-from kop.storage.pulsar.partition.direct_writers import PlacedFields
+from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace, PlacedFields
 from kop.storage.pulsar.partition.producer import WritePath
 from kop.storage.pulsar.partition.producers import PartitionProducers
 from kop.storage.pulsar.partition.sequences import StoredSequences

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
@@ -35,17 +35,20 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
-from kop.storage.pulsar.partition.decompression import MOST_INFLATED
+from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE
 from kop.storage.pulsar.partition.direct_batches import (
     PAUSE_SECONDS,
     DirectBatches,
     HandedOver,
 )
-from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_writer
+from kop.storage.pulsar.partition.direct_writers import direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow, StoredSequences
 from kop.storage.pulsar.partition.services import PartitionServices, PartitionView
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 LIVE_HOLDER_SECONDS: Final = 15.0
 """How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
@@ -56,8 +59,8 @@ a loaded machine it may need seconds for all that it led. One that does not know
 it, and is pushed out after this time. A broker that is not live is pushed out at once: it closes no producers, see
 `PartitionProducer.close`."""
 UNKNOWN_HOLDER_SECONDS: Final = 2.5
-"""The same for a predecessor of which nobody says whether it is live: a broker that has just started, or one of an
-earlier version; and for a former producer of this broker, of which Pulsar does not know yet that it is gone."""
+"""The same for a predecessor of which nobody says whether it is live: a broker that has just started; and for a former
+producer of this broker, of which Pulsar does not know yet that it is gone."""
 BUSY_SECONDS: Final = 3.0
 """For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
 new leader."""
@@ -268,9 +271,8 @@ class PartitionProducer:
                 producer = await self._opened()
                 if self.idempotent and not self.transactional and self.name in self._path.stored:
                     await self._look_at_end()
-                goes_on = self.idempotent and await self._continues_former_name(producer)
                 for pause in ASK_AGAIN_AFTER:
-                    if goes_on or not self._is_behind(producer):
+                    if not self._is_behind(producer):
                         break
                     await producer.close()
                     await asyncio.sleep(pause)
@@ -314,8 +316,6 @@ class PartitionProducer:
             if await self._appends.is_stored(self.name, last, hidden=self.transactional):
                 self._tell_what_pulsar_forgot(producer, last)
                 return SequenceWindow(last, complete=sequences.complete)
-        if await self._continues_former_name(producer):
-            sequences.complete = True
         return sequences
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
@@ -387,22 +387,7 @@ class PartitionProducer:
                 "producer %s is stored: %r", self._log.title, END_SECONDS, self.name, error
             )  # fmt: skip
 
-    async def _continues_former_name(self, producer: Producer) -> bool:
-        """Whether the first batch comes directly behind what an earlier version of the gateway stored.
-
-        That version wrote under another name. What lies behind its last sequence id is not confirmed by it: another
-        cluster may have used the same name.
-        """
-        if producer.last_sequence_id >= 0 or not self._queue:
-            return False
-        header = self._queue[0].header
-        if header.base_sequence == 0:
-            return False
-        former = await self._opened(self._services.producer_naming().former(header.producer_id))
-        await former.close()
-        return former.last_sequence_id >= 0 and SequenceWindow(former.last_sequence_id).comes_next(header)
-
-    async def _opened(self, name: str | None = None) -> Producer:
+    async def _opened(self) -> Producer:
         path, services, owner = self._path, self._services, self._log
         topic_id = owner.topic.topic_id
         begun = self._loop.time()
@@ -421,7 +406,7 @@ class PartitionProducer:
             try:
                 return await self._context.client.open_producer(
                     owner.partition_name,
-                    name=name or self.name,
+                    name=self.name,
                     before_attach=path.check_exists,
                     confirm=self._confirm,
                     on_lost=self._lost,
@@ -628,7 +613,7 @@ class PartitionProducer:
     @property
     def _most_inflated(self) -> int:
         """Bytes that compiled code may inflate a batch to."""
-        return min(MOST_INFLATED, self._log.policy.max_uncompressed_bytes)
+        return min(BATCH_MAY_INFLATE, self._log.policy.max_uncompressed_bytes)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
         """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""
@@ -677,7 +662,7 @@ class PartitionProducer:
         """
         if self.sequences is None or entry.sent_again or entry.in_transaction:
             return False
-        return entry.size + ENTRY_FRAMING > self._path.entry_size_limit.surely_taken
+        return entry.size > self._path.entry_size_limit.surely_taken
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
         """Raise MESSAGE_TOO_LARGE where the topic's own limit forbids an entry, before the batch takes a sequence."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kop.errors import KopError
 from kop.pulsar_client import PulsarError
@@ -22,8 +22,10 @@ from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import InFlightEntry
 from kop.storage.pulsar.partition.direct_batches import DirectBatches
-from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
+
+if TYPE_CHECKING:
+    from kop._native import DirectWriter
 
 SURE_SECONDS: Final = 4.0
 """How long an answer of Pulsar confirms the lease. It is less than the 5 s for which a Pulsar broker waits for a silent

@@ -26,8 +26,9 @@ from kop.errors import ErrorCode, PeerError
 from kop.records.batch import MAX_SEQUENCE, BatchHeader, add_sequence
 from kop.storage.idempotence import Kind, ProducerWindow
 
-_SHIFT: Final = 47
-_MASK: Final = (1 << _SHIFT) - 1
+EPOCH_SHIFT: Final = 47
+"""The epoch stands above so many bits of a sequence id."""
+_MASK: Final = (1 << EPOCH_SHIFT) - 1
 
 
 class Sent(NamedTuple):
@@ -61,12 +62,12 @@ class SequenceWindow:
     `last_sequence_id` is what Pulsar said when the producer was opened; -1: it knows nothing of that producer.
 
     `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,
-    as in Kafka: it wrote to a topic of the same name that was deleted, or under the name of an earlier version.
+    as in Kafka: it wrote to a topic of the same name that was deleted.
     """
 
     def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
         self.complete = complete
-        epoch, last = (last_sequence_id >> _SHIFT, last_sequence_id & _MASK) if last_sequence_id >= 0 else (-1, -1)
+        epoch, last = (last_sequence_id >> EPOCH_SHIFT, last_sequence_id & _MASK) if last_sequence_id >= 0 else (-1, -1)
         self._window: ProducerWindow[Sent] = ProducerWindow(epoch, last & MAX_SEQUENCE if last >= 0 else -1)
         self._last = last
         """Unwrapped sequence of the last record taken, in the window's epoch."""
@@ -102,7 +103,7 @@ class SequenceWindow:
 
     def known(self, sequence_id: int) -> bool:
         """True for what Pulsar had stored, or refused, before."""
-        return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored
+        return sequence_id >> EPOCH_SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
         """Whether a batch begins directly behind the last record, or a new epoch."""
@@ -114,8 +115,8 @@ class SequenceWindow:
         """The sequence id of the record before a batch that lies ahead of what is known."""
         if header.producer_epoch == self.epoch:
             ahead = (header.base_sequence - self.last_sequence) & MAX_SEQUENCE
-            return self.epoch << _SHIFT | self._last + ahead - 1
-        return header.producer_epoch << _SHIFT | header.base_sequence - 1
+            return self.epoch << EPOCH_SHIFT | self._last + ahead - 1
+        return header.producer_epoch << EPOCH_SHIFT | header.base_sequence - 1
 
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> Verdict:
         """Decide what to do with a batch; this changes nothing.
@@ -125,14 +126,14 @@ class SequenceWindow:
         kind, original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
         if kind is Kind.NEW:
-            return Verdict(epoch << _SHIFT | (self._last + 1 if epoch == self.epoch else sequence))
+            return Verdict(epoch << EPOCH_SHIFT | (self._last + 1 if epoch == self.epoch else sequence))
         if original is not None:
             if self._refused and original.crc != header.crc:
                 return self._ambiguous(header)
             return Verdict(original=original)
         if epoch > self.epoch and self.epoch < 0 and not from_zero:
             if self.complete:
-                return Verdict(epoch << _SHIFT | sequence)
+                return Verdict(epoch << EPOCH_SHIFT | sequence)
             return _refused(
                 ErrorCode.UNKNOWN_PRODUCER_ID,
                 f"Pulsar knows nothing of the producer, its batch has sequence {sequence}",
@@ -152,10 +153,10 @@ class SequenceWindow:
                 if self._refused and not any(begin <= first and last <= end for begin, end in self._split):
                     return self._ambiguous(header)
                 if first >= 0 and last <= self._stored:
-                    return Verdict(epoch << _SHIFT | first, known=True)
+                    return Verdict(epoch << EPOCH_SHIFT | first, known=True)
                 if 0 <= first <= self._stored == self._last:
                     # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
-                    return Verdict(epoch << _SHIFT | first)
+                    return Verdict(epoch << EPOCH_SHIFT | first)
         return Verdict(error=error)
 
     def _ambiguous(self, header: BatchHeader) -> Verdict:
@@ -187,7 +188,7 @@ class SequenceWindow:
 
         As in Kafka a refused batch takes no sequence, while no later one was taken.
         """
-        if sequence_id >> _SHIFT != self.epoch:
+        if sequence_id >> EPOCH_SHIFT != self.epoch:
             return
         first = sequence_id & _MASK
         for sent in self._window.batches:

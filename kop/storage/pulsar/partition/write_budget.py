@@ -7,10 +7,14 @@ Must not know: what becomes of a batch.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from kop.errors import BackendError, KopError
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.partition.direct_writers import DirectBudget, direct_budget
+from kop.storage.pulsar.partition.direct_writers import direct_budget
+
+if TYPE_CHECKING:
+    from kop._native import DirectBudget
 
 
 class WriteBudget:

@@ -1,12 +1,10 @@
 """Which id a topic in Pulsar has: each belongs to one name, and all brokers agree on it.
 
-Owns: giving an id to a topic that has none or another topic's, and who keeps an id that two names carry.
+Owns: giving an id to a topic that has none or another topic's.
 Must not know: which topics are in memory.
 
 The id lies in the topic's properties, and tools copy properties: a topic that is cloned with them carries the id of
-its original, and records, commits and fetches of one would go to the other. So the full name lies beside the id. Topics
-of older versions of the gateway have the id alone: where two of them carry the same one, the one that was known first
-keeps it, or at the start of a broker the one with the older ledger, and then its name is written beside it.
+its original, and records, commits and fetches of one would go to the other. So the full name lies beside the id.
 """
 
 from __future__ import annotations
@@ -51,10 +49,6 @@ class TopicIds:
         """Write an id, and the name that it belongs to."""
         await self._admin.set_properties(full_name, {ID_PROPERTY: str(topic_id), NAME_PROPERTY: full_name})
 
-    async def claim(self, full_name: str) -> None:
-        """Write the name beside the id that a topic has and keeps."""
-        await self._admin.set_properties(full_name, {NAME_PROPERTY: full_name})
-
     async def give(
         self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
     ) -> Mapping[str, str]:
@@ -86,45 +80,6 @@ class TopicIds:
                 break
         assert properties is not None
         return properties
-
-    async def keeper(
-        self, topic_id: UUID, topic: tuple[str, bool], other_topic: tuple[str, bool], *, known: str | None
-    ) -> str:
-        """Which of two topics (name, plain) that carry one id keeps it, written beside it now.
-
-        `known`: the one that was known first. Another broker may have decided a moment ago.
-        """
-
-        first, second = sorted((topic[0], other_topic[0]))
-
-        async def decided() -> str | None:
-            for name, rival in ((first, second), (second, first)):
-                try:
-                    _, properties = await self.metadata(name)
-                except PulsarError as error:
-                    if error.code not in _NOT_THERE:
-                        raise
-                    return rival
-                if id_of(properties) != topic_id or is_copied(properties, name):
-                    return rival
-                if properties.get(NAME_PROPERTY) == name:
-                    return name
-            return None
-
-        keeps = await decided() or await self._after_others(str(topic_id), topic[1] or other_topic[1], decided)
-        if keeps is None:
-            keeps = known or await self._elder(topic, other_topic)
-            await self.claim(keeps)
-        return keeps
-
-    async def _elder(self, topic: tuple[str, bool], other_topic: tuple[str, bool]) -> str:
-        """The topic whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
-
-        async def age(topic: tuple[str, bool]) -> tuple[int, str]:
-            oldest = await self._oldest_ledger(*topic)
-            return (2**63 if oldest is None else oldest), topic[0]
-
-        return min(await age(topic), await age(other_topic))[1]
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
         """Wait until another broker has done the work, and return what `done` then gives; None where none has.

@@ -11,7 +11,6 @@ slow full listing finds what it missed and configs changed by another broker.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import time
@@ -63,7 +62,6 @@ _AT_ONCE = 16
 _RETRIES_AT_ONCE = 4
 SCANNED_A_LISTING: Final = 100
 """Topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred listings."""
-_CLAIMED_A_LISTING: Final = 20
 FIRST_SECONDS: Final = 60.0
 """How long a broker that starts waits for topics that cannot be read."""
 FRESH_SECONDS: Final = 30.0
@@ -516,7 +514,6 @@ class PulsarTopics(TopicTable):
         due.update(self._next_to_scan(sorted(known)))
         await self._look_at(due)
         await self._finish_abandoned()
-        await self._claim_ids()
 
     async def _load_first(self, names: Set[str]) -> None:
         """Look at every topic. After a while this broker begins with those that it has; the others come behind."""
@@ -546,26 +543,6 @@ class PulsarTopics(TopicTable):
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
         return known[begin : begin + SCANNED_A_LISTING]
-
-    async def _claim_ids(self) -> None:
-        """Write the name beside the ids of topics that older versions of the gateway made; some in each round."""
-        unclaimed = (
-            topic.full_name
-            for topic in self._pulsar.values()
-            if NAME_PROPERTY not in topic.properties and self._brokers.is_chosen(topic.full_name)
-        )
-
-        async def claim(full_name: str) -> None:
-            known = self._known(full_name)
-            if known is not None and NAME_PROPERTY not in known.properties:
-                await self._ids.claim(full_name)
-                await self._look(full_name)
-
-        for name in [*itertools.islice(unclaimed, _CLAIMED_A_LISTING)]:
-            try:
-                await self.in_turn(name, partial(claim, name))
-            except PulsarError as error:
-                log.info("the name of topic %s is not written beside its id yet: %s", name, error)
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
         """Look at topics that nobody has told of; returns those that could not be read."""
@@ -703,13 +680,22 @@ class PulsarTopics(TopicTable):
             timer.cancel()
 
     async def _look(self, full_name: str) -> None:
+        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first keeps
+        it: somebody has written it.
+        """
         for _ in range(_PARTINGS):
             read = await self._read(full_name)
             rival = None if read is None else self._rival(full_name, read[0].topic_id)
             if read is None or rival is None:
                 self._enter_read(full_name, read)
                 return
-            await self._part(read[1], rival, read[0].topic_id)
+            topic_id = read[0].topic_id
+            if rival.full_name < full_name:
+                self._tell_of_copy(full_name, rival.full_name)
+                await self._ids.give(full_name, read[1].plain, read[1].properties, topic_id)
+            else:
+                self._remove(self._by_id[topic_id])  # it is looked at at once, and gets an id of its own then
+                self._look_again(rival.full_name)
         raise PulsarError(
             "Conflict", f"{full_name} has the id of another topic again whenever it is given its own", retriable=True
         )
@@ -718,20 +704,6 @@ class PulsarTopics(TopicTable):
         """Another topic that has the same id in memory; None where there is none."""
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
-
-    async def _part(self, known_topic: PulsarTopic, rival: PulsarTopic, topic_id: UUID) -> None:
-        """Let one of two topics that carry the same id keep it, and give the other one an id of its own."""
-        known = rival.full_name if self._loaded else None
-        keeps = await self._ids.keeper(
-            topic_id, (known_topic.full_name, known_topic.plain), (rival.full_name, rival.plain), known=known
-        )
-        if keeps == rival.full_name:
-            self._tell_of_copy(known_topic.full_name, rival.full_name)
-            await self._ids.give(known_topic.full_name, known_topic.plain, known_topic.properties, topic_id)
-            return
-        if self._rival(known_topic.full_name, topic_id) is rival and (topic := self._by_id.get(topic_id)) is not None:
-            self._remove(topic)  # it is looked at at once, and gets an id of its own then
-        self._look_again(rival.full_name)
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
         self._context.count(Fault.TOPIC_IDS_COPIED)
@@ -770,8 +742,18 @@ class PulsarTopics(TopicTable):
         known = self._known(full_name)
         before = {} if known is None else known.properties
         known_id = id_of(before)
+        nameless = id_of(raw) is not None and NAME_PROPERTY not in raw
+        if nameless and known_id is None:
+            raise PulsarError(
+                "UnreleasedFormat",
+                f"an unreleased kop wrote {ID_PROPERTY} without {NAME_PROPERTY}. Set {NAME_PROPERTY}={full_name} "
+                f"(pulsar-admin topics update-properties) to keep the id, or remove {ID_PROPERTY} (remove-properties): "
+                "then the topic gets a new id, and committed offsets of the old one do not count",
+                retriable=True,
+            )
         if is_copied(raw, full_name):
             self._tell_of_copy(full_name, raw[NAME_PROPERTY])
+        if is_copied(raw, full_name) or nameless:
             if known_id is None:
                 raw = await self._ids.give(full_name, plain, raw, id_of(raw))
             else:

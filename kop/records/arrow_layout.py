@@ -1,0 +1,116 @@
+"""How rows lie in the buffers of Arrow arrays: lists into buffers, and single items out of buffers. Without pyarrow.
+
+Owns: which buffers a column and a chunk have, what is in them, and that no buffer is read beyond its end.
+Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.records.arrow`).
+
+All buffers are laid out as https://arrow.apache.org/docs/format/Columnar.html says, in the machine's byte order:
+
+column      `(null_count, validity, offsets, data)`. `validity` has a bit a row, the lowest bit of a byte first, 1 for
+            a row that is not null and 0 behind the last row; it is None where no row is null. `offsets` has an int32
+            more than there are rows, and starts with 0. A null takes no bytes of `data`.
+chunk       `(rows, next_offset, key, value, offsets, timestamps, timestamp_types, headers)`: two columns, an int64,
+            an int64 (microseconds since the epoch) and an int32 (0 CreateTime, 1 LogAppendTime) a row. `next_offset` is
+            the one behind the last row.
+headers     None where they are not wanted, else `(lists, names, values)`: `lists` is `(null_count, validity, offsets)`
+            and null for a record without headers; names and values are columns. A name that is not UTF-8 has U+FFFD
+            where it is not, as Java's consumers see it.
+
+What comes in may be a slice: each part starts with the place of row 0 in its buffers, then has its validity.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from kop.errors import ErrorCode, PeerError
+from kop.records.record import Buffer
+
+Column: TypeAlias = tuple[int, bytes | None, bytes, bytes]
+Lists: TypeAlias = tuple[int, bytes | None, bytes]
+ChunkParts: TypeAlias = tuple[int, int, Column, Column, bytes, bytes, bytes, tuple[Lists, Column, Column] | None]
+
+ColumnIn: TypeAlias = tuple[int, Buffer | None, Buffer, Buffer]
+EntriesIn: TypeAlias = tuple[int, Buffer | None]
+HeadersIn: TypeAlias = tuple[int, Buffer | None, Buffer, EntriesIn, ColumnIn, ColumnIn]
+"""Lists, with their offsets; the entries of all lists; names and values of the entries."""
+TimestampsIn: TypeAlias = tuple[int, Buffer | None, Buffer, int]
+"""An int64 a row; how many of their units are a millisecond."""
+NumbersIn: TypeAlias = tuple[int, Buffer | None, Buffer]
+"""An int32 or int64 a row, as the function says."""
+
+
+def validity_of(valid: Sequence[bool]) -> tuple[int, bytes | None]:
+    """Return the number of nulls, and the bits."""
+    if all(valid):
+        return 0, None
+    bits = int("".join("01"[is_valid] for is_valid in reversed(valid)), 2)
+    return valid.count(False), bits.to_bytes(-(-len(valid) // 8), "little")
+
+
+def offsets_of(sizes: Iterable[int]) -> bytes:
+    """Return where items of these sizes begin, and where the last one ends."""
+    return array("i", accumulate(sizes, initial=0)).tobytes()
+
+
+def column(items: Sequence[bytes | None]) -> Column:
+    """Return the column of these items."""
+    present = [item or b"" for item in items]
+    return *validity_of([item is not None for item in items]), offsets_of(map(len, present)), b"".join(present)
+
+
+def item_of(items: ColumnIn | None, row: int) -> bytes | None:
+    """Return the item of a row. A column that is None is null in each row. INVALID_RECORD if a buffer is too short."""
+    if items is None or _is_null(items[1], items[0] + row):
+        return None
+    first, _, places, data = items
+    start, end = _range(places, first + row, len(data))
+    return bytes(data[start:end])
+
+
+def headers_in(headers: HeadersIn | None, row: int) -> list[tuple[bytes, bytes | None]]:
+    """Return the headers of a row. INVALID_RECORD as in `item_of`, and if a header or its name is null."""
+    if headers is None or _is_null(headers[1], headers[0] + row):
+        return []
+    first, _, places, (first_entry, entries), names, values = headers
+    pairs = []
+    for entry in range(*_range(places, first + row, 2**31)):
+        if _is_null(entries, first_entry + entry) or (name := item_of(names, entry)) is None:
+            raise invalid(f"row {row} has a header that is null, or has no name")
+        pairs.append((name, item_of(values, entry)))
+    return pairs
+
+
+def number_of(numbers: NumbersIn | None, row: int, kind: str) -> int | None:
+    """Return the number of a row, of the `kind` "i" (int32) or "q" (int64); see `item_of`."""
+    if numbers is None or _is_null(numbers[1], numbers[0] + row):
+        return None
+    return _unpack(kind, 1, numbers[2], numbers[0] + row)[0]
+
+
+def _range(places: Buffer, place: int, size: int) -> tuple[int, int]:
+    start, end = _unpack("i", 2, places, place)
+    if not 0 <= start <= end <= size:
+        raise invalid(f"offsets from {start} to {end}")
+    return start, end
+
+
+def _unpack(kind: str, count: int, data: Buffer, place: int) -> tuple[int, ...]:
+    size = 4 if kind == "i" else 8
+    if size * (place + count) > len(data):
+        raise invalid("a buffer that is too short")
+    return struct.unpack_from(f"={count}{kind}", data, size * place)
+
+
+def _is_null(bits: Buffer | None, place: int) -> bool:
+    if bits is not None and place >> 3 >= len(bits):
+        raise invalid("a buffer of validity that is too short")
+    return bits is not None and not bits[place >> 3] >> (place & 7) & 1
+
+
+def invalid(text: str) -> PeerError:
+    """Return the error for a record, or a buffer, that is malformed."""
+    return PeerError(text, ErrorCode.INVALID_RECORD)

@@ -1,0 +1,21 @@
+"""What can be set of the memory engine. Owns: these settings, with their defaults and limits."""
+
+from __future__ import annotations
+
+from kop.storage.settings import LocalSettings
+from kop.values import Long, Settings, setting
+
+
+class MemoryOptions(Settings):
+    """The settings for people."""
+
+    kop_memory_bytes: Long = setting(
+        "kop.memory.bytes",
+        1_073_741_824,
+        "With store=memory:, bytes of records from which on more are refused until retention makes room.",
+        ge=1_048_576,
+    )
+
+
+class MemorySettings(MemoryOptions, LocalSettings):
+    """All that the engine is told."""
