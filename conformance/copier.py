@@ -27,7 +27,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from conformance.checker.targets import Target, embedded, over_pulsar
+from conformance.harness.targets import Target, embedded, over_pulsar
 from conformance.servers import HERE, StartFailed
 
 PARTITIONS = 2

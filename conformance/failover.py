@@ -28,7 +28,7 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from conformance.checker.targets import Target, embedded, over_pulsar
+from conformance.harness.targets import Target, embedded, over_pulsar
 from conformance.servers import StartFailed
 
 PRODUCERS = 4

@@ -58,7 +58,7 @@ from kop.records._pure_arrow import (
 )
 from kop.storage.base import AppendResult, AppendWaiter
 from kop.storage.pulsar.partition.appends import PlacedFields
-from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
+from kop.storage.pulsar.partition.decompression import DirectCodecs
 from kop.wire.frame import read_header as read_header
 
 FORMAT: Final[int]

@@ -12,44 +12,51 @@ import argparse
 import json
 import secrets
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from conformance.checker.checks import Anomaly, check, nearest
-from conformance.checker.faults import USUAL_SPACING, Executor, plan
+from conformance.checker.checks import Anomaly, check
+from conformance.checker.faults import SPACING, Executor, plan
 from conformance.checker.history import Chain, Engine, History, Isolation, Place, Transaction, Writer, load, value_of
 from conformance.checker.observer import Observer
 from conformance.checker.recorder import Recorder
-from conformance.checker.targets import Target, embedded, given, kafka, over_pulsar
 from conformance.checker.workload import (
     CHAINS,
     FAMILIES,
     TOPICS,
     WRITERS,
     ChainRole,
-    Family,
     Names,
     Settings,
     partitions_of,
 )
+from conformance.harness.processes import Processes
+from conformance.harness.run import (
+    Length,
+    add_options,
+    enter,
+    kept,
+    perform,
+    say_end,
+    say_faults,
+    tracebacks,
+    under_faults,
+    write_details,
+)
+from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
 from conformance.progress import ProgressLine
-from conformance.servers import HERE, StartFailed
 
-SECONDS = 300.0
-FAST_SECONDS, FAST_SPACING = 30.0, 3.0
+LENGTH = Length(seconds=300.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=3.0)
 STOP_SECONDS = 100.0
 """For clients to end, which try for ANSWER_SECONDS to end a transaction."""
 BEGIN_SECONDS = 60.0
@@ -59,68 +66,10 @@ CHAIN_SECONDS = 90.0
 _ISOLATIONS: tuple[Isolation, ...] = ("committed", "uncommitted")
 
 
-class Clients:
-    """The processes of clients."""
-
-    def __init__(self, stack: ExitStack, folder: Path, settings: Settings) -> None:
-        self.paths: list[Path] = []
-        self._processes: dict[Family, subprocess.Popen[str]] = {}
-        self.problems: list[str] = []
-        for family in FAMILIES:
-            path = folder / f"history-{family}.jsonl"
-            errors = stack.enter_context((folder / f"clients-{family}.log").open("w"))
-            process = subprocess.Popen(
-                [sys.executable, "-m", "conformance.checker.clients", family, str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                cwd=HERE.parent,
-            )
-            stack.callback(process.kill)
-            self.paths.append(path)
-            self._processes[family] = process
-            self._tell(family, json.dumps(settings._asdict()))
-
-    def _tell(self, family: Family, line: str) -> None:
-        stdin: IO[str] | None = self._processes[family].stdin
-        assert stdin is not None
-        try:
-            stdin.write(line + "\n")
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it has died, which `join` tells
-
-    def stop_writing(self) -> None:
-        """Returns when writers have ended what they had begun."""
-        for family in FAMILIES:
-            self._tell(family, "stop writing")
-        for name, process in self._processes.items():
-            assert process.stdout is not None
-            if process.stdout.readline() != "written\n":
-                self.problems.append(f"the writers of {name} did not end")
-
-    def stop(self) -> None:
-        for process in self._processes.values():
-            assert process.stdin is not None
-            try:
-                process.stdin.close()
-            except BrokenPipeError:
-                pass
-        until = time.monotonic() + STOP_SECONDS
-        for name, process in self._processes.items():
-            try:
-                if process.wait(max(1.0, until - time.monotonic())):
-                    self.problems.append(f"the clients of {name} ended with {process.returncode}, see their log")
-            except subprocess.TimeoutExpired:
-                process.kill()
-                self.problems.append(f"the clients of {name} did not end within {STOP_SECONDS:g} s")
-
-
 class Tally:
     """What has been written down so far, by kind."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: Iterable[Path]) -> None:
         self._read = dict.fromkeys(paths, 0)
         self.counts: Counter[str] = Counter()
 
@@ -157,16 +106,23 @@ class Run:
         self._recorder.add(Engine(self.target.over is not None))
         settings = Settings(self.target.bootstrap, self._names.prefix, self._options.seed)
         with ExitStack() as stack:
-            clients = Clients(stack, self._folder, settings)
+            clients = Processes(stack, self._folder, "clients")
+            paths = {family: self._folder / f"history-{family}.jsonl" for family in FAMILIES}
+            for family, path in paths.items():
+                command = [sys.executable, "-m", "conformance.checker.clients", family, str(path)]
+                clients.start(family, command, answers=True)
+                clients.tell(family, json.dumps(settings._asdict()))
             done = threading.Event()
             watching = threading.Thread(target=self._observer.run, args=(done,))
             watching.start()
             try:
-                tally = Tally(clients.paths)
+                tally = Tally(paths.values())
                 self._await_producers(tally, progress)
                 self._load(tally, progress)
                 progress.say("writers end what they have begun")
-                clients.stop_writing()
+                for family in FAMILIES:
+                    clients.tell(family, "stop writing")
+                clients.heard("written", "writers of {} did not end")
                 for role in CHAINS:
                     progress.say(f"the chain {role.name} comes to its end")
                     self._finish(role)
@@ -174,7 +130,7 @@ class Run:
                 done.set()
                 watching.join()
             progress.say("clients end")
-            clients.stop()
+            clients.stop(STOP_SECONDS)
             self.problems += clients.problems
         for role in CHAINS:
             chain = self._names.chain(role)
@@ -186,7 +142,7 @@ class Run:
             self._recorder.add(disturbance)
         self._recorder.close()
         self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
-        self._look_into_logs()
+        self.problems += tracebacks(self.target.servers if self.target.has_tracebacks else ())
 
     def _make_topics(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.target.bootstrap, "log_level": 0})
@@ -213,23 +169,14 @@ class Run:
             tally.update()
 
     def _load(self, tally: Tally, progress: ProgressLine) -> None:
-        done = threading.Event()
-        breaking = threading.Thread(target=self.executor.run, args=(self.faults, done.wait))
-        breaking.start()
-        end = time.monotonic() + self._options.seconds
-        try:
-            while (left := end - time.monotonic()) > 0:
-                tally.update()
-                progress.update(
-                    f"{left:4.0f} s left, {tally.counts['send']} records, {tally.counts['transaction'] // 2} "
-                    f"transactions, {tally.counts['poll']} polls, {self._observer.answers} ends and offsets, "
-                    f"{len(self.executor.disturbances)} of {len(self.faults)} faults, "
-                    f"last: {self.executor.current or 'none'}"
-                )
-                time.sleep(min(left, 1.0))  # the load lasts as long as the run says
-        finally:
-            done.set()
-            breaking.join()
+        def state() -> str:
+            tally.update()
+            return (
+                f"{tally.counts['send']} records, {tally.counts['transaction'] // 2} transactions, "
+                f"{tally.counts['poll']} polls, {self._observer.answers} ends and offsets"
+            )
+
+        under_faults(self._options.seconds, self.executor, self.faults, progress, state)
 
     def _finish(self, role: ChainRole) -> None:
         """Put a record at the end of each input partition, and wait until the chain has committed what is behind it."""
@@ -264,13 +211,6 @@ class Run:
         producer.flush(60)
         return ends
 
-    def _look_into_logs(self) -> None:
-        """A gateway that failed inside is a problem, whatever its clients were told."""
-        for server in self.target.servers if self.target.has_tracebacks else ():
-            count = server.log.read_text(errors="replace").count("Traceback (most recent call last)")
-            if count:
-                self.problems.append(f"{count} tracebacks in {server.log}")
-
 
 # --- the report
 
@@ -296,32 +236,16 @@ def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> N
     console.print(
         f"{len(history.sends)} records sent, {given} given to consumers in {len({p.session for p in history.polls})} "
         f"sessions, {len(history.ends)} ends of logs, {len(history.committed)} answers about committed offsets; "
-        f"faults: {_counted(Counter(disturbance.kind for disturbance in history.disturbances)) or 'none'}"
+        f"faults: {say_faults(history.disturbances)}"
     )
     for anomaly in anomalies[:10]:
         console.print(f"[red]{anomaly.kind}[/] {anomaly.who} {anomaly.topic} {anomaly.partition} {anomaly.offset}: "
                       f"{anomaly.detail}", highlight=False)  # fmt: skip
-    for text in problems:
-        console.print(f"[yellow]{text}", highlight=False)
-    kinds = Counter(anomaly.kind for anomaly in anomalies)
-    console.print(f"anomalies: {_counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
+    say_end(console, problems, anomalies)
 
 
 def _role(name: str) -> str:
     return name.partition("#")[0]
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
-def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
-    """One JSON object a line: the anomaly, and the fault that was nearest before it."""
-    with path.open("w") as out:
-        for anomaly in anomalies:
-            fault = nearest(history.disturbances, anomaly.at)
-            about = f"{fault.kind} {fault.target}, {anomaly.at - fault.begin:+.1f} s from its begin" if fault else ""
-            out.write(json.dumps(anomaly._asdict() | {"fault": about}) + "\n")
 
 
 def judge(folder: Path, problems: list[str]) -> tuple[int, History, list[Anomaly]]:
@@ -336,7 +260,7 @@ def judge(folder: Path, problems: list[str]) -> tuple[int, History, list[Anomaly
     all_problems = [*problems, *(f"no transaction was {what}" for what in missing)]
     all_problems += [f"the chain {chain.name} wrote nothing" for chain in history.chains if not _wrote(history, chain)]
     anomalies = check(history)
-    write_details(folder / "anomalies.jsonl", history, anomalies)
+    write_details(folder / "anomalies.jsonl", history.disturbances, anomalies, lambda anomaly: anomaly.at)
     report(history, anomalies, all_problems)
     return int(bool(anomalies or all_problems)), history, anomalies
 
@@ -357,15 +281,12 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         if options.bootstrap:
             running.forget_topics()
     code, history, anomalies = judge(folder, running.problems)
-    kept: Path | None = folder
-    if not code and options.folder is None:
-        shutil.rmtree(folder)
-        kept = None
+    left = kept(folder, options, bool(code))
     print(
         f"{len({transaction.name for transaction in history.transactions})} transactions, "
         f"{len(history.sends)} records, "
         f"{len(anomalies)} anomalies; seed {options.seed}, {options.seconds:g} s"
-        + (f"; histories and logs: {kept}; again: --check {kept}" if kept else "")
+        + (f"; histories and logs: {left}; again: --check {left}" if left else "")
     )
     return code
 
@@ -396,31 +317,13 @@ def main() -> int:
     where.add_argument("--check", type=Path, metavar="PATH", help="look through the histories of a run once more")
     parser.add_argument("--gateways", type=int, default=2, metavar="N", help="over Pulsar (2)")
     parser.add_argument("--restart-pulsar", action="store_true", help="kill -9 of Pulsar too, where it is our own")
-    parser.add_argument("--fast", action="store_true", help=f"{FAST_SECONDS:g} s of load, faults close together")
-    parser.add_argument("--seconds", type=float, metavar="S", help=f"of load ({SECONDS:g}; fast: {FAST_SECONDS:g})")
-    parser.add_argument("--spacing", type=float, metavar="S", help="between faults")
     parser.add_argument("--faults", metavar="A,B", type=lambda text: text.split(","), help="these kinds alone; none")
-    parser.add_argument("--seed", type=int, metavar="N", help="repeats what clients do and the plan of faults")
-    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (a new one in /tmp)")
+    add_options(parser, LENGTH)
     options = parser.parse_args()
     if options.check:
         return judge(options.check, [])[0]
-    options.seconds = options.seconds or (FAST_SECONDS if options.fast else SECONDS)
-    options.spacing = options.spacing or (FAST_SPACING if options.fast else USUAL_SPACING)
-    options.seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="kop-checker-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"seed {options.seed}, folder {folder}", file=sys.stderr, flush=True)
-    try:
-        return run(options, folder)
-    except (StartFailed, OSError, KafkaException) as error:
-        print(f"the checker could not be run: {error}; folder {folder}", file=sys.stderr)
-        return 2
+    return perform("checker", options, LENGTH, lambda folder: run(options, folder))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    enter(main)

@@ -50,7 +50,6 @@ from conformance.checker.history import (
     UNREADABLE,
     Chain,
     Committed,
-    Disturbance,
     End,
     History,
     Instance,
@@ -126,14 +125,6 @@ def check(history: History) -> list[Anomaly]:
         *_unfenced(indexed),
     ]
     return sorted(anomalies, key=lambda anomaly: KINDS.index(anomaly.kind))
-
-
-def nearest(disturbances: Iterable[Disturbance], at: float) -> Disturbance | None:
-    """The disturbance that began last before `at`, else the first one."""
-    ordered = sorted(disturbances, key=lambda disturbance: disturbance.begin)
-    if not at or not ordered:
-        return None
-    return ordered[max(0, bisect_left([disturbance.begin for disturbance in ordered], at) - 1)]
 
 
 class _IndexedHistory:

@@ -1,6 +1,6 @@
-"""What is broken when: a plan from a seed, and its execution.
+"""What a run of the checker breaks, and how.
 
-Owns: the kinds of faults, their order, what undoes each.
+Owns: the kinds of faults, what undoes each.
 Must not know: clients, and what is right.
 
 | kind | what is done |
@@ -22,100 +22,42 @@ Must not know: clients, and what is right.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from conformance.checker.history import Disturbance
-from conformance.checker.targets import Target
-from conformance.servers import StartFailed
-from conformance.soak.faults import cut_connections
+from conformance.harness import faults
+from conformance.harness.faults import Fault, Spacing, cut_connections
+from conformance.harness.targets import Target
 
-USUAL_SPACING = 10.0
-"""Seconds from one fault to the next."""
-QUIET_SECONDS = 5.0
-"""Before the first fault, and behind the last."""
-_LASTS = {"kill": 3.0, "kill_all": 2.0, "pause": 8.0, "delay_clients": 6.0}
+SPACING = Spacing(usual=10.0, quiet=5.0, lasts={"kill": 3.0, "kill_all": 2.0, "pause": 8.0, "delay_clients": 6.0})
 _DELAY_SECONDS = 0.25
 _COORDINATOR = "pulsar/system/transaction_coordinator_assign"
 
 
-class Fault(NamedTuple):
-    """`at` and `lasts` in seconds, from the beginning of the load. `server`: the number of the one that it is about."""
-
-    at: float
-    kind: str
-    server: int
-    lasts: float
-
-
 def plan(seed: int, seconds: float, spacing: float, kinds: Iterable[str], servers: int) -> list[Fault]:
-    """The same for the same arguments. Each kind comes once before one comes again; one ends before the next begins.
-
-    Faults last as `_LASTS` says, less where the spacing is below USUAL_SPACING. All is undone QUIET_SECONDS before the
-    end.
-    """
-    rng = random.Random(seed)
-    known = list(kinds)
-    faults: list[Fault] = []
-    left: list[str] = []
-    at = QUIET_SECONDS
-    while known and at + spacing <= seconds - QUIET_SECONDS:
-        if not left:
-            left = known.copy()
-            rng.shuffle(left)
-        kind = left.pop()
-        lasts = round(_LASTS.get(kind, 0.0) * min(1.0, spacing / USUAL_SPACING), 1)
-        faults.append(Fault(round(at, 1), kind, rng.randrange(max(1, servers)), lasts))
-        at += max(spacing * rng.uniform(0.8, 1.2), lasts + 1.0)
-    return faults
+    """See `harness.faults.plan`. The target is a server, counted from 1."""
+    return faults.plan(SPACING, seed, seconds, spacing, kinds, lambda rng, _: str(1 + rng.randrange(max(1, servers))))
 
 
-class Executor:
-    """Performs a plan. `disturbances` has what was done, with the times at which it was."""
+class Executor(faults.Executor):
+    """Performs a plan."""
 
     def __init__(self, target: Target, seed: int) -> None:
+        super().__init__(target.servers)
         self._target = target
         self._rng = random.Random(f"{seed} faults")
-        self.disturbances: list[Disturbance] = []
-        self.failures: list[str] = []
-        """What could not be done, or undone: the run says less than it seems."""
-        self.current = ""
 
-    def run(self, faults: list[Fault], stop: Callable[[float], bool]) -> None:
-        """Perform all at their times; `stop(seconds)` waits and says whether to end. What was begun is undone."""
-        begin = time.monotonic()
-        for fault in faults:
-            if stop(max(0.0, begin + fault.at - time.monotonic())):
-                return
-            began = time.time()
-            self.current = f"{fault.kind} {fault.server + 1}"
-            self._perform(fault, self._begin)
-            if fault.lasts:
-                stop(fault.lasts)
-            self._perform(fault, self._undo)
-            self.disturbances.append(Disturbance(fault.kind, str(fault.server + 1), began, time.time()))
-
-    def _perform(self, fault: Fault, step: Callable[[str, int], None]) -> None:
-        try:
-            step(fault.kind, fault.server)
-        except (OSError, StartFailed) as error:
-            self.failures.append(f"{fault.kind} {fault.server + 1}: {error}")
-
-    def _begin(self, kind: str, number: int) -> None:
+    def _begin(self, fault: Fault) -> None:
+        kind, number = fault.kind, int(fault.target) - 1
         server, links, over = self._target.servers[number], self._target.links, self._target.over
         if kind == "kill":
             server.kill()
         elif kind == "kill_all":
-            for server in self._target.servers:
-                server.kill()
+            self._kill_all()
         elif kind == "terminate":
             server.stop()
         elif kind == "pause":
-            os.kill(server.pid, signal.SIGSTOP)
+            self._pause(number)
         elif kind == "cut_clients":
             assert links is not None
             links.change(number, lambda link: link.cut())
@@ -148,13 +90,12 @@ class Executor:
             assert over is not None
             over.pulsar.restart()
 
-    def _undo(self, kind: str, number: int) -> None:
+    def _undo(self, fault: Fault) -> None:
+        kind, number = fault.kind, int(fault.target) - 1
         if kind in ("kill", "kill_all", "terminate"):
-            for server in self._target.servers:
-                if not server.running:
-                    server.start()
+            self._start_again()
         elif kind == "pause":
-            os.kill(self._target.servers[number].pid, signal.SIGCONT)
+            self._go_on(number)
         elif kind == "delay_clients":
             assert self._target.links is not None
             self._target.links.change(number, lambda link: setattr(link, "delay", 0.0))

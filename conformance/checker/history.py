@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from conformance.harness.faults import Disturbance
+
 Outcome = Literal["committed", "aborted", "unknown"]
 Isolation = Literal["committed", "uncommitted"]
 Place = tuple[str, int]
@@ -194,15 +196,6 @@ class Engine(NamedTuple):
     beyond the ends that anybody is told, as over Pulsar."""
 
     hides: bool
-
-
-class Disturbance(NamedTuple):
-    """A time in which something was broken."""
-
-    kind: str
-    target: str
-    begin: float
-    end: float
 
 
 Event = (

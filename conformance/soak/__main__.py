@@ -12,38 +12,48 @@ import argparse
 import asyncio
 import json
 import re
-import secrets
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness.faults import Disturbance
+from conformance.harness.processes import Processes
+from conformance.harness.run import (
+    Length,
+    add_options,
+    counted,
+    enter,
+    kept,
+    perform,
+    say_end,
+    say_faults,
+    tracebacks,
+    under_faults,
+    write_details,
+)
+from conformance.harness.targets import OverPulsar, gateways, pulsar
 from conformance.progress import ProgressLine
-from conformance.servers import HERE, SETTINGS, KopOverPulsar, Pulsar, StartFailed
-from conformance.soak.checker import Anomaly, check, latencies, nearest
-from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
-from conformance.soak.history import Disturbance, History, Stored, Write, stored_in, writer_of, writes_in
+from conformance.servers import HERE, KopOverPulsar, StartFailed
+from conformance.soak.checker import Anomaly, check, latencies
+from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, SPACING, Executor, plan
+from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
 from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Topic, Writer, specification
 from kop.pulsar_client import Client, TxnId
 from kop.pulsar_client.admin import Admin
 
-FAST_SECONDS, FAST_SPACING = 50.0, 2.5
-SECONDS = 600.0
+LENGTH = Length(seconds=600.0, spacing=SPACING.usual, fast_seconds=50.0, fast_spacing=2.5)
 STOP_SECONDS = 120.0
 """For writers to end; they give their clients FLUSH_SECONDS."""
 READ_SECONDS = 900.0
@@ -63,25 +73,18 @@ _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 class Soak:
     """One run over one Pulsar."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, pulsar: Pulsar, urls: tuple[str, str]) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path, over: OverPulsar) -> None:
         self._options = options
         self._folder = folder
-        self._service, self._admin = urls
-        self._namespace = f"public/soak-{secrets.token_hex(4)}"
-        self._rest = Rest(self._admin)
-        self._gateways: list[KopOverPulsar] = []
-        for number in (1, 2):
-            home = folder / f"gateway-{number}"
-            home.mkdir()
-            settings = SETTINGS | {"node.id": str(number)}
-            gateway = KopOverPulsar(urls, self._namespace, f"{self._namespace}-kop", folder=home, settings=settings)
-            self._gateways.append(gateway)
-        self._writers: dict[str, subprocess.Popen[str]] = {}
-        kinds = KINDS + (BROKER_KINDS if options.kill_broker and pulsar.own else ())
+        self._over = over
+        self._service, self._admin = over.urls
+        self._namespace = over.namespace
+        self._rest = over.rest
+        self.gateways: list[KopOverPulsar] = []
+        self._writers: Processes | None = None
+        kinds = KINDS + (BROKER_KINDS if options.kill_broker and over.pulsar.own else ())
         self.faults = plan(options.seed, options.seconds, options.spacing, [topic.name for topic in TOPICS], kinds)
-        port = urlsplit(self._service).port
-        assert port is not None
-        self.executor = Executor(self._rest, self._namespace, TOPICS, self._gateways, pulsar, port)
+        self.executor = Executor(self.gateways, over, TOPICS)
         self.problems: list[str] = []
         """What keeps the run from saying what it should: a writer that died, a partition that could not be read."""
         self.notes: list[str] = []
@@ -91,11 +94,10 @@ class Soak:
     @property
     def bootstrap(self) -> str:
         """Both gateways."""
-        return ",".join(gateway.address for gateway in self._gateways)
+        return ",".join(gateway.address for gateway in self.gateways)
 
     def prepare(self, stack: ExitStack) -> None:
-        """Namespace, gateways, topics, writers. StartFailed."""
-        self._rest.call("PUT", f"namespaces/{self._namespace}")
+        """Gateways, topics, writers. StartFailed."""
         stack.callback(self._forget_namespaces)
         for topic in TOPICS:
             if topic.native:
@@ -105,8 +107,7 @@ class Soak:
                 else:
                     self._rest.call("PUT", path)
                 self._set_policies(topic)
-        for gateway in self._gateways:
-            stack.enter_context(gateway)
+        self.gateways += gateways(self._over, stack, self._folder, 2, None)
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         ours = [topic for topic in TOPICS if not topic.native]
         made = [NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs)) for topic in ours]
@@ -135,7 +136,7 @@ class Soak:
 
     def _forget_namespaces(self) -> None:
         """For those who go on using this Pulsar; one of our own goes with all that is in it."""
-        for namespace in (self._namespace, f"{self._namespace}-kop"):
+        for namespace in (self._namespace, self._over.cluster):
             try:
                 for topic in self._rest.call("GET", f"persistent/{namespace}/partitioned"):
                     path = topic.replace("://", "/")
@@ -157,18 +158,12 @@ class Soak:
         # At first everything attaches at once, while the clients' own processes start.
         begin = time.time()
         self.executor.disturbances.append(Disturbance("start", "", begin, begin + AFTERMATH_SECONDS))
+        self._writers = Processes(stack, self._folder, "writers")
         for family, writers in families.items():
-            errors = stack.enter_context((self._folder / f"writers-{family}.log").open("w"))
-            process = subprocess.Popen(
-                commands[family], stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True, cwd=HERE.parent
-            )
-            stack.callback(process.kill)
-            assert process.stdin is not None
+            self._writers.start(family, commands[family])
             if family not in _JAVA:
                 told = self._specification() | {"writers": [specification(writer) for writer in writers]}
-                process.stdin.write(json.dumps(told) + "\n")
-                process.stdin.flush()
-            self._writers[family] = process
+                self._writers.tell(family, json.dumps(told))
 
     def _writer_command(self, family: str, writers: list[Writer]) -> list[str]:
         path = self._folder / f"writes-{family}.jsonl"
@@ -210,55 +205,21 @@ class Soak:
 
     def load(self, progress: ProgressLine) -> None:
         """Write while faults are performed, then stop the writers."""
-        done = threading.Event()
-        self.sampler = Sampler(self.bootstrap, self._paths(), self._options.seed)
-        sampling = threading.Thread(target=self.sampler.run, args=(done,))
-        breaking = threading.Thread(target=self.executor.run, args=(self.faults, done.wait))
-        sampling.start()
-        breaking.start()
-        end = time.monotonic() + self._options.seconds
-        try:
-            while (left := end - time.monotonic()) > 0:
-                if progress.due:
-                    progress.update(self._state(left))
-                time.sleep(min(left, 1.0))
-        finally:
-            done.set()
-            breaking.join()
-            sampling.join()
+        assert self._writers is not None
+        self.sampler = sampler = Sampler(self.bootstrap, self._paths(), self._options.seed)
+
+        def state() -> str:
+            wrong = len(sampler.anomalies)
+            return f"{self.acknowledged()} answered, {sampler.compared} sampled ({wrong} wrong)"
+
+        under_faults(self._options.seconds, self.executor, self.faults, progress, state, sampler.run)
         progress.say("writers finish")
-        self._stop_writers()
-
-    def _state(self, left: float) -> str:
-        assert self.sampler is not None
-        return (
-            f"{left:4.0f} s left, {self.acknowledged()} answered, {self.sampler.compared} sampled "
-            f"({len(self.sampler.anomalies)} wrong), {len(self.executor.disturbances)} of {len(self.faults)} faults, "
-            f"last: {self.executor.current or 'none'}"
-        )
-
-    def _stop_writers(self) -> None:
-        for process in self._writers.values():
-            assert process.stdin is not None
-            process.stdin.close()
-        end = time.monotonic() + STOP_SECONDS
-        for family, process in self._writers.items():
-            try:
-                if process.wait(max(1.0, end - time.monotonic())):
-                    self.problems.append(f"the writers of {family} ended with {process.returncode}")
-            except subprocess.TimeoutExpired:
-                process.kill()
-                self.problems.append(f"the writers of {family} did not end within {STOP_SECONDS:g} s")
-
-    def look_into_logs(self) -> None:
-        """A gateway that failed inside is a problem, whatever its clients were told."""
-        for gateway in self._gateways:
-            count = gateway.log.read_text(errors="replace").count("Traceback (most recent call last)")
-            if count:
-                self.problems.append(f"{count} tracebacks in {gateway.log}")
+        self._writers.stop(STOP_SECONDS)
+        self.problems += self._writers.problems
 
     def _paths(self) -> list[Path]:
-        return [self._folder / f"writes-{family}.jsonl" for family in self._writers]
+        families = dict.fromkeys(writer.family for writer in WRITERS)
+        return [self._folder / f"writes-{family}.jsonl" for family in families]
 
     def acknowledged(self) -> int:
         """Lines that the writers have left so far."""
@@ -276,7 +237,7 @@ class Soak:
             progress.say(f"reading by {name}")
             path = self._folder / f"stored-{name}.jsonl"
             # Each Kafka consumer asks another gateway first; the partitions' leaders answer it.
-            bootstrap = self._gateways[number % 2].address
+            bootstrap = self.gateways[number % 2].address
             with (self._folder / f"reader-{name}.log").open("w") as errors:
                 try:
                     done = subprocess.run(
@@ -368,7 +329,7 @@ class Soak:
             tells_offsets={writer.name for writer in WRITERS if writer.tells_offsets},
             references={writer.name for writer in WRITERS if writer.family == "native" and writer.sizes != "chunked"},
             limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
-            | {disturbance.topic for disturbance in self.executor.disturbances if disturbance.kind == "size_limit"},
+            | {disturbance.target for disturbance in self.executor.disturbances if disturbance.kind == "size_limit"},
             bumps_epoch={writer.name for writer in WRITERS if writer.idempotent and writer.family == "librdkafka"},
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
@@ -420,71 +381,61 @@ def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None
     writers = Table("writer", "acknowledged", "refused", "unknown", "errors", "anomalies", title="writers")
     for writer in sorted({name for name, _ in counts} | set(by_writer)):
         numbers = [str(counts[writer, outcome]) for outcome in ("acknowledged", "refused", "unknown")]
-        writers.add_row(writer, *numbers, _counted(errors.get(writer)), _counted(by_writer.get(writer)))
+        writers.add_row(writer, *numbers, counted(errors.get(writer)), counted(by_writer.get(writer)))
     console.print(writers)
     times = Table("while", "acknowledged", "p50 s", "p99 s", "max s", title="from sending to acknowledgement")
     for kind, seconds in sorted(latencies(history).items()):
         figures = [seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)], seconds[-1]]
         times.add_row(kind, str(len(seconds)), *(f"{figure:.3f}" for figure in figures))
     console.print(times)
-    faults = Counter(disturbance.kind for disturbance in history.disturbances)
-    console.print(f"faults done: {_counted(faults) or 'none'}")
+    console.print(f"faults done: {say_faults(history.disturbances)}")
     console.print(
         f"{sum(counts[name, 'acknowledged'] for name in {name for name, _ in counts})} acknowledged, "
         f"{len(history.stored)} stored, compared with {', '.join(history.views) or 'no other reader'}"
     )
-    for text in [*soak.problems, *(f"a fault could not be performed: {text}" for text in soak.executor.failures)]:
-        console.print(f"[yellow]{text}", markup=True, highlight=False)
-    for note in soak.notes:
-        console.print(note, highlight=False)
-    kinds = Counter(anomaly.kind for anomaly in anomalies)
-    console.print(f"anomalies: {_counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
+    failures = [f"a fault could not be performed: {text}" for text in soak.executor.failures]
+    say_end(console, [*soak.problems, *failures], anomalies, soak.notes)
 
 
-def _counted(counts: Counter[str] | None) -> str:
-    return ", ".join(f"{name} {count}" for name, count in (counts or Counter()).most_common())
-
-
-def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
-    """One JSON object a line: the anomaly, and the fault that was nearest before it."""
+def details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
+    """What its writer was told of the record of each anomaly stands beside it."""
     sent = {write.record: write for write in history.writes}
-    with path.open("w") as out:
-        for anomaly in anomalies:
-            write: Write | None = sent.get((anomaly.writer, anomaly.number))
-            at = anomaly.at or (write.done if write else 0.0)
-            fault = nearest(history.disturbances, at)
-            about = f"{fault.kind} {fault.topic}, {at - fault.begin:+.1f} s from its begin" if fault else ""
-            told = {"sent": write.sent, "done": write.done, "error": write.error} if write else {}
-            out.write(json.dumps(anomaly._asdict() | told | {"fault": about}) + "\n")
+
+    def write_of(anomaly: Anomaly) -> Write | None:
+        return sent.get((anomaly.writer, anomaly.number))
+
+    def at(anomaly: Anomaly) -> float:
+        write = write_of(anomaly)
+        return anomaly.at or (write.done if write else 0.0)
+
+    def told(anomaly: Anomaly) -> dict[str, Any]:
+        write = write_of(anomaly)
+        return {"sent": write.sent, "done": write.done, "error": write.error} if write else {}
+
+    write_details(path, history.disturbances, anomalies, at, told)
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     """All of it; the exit code."""
     with ExitStack() as stack:
-        pulsar = Pulsar(KEEP="1")
-        urls = stack.enter_context(pulsar)
-        stack.callback(pulsar.copy_log, folder)
-        soak = Soak(options, folder, pulsar, urls)
+        soak = Soak(options, folder, pulsar(stack, folder, "soak"))
         progress = stack.enter_context(ProgressLine())
         soak.prepare(stack)
         soak.load(progress)
         views = soak.read(progress)
-    soak.look_into_logs()
+    soak.problems += tracebacks(soak.gateways)
     history = soak.history(views)
     assert soak.sampler is not None
     anomalies = [*check(history), *soak.sampler.anomalies]
-    write_details(folder / "anomalies.jsonl", history, anomalies)
+    details(folder / "anomalies.jsonl", history, anomalies)
     (folder / "plan.json").write_text(json.dumps([*soak.faults, *history.disturbances], indent=1))
     print_report(history, anomalies, soak)
     failed = bool(anomalies or soak.problems or soak.executor.failures)
-    kept: Path | None = folder
-    if not failed and options.folder is None:
-        shutil.rmtree(folder)
-        kept = None
+    left = kept(folder, options, failed)
     print(
         f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
         f"seed {options.seed}, {options.seconds:g} s"
-        + (f"; histories and logs of both gateways and of Pulsar: {kept}" if kept else "")
+        + (f"; histories and logs of both gateways and of Pulsar: {left}" if left else "")
     )
     return int(failed)
 
@@ -495,29 +446,11 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0],
         epilog="Starts an Apache Pulsar (Java 17, and Maven once), or takes KOP_TEST_PULSAR=pulsar://...,http://...",
     )
-    parser.add_argument("--fast", action="store_true", help="a minute of load, every fault once")
-    parser.add_argument("--seconds", type=float, metavar="S", help=f"of load ({SECONDS:g}; fast: {FAST_SECONDS:g})")
-    parser.add_argument("--spacing", type=float, metavar="S", help="between faults")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="repeats the plan of a run")
     parser.add_argument("--kill-broker", action="store_true", help="kill -9 the broker too, where it is our own")
-    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (a new one in /tmp)")
+    add_options(parser, LENGTH)
     options = parser.parse_args()
-    options.seconds = options.seconds or (FAST_SECONDS if options.fast else SECONDS)
-    options.spacing = options.spacing or (FAST_SPACING if options.fast else USUAL_SPACING)
-    options.seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="kop-soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"seed {options.seed}, folder {folder}", file=sys.stderr, flush=True)
-    try:
-        return run(options, folder)
-    except (StartFailed, OSError, KafkaException, subprocess.CalledProcessError) as error:
-        print(f"the soak could not be run: {error}", file=sys.stderr)
-        return 2
+    return perform("soak", options, LENGTH, lambda folder: run(options, folder))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    enter(main)

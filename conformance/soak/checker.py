@@ -28,12 +28,12 @@ lost a partition at an unload ("Got invalid producer Id in SendReceipt"), and wh
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from conformance.soak.history import UNANSWERED, UNREADABLE, Disturbance, History, Partition, Stored, Write, writer_of
+from conformance.harness.faults import Disturbance
+from conformance.soak.history import UNANSWERED, UNREADABLE, History, Partition, Stored, Write, writer_of
 
 SLOW_SECONDS = 5.0
 HARMLESS = frozenset({"dispatch_rate"})
@@ -218,7 +218,7 @@ def _during(disturbances: Iterable[Disturbance], write: Write) -> list[Disturban
     return [
         disturbance
         for disturbance in disturbances
-        if disturbance.begin <= write.done and write.sent <= disturbance.end and disturbance.topic in ("", write.topic)
+        if disturbance.begin <= write.done and write.sent <= disturbance.end and disturbance.target in ("", write.topic)
     ]
 
 
@@ -262,11 +262,3 @@ def _view(name: str, expected: list[Stored], seen: list[Stored]) -> Iterator[Ano
         for before, row in zip(offsets, seen[1:], strict=False):
             if row.offset <= before:
                 yield _stored_as("view", row, f"delivered behind offset {before} by {name}")
-
-
-def nearest(disturbances: list[Disturbance], at: float) -> Disturbance | None:
-    """The disturbance that began last before `at`, else the first one."""
-    ordered = sorted(disturbances, key=lambda disturbance: disturbance.begin)
-    if not at or not ordered:
-        return None
-    return ordered[max(0, bisect_left([disturbance.begin for disturbance in ordered], at) - 1)]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from conformance.harness.faults import Disturbance
+
 Outcome = Literal["acknowledged", "refused", "unknown"]
 Partition = tuple[str, int]
 """A topic and the number of a partition."""
@@ -72,15 +74,6 @@ class Stored(NamedTuple):
     def record(self) -> tuple[str, int]:
         """What names the record in all of the run."""
         return self.writer, self.number
-
-
-class Disturbance(NamedTuple):
-    """A time in which something was broken, its aftermath included. `topic` is empty where it concerns all."""
-
-    kind: str
-    topic: str
-    begin: float
-    end: float
 
 
 @dataclass

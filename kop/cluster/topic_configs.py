@@ -29,8 +29,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from kop.errors import ErrorCode, PeerError
-from kop.records.batch import BatchHeader, Codec
-from kop.records.recompress import recompress
+from kop.records.batch import CODEC_MASK, BatchHeader, Codec, read_header, seal
 from kop.records.validation import TimeLimits, inflated
 from kop.storage.base import Buffer, LogPolicy, TopicInfo
 
@@ -440,7 +439,8 @@ class ProduceRules:
         assert self.codec is not None
         if records is None:
             records = inflated(batch, header.codec, self.max_uncompressed_bytes)
-        batch, header = recompress(batch, header, self.codec, records)
+        batch = seal(header._replace(attributes=header.attributes & ~CODEC_MASK | self.codec), records)
+        header = read_header(batch)
         if header.size > self.max_message_bytes:
             raise PeerError(
                 f"batch of {header.size} bytes in {self.codec.name.lower()}, the limit is {self.max_message_bytes}",

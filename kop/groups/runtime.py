@@ -32,7 +32,7 @@ from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice
 from kop.coordination.state_log import StateTopic, Written
 from kop.errors import ErrorCode, InternalError, StateRecordError
-from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.group import ClassicGroup, State
 from kop.groups.classic.messages import (
     Description,
     Effect,
@@ -45,7 +45,6 @@ from kop.groups.classic.messages import (
     SyncResult,
 )
 from kop.groups.classic.roster import new_member_id
-from kop.groups.classic.states import State
 from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore
 from kop.groups.settings import GroupSettings
 from kop.metrics import gauge_family, gauge_value

@@ -18,8 +18,7 @@ from kop.compiled import compiled_only
 from kop.errors import ErrorCode, KopError
 from kop.handlers.access import AccessControl, Peer
 from kop.handlers.api import Answer
-from kop.handlers.produce_refusals import refused_by_log
-from kop.handlers.produce_targets import ProduceTargets
+from kop.handlers.produce_targets import ProduceTargets, refused_by_log
 from kop.metrics import Metrics
 from kop.records.batch import BatchHeader
 from kop.records.compression import Codec

@@ -37,8 +37,8 @@ from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
 from kop.handlers.access import AclOperation, Need, ResourceType
 from kop.handlers.api import UNLIMITED, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
-from kop.handlers.produce_refusals import refused_by_log, refused_partition
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
+from kop.handlers.produce_targets import refused_by_log, refused_partition
 from kop.records.batch import (
     LOG_OVERHEAD,
     NO_TIMESTAMP,

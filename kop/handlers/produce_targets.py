@@ -1,7 +1,8 @@
 """What a Produce finds under the name or the id of a topic, kept from one request to the next.
 
-Owns: the topic, the rules and the logs of each topic that is produced to, and when they have to be looked up again.
-Must not know: requests, batches.
+Owns: the topic, the rules and the logs of each topic that is produced to, and when they have to be looked up again; the
+answer for a partition whose batch was not stored.
+Must not know: how batches are read or sent.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.topic_configs import ProduceRules, TopicConfigs
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, KopError
 from kop.handlers.access import AccessControl, AclOperation, Peer
+from kop.records.validation import RecordsRejectedError
 from kop.storage.base import PartitionLog, TopicInfo
+from kop.wire.produce import ProducePartitionAnswer
 
 
 class ProduceTarget:
@@ -80,3 +83,20 @@ class ProduceTargets:
         )
         log = None if topic is None else self._topics.log(topic.topic_id, partition)
         return -1 if log is None else log.log_start_offset
+
+
+def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer:
+    """The answer for a batch that was refused before its log had it."""
+    rejected = error.records if isinstance(error, RecordsRejectedError) else ()
+    return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
+
+
+def refused_by_log(
+    targets: ProduceTargets, name_or_id: str | bytes, partition: int, error: KopError
+) -> ProducePartitionAnswer:
+    """The answer for a batch that its log did not store, or of which it does not know whether it did."""
+    answer = refused_partition(partition, error)
+    if error.code != ErrorCode.UNKNOWN_PRODUCER_ID:
+        return answer
+    # The Java client sends the same batch again and again where it is not told the log start (KIP-360).
+    return answer._replace(log_start_offset=targets.log_start_offset(name_or_id, partition))

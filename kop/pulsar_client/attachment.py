@@ -41,10 +41,10 @@ class BrokerAttachment(ABC):
         before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None = None,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         self._what = what
-        self._outage = outage or Outage()
+        self._outage = outage
         self._turns = turns or Turns(1)
         self._timeout = timeout
         self._before_attach = before_attach

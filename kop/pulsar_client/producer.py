@@ -101,7 +101,7 @@ class Producer(BrokerAttachment):
         turns: Turns | None,
         resend: bool,
         on_stored: OnStored | None = None,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
         super().__init__(

@@ -32,7 +32,7 @@ class Watch(BrokerAttachment):
         find: Callable[[], Awaitable[Connection]],
         *,
         timeout: float,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None, outage=outage)
         self._id = watcher_id

@@ -10,12 +10,11 @@ broker logs goes to the loggers below `kop`. Several brokers may run side by sid
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from kop.address import Address
 from kop.app import MemoryStore, Serving, start
@@ -25,7 +24,7 @@ from kop.groups.classic.messages import Description
 from kop.storage.base import PartitionLog, TopicInfo
 from kop.storage.memory.engine import Memory, open_engine
 from kop.testing import records, report
-from kop.testing.loop_thread import LoopThread
+from kop.testing.loop_thread import LoopThread, Startable
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
@@ -59,7 +58,7 @@ class _Running(NamedTuple):
     requests: WatchedRequests
 
 
-class Broker:
+class Broker(Startable):
     """A Kafka broker for tests: `with Broker() as broker`, or `async with Broker() as broker`.
 
     Settings go by Kafka's names with `_` for `.`: `Broker(num_partitions=3)`; `kop config` lists them. The environment
@@ -214,7 +213,7 @@ class Broker:
 
     # --- start and stop
 
-    def start(self) -> Broker:
+    def start(self) -> Self:
         """Start serving; returns this broker once clients can connect. OSError if `listen` cannot be bound.
 
         A broker that was stopped begins empty. One of a cluster is on its port again, and finds what the others have.
@@ -363,22 +362,6 @@ class Broker:
             return self._thread.call(work)
         except (KopError, ValueError, TypeError, RuntimeError) as error:  # the test's own mistake: no frames of ours
             raise error.with_traceback(None) from None
-
-    def __enter__(self) -> Broker:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Broker:
-        return await asyncio.to_thread(self.start)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop)
 
 
 class Paused:

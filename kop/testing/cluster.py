@@ -6,14 +6,12 @@ Must not know: pytest, what a broker does.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kop.storage.memory.shared import SharedMemory
 from kop.testing.broker import Broker, ClusterPlace
-from kop.testing.loop_thread import LoopThread
+from kop.testing.loop_thread import LoopThread, Startable
 
 DEFAULTS: Final = {
     "offsets_topic_num_partitions": "10",
@@ -22,7 +20,7 @@ DEFAULTS: Final = {
 """Settings that differ from those of a lone broker: each broker coordinates some groups and transactional ids."""
 
 
-class Cluster:
+class Cluster(Startable):
     """A Kafka cluster for tests: `with Cluster(brokers=3) as cluster`. Settings as of `Broker`, for all brokers.
 
     The brokers have ids from 1 on. Each of them is a `Broker`: it can be stopped and started again, made to fail, and
@@ -53,7 +51,7 @@ class Cluster:
         __tracebackhide__ = True
         return self._broker(self._any().coordinator_of(group_id))
 
-    def start(self) -> Cluster:
+    def start(self) -> Self:
         """Start all brokers; returns this cluster once clients can connect to each of them."""
         if self._thread is not None:
             raise RuntimeError("the cluster runs already")
@@ -90,19 +88,3 @@ class Cluster:
 
     def _broker(self, node_id: int) -> Broker:
         return self.brokers[node_id - 1]
-
-    def __enter__(self) -> Cluster:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Cluster:
-        return await asyncio.to_thread(self.start)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop)

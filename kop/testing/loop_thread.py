@@ -1,4 +1,4 @@
-"""A thread with an event loop, for brokers in the process of a test.
+"""A thread with an event loop, for brokers in the process of a test; start and stop by a block.
 
 Owns: the thread and its loop.
 Must not know: what runs on the loop.
@@ -8,15 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from kop import event_loop
 
 T = TypeVar("T")
 
 _SECONDS = 30.0
+
+
+class Startable(ABC):
+    """An object that runs during a `with` or `async with` block."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start; returns this object."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
 
 
 class LoopThread:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.checker.checks import KINDS, Anomaly, check, nearest
+from conformance.checker.checks import KINDS, Anomaly, check
 from conformance.checker.history import (
     NOT_SENT,
     UNANSWERED,
@@ -16,7 +16,6 @@ from conformance.checker.history import (
     Chain,
     Commit,
     Committed,
-    Disturbance,
     End,
     Engine,
     History,
@@ -33,6 +32,7 @@ from conformance.checker.history import (
     source_of,
     value_of,
 )
+from conformance.harness.faults import Disturbance
 
 IN, OUT = "in", "out"
 MARKER = None
@@ -605,15 +605,6 @@ def test_of_the_lines_of_a_transaction_the_last_counts() -> None:
     asked = history.transactions[0]._replace(ended=0.0)
     history.transactions.insert(0, asked)
     assert kinds(history) == []
-
-
-def test_the_nearest_disturbance_is_the_last_one_that_had_begun() -> None:
-    early, late = (Disturbance("kill", "1", at, at + 5) for at in (1010.0, 1020.0))
-    assert nearest([late, early], 1019.0) == early
-    assert nearest([late, early], 1021.0) == late
-    assert nearest([late, early], 1000.0) == early
-    assert nearest([late], 0.0) is None
-    assert nearest([], 1000.0) is None
 
 
 def test_a_history_is_the_same_when_it_is_read_back(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from conformance.checker.faults import QUIET_SECONDS, plan
+from conformance.checker.faults import SPACING, plan
 from conformance.checker.history import UNANSWERED, load
 from conformance.checker.recorder import Ending, Positions, Recorder
-from conformance.checker.targets import PULSAR_KINDS, SERVER_KINDS
 from conformance.checker.workload import (
     CHAINS,
     CONSUMERS,
@@ -20,6 +19,7 @@ from conformance.checker.workload import (
     partitions_of,
     shares,
 )
+from conformance.harness.targets import PULSAR_KINDS, SERVER_KINDS
 
 PLACE = ("t", 0)
 
@@ -61,9 +61,9 @@ def test_a_plan_is_the_same_for_a_seed_and_has_every_kind_before_one_comes_again
     faults = plan(7, 300, 8, kinds, 2)
     assert faults == plan(7, 300, 8, kinds, 2) != plan(8, 300, 8, kinds, 2)
     assert sorted(fault.kind for fault in faults[: len(kinds)]) == sorted(kinds)
-    assert {fault.server for fault in faults} == {0, 1}
-    assert faults[0].at >= QUIET_SECONDS
-    assert faults[-1].at + faults[-1].lasts <= 300 - QUIET_SECONDS
+    assert {fault.target for fault in faults} == {"1", "2"}
+    assert faults[0].at >= SPACING.quiet
+    assert faults[-1].at + faults[-1].lasts <= 300 - SPACING.quiet
     for before, after in itertools.pairwise(faults):
         assert before.at + before.lasts < after.at
     assert plan(7, 300, 8, (), 0) == []

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
 from kop.errors import ErrorCode
-from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.group import ClassicGroup, State
 from kop.groups.classic.messages import (
     Effect,
     JoinRequest,
@@ -20,7 +20,6 @@ from kop.groups.classic.messages import (
     SyncRequest,
     SyncResult,
 )
-from kop.groups.classic.states import State
 from kop.groups.settings import GroupSettings
 from kop.wire.state import GroupMetadataValue
 

@@ -10,10 +10,9 @@ from groups.group_machine import REBALANCE, SESSION, Machine, Settings, subscrip
 from kop.coordination.deadlines import NEVER
 from kop.coordination.failed_writes import answer_for
 from kop.errors import ErrorCode, InternalError
-from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.group import ClassicGroup, State
 from kop.groups.classic.messages import LeavingMember, Protocols
-from kop.groups.classic.states import State
-from kop.groups.classic.subscription import MOST_TOPICS, topics_of
+from kop.groups.classic.roster import MOST_TOPICS, topics_of
 from kop.wire.state import GroupMetadataValue
 
 E = ErrorCode

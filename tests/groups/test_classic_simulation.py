@@ -8,9 +8,8 @@ import pytest
 from groups.group_machine import Machine, subscription
 
 from kop.errors import ErrorCode
-from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.group import ClassicGroup, State
 from kop.groups.classic.messages import JoinResult, LeavingMember, Protocols, SyncResult
-from kop.groups.classic.states import State
 
 E = ErrorCode
 PROTOCOLS = (("range", subscription("t")), ("roundrobin", b""))

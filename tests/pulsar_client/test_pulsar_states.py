@@ -12,7 +12,7 @@ from kop.pulsar_client.address import PulsarAddress, parse
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.pending import PendingEntries, PendingEntry
-from kop.pulsar_client.reader_position import ReaderPosition
+from kop.pulsar_client.reader import ReaderPosition
 from kop.pulsar_client.types import EARLIEST, LATEST, Position
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.soak.checker import Anomaly, check, latencies, nearest
-from conformance.soak.faults import KINDS, QUIET_SECONDS, ROUND_QUIET_SECONDS, plan
+from conformance.harness.faults import Disturbance
+from conformance.soak.checker import Anomaly, check, latencies
+from conformance.soak.faults import KINDS, ROUND_QUIET_SECONDS, SPACING, plan
 from conformance.soak.history import (
     UNANSWERED,
     UNREADABLE,
-    Disturbance,
     History,
     Stored,
     Write,
@@ -307,22 +307,14 @@ def test_latencies_go_by_what_was_broken() -> None:
     assert latencies(history) == {"quiet": [1.0, 2.0], "pause_gateway": [3.0]}
 
 
-def test_the_nearest_fault_is_the_last_one_that_had_begun() -> None:
-    early, late = (Disturbance("unload_topic", TOPIC, at, at + 5) for at in (1010.0, 1020.0))
-    assert nearest([late, early], 1019.0) == early
-    assert nearest([late, early], 1021.0) == late
-    assert nearest([late, early], 1000.0) == early
-    assert nearest([], 1000.0) is None
-
-
 def test_a_plan_is_the_same_for_a_seed_and_has_every_kind_before_one_comes_again() -> None:
     names = [topic.name for topic in TOPICS]
     faults = plan(7, 600, 13, names)
     assert faults == plan(7, 600, 13, names) != plan(8, 600, 13, names)
     first = [fault.kind for fault in faults[: len(KINDS)]]
     assert sorted(first) == sorted(KINDS)
-    assert all(fault.at >= QUIET_SECONDS for fault in faults)
-    assert all(fault.at + fault.lasts <= 600 - QUIET_SECONDS for fault in faults)
+    assert all(fault.at >= SPACING.quiet for fault in faults)
+    assert all(fault.at + fault.lasts <= 600 - SPACING.quiet for fault in faults)
 
 
 def test_each_round_of_a_long_plan_is_followed_by_quiet() -> None:

@@ -24,12 +24,11 @@ from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
-from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
+from kop.storage.pulsar.partition.appends import OpenBatches
+from kop.storage.pulsar.partition.decompression import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.partition.open_batches import OpenBatches
-from kop.storage.pulsar.partition.services import PartitionServices
-from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.partition.services import PartitionServices, PartitionView
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.tail_cache import TailCache
@@ -485,7 +484,7 @@ class FakeEngine(PulsarContext):
             open_batches=OpenBatches(open_bytes),
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
-            over_quota=lambda _: None,
+            over_quota=lambda _, __: None,
             write_budget=WriteBudget(self),
             decompression=DecompressionTurns(self.loop),
             producer_naming=lambda: FakeProducerNaming("c", "i"),

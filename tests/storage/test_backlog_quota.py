@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kop.storage.pulsar.partition.backlog_quota import furthest_behind
+from kop.storage.pulsar.partition.throttle import furthest_behind
 
 
 def test_the_subscription_that_is_furthest_behind_is_named_with_its_backlog() -> None:

@@ -29,7 +29,7 @@ from kop.storage.base import AppendResult, LogPolicy, ProducerView
 from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import appends, direct_batches, throttle
 from kop.storage.pulsar.partition import producer as producer_module
-from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE
+from kop.storage.pulsar.partition.decompression import MOST_AT_ONCE
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading import stored_batches
 from kop.storage.pulsar.settings import PulsarSettings

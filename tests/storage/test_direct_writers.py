@@ -27,8 +27,7 @@ from kop.pulsar_client.outgoing import Outgoing
 from kop.records import transcode
 from kop.records.batch import HEADER_SIZE, MAX_SEQUENCE, Codec, Record, build, read_header
 from kop.records.validation import TimeLimits
-from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE, DecompressionTurns
-from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
+from kop.storage.pulsar.partition.decompression import MOST_AT_ONCE, DecompressionTurns, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import direct_budget, direct_writer
 
 if TYPE_CHECKING:

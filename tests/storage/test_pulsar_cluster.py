@@ -599,7 +599,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
     fresh, sure = 0.5, 1.0
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.FRESH_SECONDS", fresh)
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.POLL_SECONDS", 0.1)
-    monkeypatch.setattr("kop.storage.pulsar.partition.lease.SURE_SECONDS", sure)
+    monkeypatch.setattr("kop.storage.pulsar.partition.producers.SURE_SECONDS", sure)
     monkeypatch.setattr("kop.coordination.ownership.CONFIRM_SECONDS", 0.1)
     async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
         pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"

@@ -23,7 +23,7 @@ from kop.records.batch import Codec, build, read_header, stamp_create_time
 from kop.records.record import Record
 from kop.records.validation import RecordsRejectedError, TimeLimits
 from kop.storage.base import LogPolicy
-from kop.storage.pulsar.partition import decompression_turns
+from kop.storage.pulsar.partition import decompression
 
 KEYLESS = "compaction/keyless_message"
 RAW = "compaction/raw_batch"
@@ -270,7 +270,7 @@ async def test_a_batch_that_grows_too_far_is_refused() -> None:
 async def test_the_loop_has_its_turn_between_batches_that_are_decompressed(
     producer: int, raw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decompression_turns, "MOST_AT_ONCE", 5000)
+    monkeypatch.setattr(decompression, "MOST_AT_ONCE", 5000)
     play = Play(producer, LogPolicy(raw_entries=raw))
     await play.run("aSR")
     values = [str(size % 10) * size for size in (2000, 2001, 2002, 9003, 2004, 2005)]
@@ -288,7 +288,7 @@ async def test_the_loop_has_its_turn_between_batches_that_are_decompressed(
 
 
 async def test_what_waits_for_the_loops_turn_fails_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompression_turns, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(decompression, "MOST_AT_ONCE", 1)
     play = Play(41)
     await play.run("aSR")
     for _ in range(3):

@@ -24,9 +24,8 @@ from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.reading.batches import Converter
+from kop.storage.pulsar.reading.batches import Converter, Gap
 from kop.storage.pulsar.reading.cold_readers import ColdReader
-from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.stream import Stream
 
 BEFORE, BEHIND = Position(7, 4), Position(7, 6)

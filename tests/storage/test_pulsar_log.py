@@ -41,7 +41,7 @@ from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, thro
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail as tail_module
-from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE
+from kop.storage.pulsar.partition.decompression import MOST_AT_ONCE
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading import stored_batches
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Stretch, Wanted

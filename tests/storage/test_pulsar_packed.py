@@ -29,11 +29,11 @@ from kop.storage.base import LogPolicy, PartitionLog
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping
-from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import PartitionEntries
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.batches import Converter
+from kop.storage.pulsar.reading.source import PartitionSource
 
 TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
 REFUSED = "packed_offsets/batch_beyond"
@@ -197,7 +197,9 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
     assert play.counts == {}
     position = Position(7, mapping.CLOSE_AT - mapping.CLOSE_AT % (1 << 14) + (1 << 14))
     assert play.log.services.mapping.closes_ledger(position)
-    await close_ledger(play.log.context, play.log.partition_name, play.log.title, position.ledger)
+    log = play.log
+    source = PartitionSource(log.context, log.partition_name, log.title, log.services.mapping, log.check_exists)
+    await source.close_ledger(position.ledger)
     await settle()
     assert play.counts["packed_offsets/ledger_not_closed"] == 1
     assert "pulsar-admin topics unload" in caplog.text

@@ -1,4 +1,4 @@
-"""The sequence window over Pulsar's deduplication, as a table, and against a model of both."""
+"""The sequence window over Pulsar's deduplication, as a table, and against a model of both; what was seen stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from storage.batches import batch
 from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader, add_sequence, read_header
 from kop.storage.idempotence import WINDOW
-from kop.storage.pulsar.partition.sequences import SequenceWindow, Verdict
+from kop.storage.pulsar.partition import sequences
+from kop.storage.pulsar.partition.sequences import SequenceWindow, StoredSequences, Verdict
 
 LAST = 2**31 - 1
 UNKNOWN = ErrorCode.UNKNOWN_PRODUCER_ID
@@ -228,3 +229,25 @@ def test_a_client_that_sends_again_after_any_change_of_gateway_is_stored_once_in
             lost = data.draw(st.booleans())  # the answer
         unwrapped += count
     assert [first for first, _ in stored] == [begin + sum(counts[:i]) for i in range(len(counts))]
+
+
+def test_the_highest_sequence_id_of_a_name_stays() -> None:
+    stored = StoredSequences()
+    assert stored.of("a") == -1
+    assert "a" not in stored
+    stored.add("a", -1)
+    assert "a" in stored
+    assert stored.of("a") == -1
+    for sequence_id in (4, 9, 7):
+        stored.add("a", sequence_id)
+    stored.add("b", 3)
+    assert (stored.of("a"), stored.of("b")) == (9, 3)
+
+
+def test_names_that_were_not_seen_for_long_are_forgotten() -> None:
+    stored = StoredSequences()
+    for number in range(sequences.MOST_NAMES):
+        stored.add(f"name {number}", number)
+    stored.add("name 0", 0)
+    stored.add("another", 1)
+    assert (stored.of("name 0"), stored.of("name 1"), stored.of("name 2")) == (0, -1, 2)

@@ -18,9 +18,9 @@ from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import upkeep
 from kop.storage.pulsar.faults import Fault, Faults
+from kop.storage.pulsar.layout import PulsarTopic
 from kop.storage.pulsar.topics import compaction
 from kop.storage.pulsar.topics.compaction import CURSOR, Compactions
-from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.pulsar.upkeep import Upkeep
 
 HANGS = 3

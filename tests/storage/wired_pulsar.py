@@ -174,6 +174,7 @@ class WiredBroker(Broker):
             timeout=30.0,
             send_timeout=30.0,
             turns=None,
+            outage=self.outage,
             **how,
         )
         await producer.open()

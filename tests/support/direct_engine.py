@@ -29,14 +29,12 @@ from kop.records.batch import BatchHeader, read_header
 from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
 from kop.storage.memory.engine import Memory, MemoryEngine
-from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.log import MemoryLog, Space
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.memory.space import Space
 from kop.storage.pulsar.partition.appends import NOBODY
-from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
-from kop.storage.pulsar.partition.direct_codecs import BATCH_MAY_INFLATE, DirectCodecs
+from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE, DecompressionTurns, DirectCodecs
 from kop.storage.pulsar.partition.direct_writers import direct_budget, direct_writer
-from kop.storage.pulsar.partition.record_times import checked_times
+from kop.storage.pulsar.partition.producer import checked_times
 
 if TYPE_CHECKING:
     from kop._native import DirectWriter

@@ -28,11 +28,9 @@ from collections.abc import Callable, Collection
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.records.batch import BatchHeader, iter_records
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
-from kop.storage.memory.engine import Memory, MemoryEngine
-from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.engine import Memory, MemoryEngine, MemoryTopics
+from kop.storage.memory.log import MemoryLog, Space
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.memory.space import Space
-from kop.storage.memory.topics import MemoryTopics
 
 
 class FaultyLog(MemoryLog):

@@ -1,6 +1,7 @@
 """One group of the classic protocol: a pure machine after Kafka 4.3's `GroupMetadataManager`.
 
-Owns: states, generations, timeouts, and who is answered what (KIP-62, 134, 345, 389, 394, 559, 800, 814).
+Owns: states and which may follow which, generations, timeouts, and who is answered what (KIP-62, 134, 345, 389, 394,
+559, 800, 814).
 Must not know: clocks, sockets, futures, storage, committed offsets.
 
 Rules
@@ -14,11 +15,13 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import partial
+from typing import Final
 
 from kop.coordination.deadlines import NEVER
 from kop.coordination.failed_writes import answer_for
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.messages import (
     Description,
     Effect,
@@ -32,11 +35,35 @@ from kop.groups.classic.messages import (
     SyncResult,
     Token,
 )
-from kop.groups.classic.roster import Member, Roster, new_member_id
-from kop.groups.classic.states import State, check_step
-from kop.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
+from kop.groups.classic.roster import CONSUMER_PROTOCOL_TYPE, Member, Roster, new_member_id
 from kop.groups.settings import GroupSettings
 from kop.wire.state import GroupMetadataValue
+
+
+class State(Enum):
+    """Kafka's states of a classic group, by the names that clients see."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+_BEFORE: Final = {
+    State.EMPTY: {State.PREPARING_REBALANCE},
+    State.PREPARING_REBALANCE: {State.STABLE, State.COMPLETING_REBALANCE, State.EMPTY},
+    State.COMPLETING_REBALANCE: {State.PREPARING_REBALANCE},
+    State.STABLE: {State.COMPLETING_REBALANCE},
+    State.DEAD: {State.EMPTY},
+}
+"""For each state the states from which it may be entered."""
+
+
+def check_step(group_id: str, before: State, after: State) -> None:
+    """InternalError where a group may not go from the one state to the other."""
+    if before not in _BEFORE[after]:
+        raise InternalError(f"group {group_id} cannot go from {before.value} to {after.value}")
 
 
 class ClassicGroup:

@@ -1,6 +1,7 @@
 """Who is in a group: members, static members, pending ones, the leader, and what protocol all of them speak.
 
-Owns: the bookkeeping that `org.apache.kafka.coordinator.group.classic.ClassicGroup` does, without states and timers.
+Owns: the bookkeeping that `org.apache.kafka.coordinator.group.classic.ClassicGroup` does, without states and timers;
+reading the topics in a consumer's subscription, the one thing that a broker reads in the members' metadata.
 Must not know: generations, deadlines' meaning, requests' versions.
 """
 
@@ -9,13 +10,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from kop import clock
 from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
-from kop.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE, topics_of
 from kop.wire.state import MemberMetadata
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+MOST_TOPICS: Final = 1 << 16
+"""A subscription of more topics is not read: metadata has room for millions, which would hold the event loop."""
+
+
+def topics_of(metadata: bytes) -> frozenset[str] | None:
+    """The topics that a consumer subscribes to; None where these bytes are no subscription, or are not read.
+
+    All versions of `ConsumerProtocolSubscription` begin with what is read here.
+    """
+    if len(metadata) < 6 or metadata[0] & 0x80:
+        return None
+    count = int.from_bytes(metadata[2:6], "big", signed=True)
+    if not 0 <= count <= MOST_TOPICS:
+        return None
+    pos = 6
+    topics = set()
+    for _ in range(count):
+        length = int.from_bytes(metadata[pos : pos + 2], "big", signed=True)
+        end = pos + 2 + length
+        if length < 0 or end > len(metadata):
+            return None
+        try:
+            topics.add(metadata[pos + 2 : end].decode())
+        except UnicodeDecodeError:
+            return None
+        pos = end
+    return frozenset(topics)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """The memory engine: topics, logs, producer ids and small values of one process.
 
-Owns: `open_engine`, the settings, the logs by topic, when retention and compaction run.
+Owns: `open_engine`, the settings, what a change of a topic is, the logs by topic, when retention and compaction run.
 Must not know: what a log does with its batches.
 
 Memory is bounded by `max_bytes` over all logs: beyond it appends of clients fail with KAFKA_STORAGE_ERROR until
@@ -10,8 +10,9 @@ retention, compaction, DeleteRecords or the deletion of a topic make room. Nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -22,11 +23,9 @@ from kop.errors import BackendError
 from kop.read_budget import ReadBudget
 from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
-from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.log import MemoryLog, Space
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.memory.space import Space
-from kop.storage.memory.topics import MemoryTopics
-from kop.storage.topic_table import new_cluster_id
+from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
 
 _PRODUCER_IDS: Final = 1000
 """Producer ids that are reserved at a time."""
@@ -48,6 +47,70 @@ class Memory:
     logs: dict[UUID, list[MemoryLog]] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
     next_producer_id: int = 0
+
+
+class MemoryTopics(TopicTable):
+    """`Topics` of a memory engine. `changed(old, new)` gives the engine its turn before others are told."""
+
+    def __init__(
+        self, version: int, topics: Iterable[TopicInfo], changed: Callable[[TopicInfo | None, TopicInfo | None], None]
+    ) -> None:
+        super().__init__(version, topics)
+        self._changed = changed
+
+    @property
+    def namespace(self) -> None:
+        """There are no namespaces."""
+
+    async def find(self, names: Collection[str]) -> None:
+        """Nothing to do: all topics are known."""
+
+    def missing(self, name: str) -> None:
+        """Nothing to say: all topics are known."""
+
+    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
+        """None: nobody else changes topics."""
+        return {}
+
+    async def refresh(self, topic_id: UUID) -> None:
+        """Nothing to do: nobody else changes topics."""
+
+    async def create(
+        self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
+    ) -> TopicInfo:
+        """Make a topic; TOPIC_ALREADY_EXISTS where the name is taken, INVALID_PARTITIONS for none."""
+        topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
+        self._check_new(topic)
+        return self._put(None, topic)
+
+    async def delete(self, topic_id: UUID) -> None:
+        """Delete a topic and its records."""
+        topic = self._find(topic_id)
+        self._strike(topic)
+        self._announce(topic, None)
+
+    async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
+        """Raise the number of partitions; INVALID_PARTITIONS where it would not grow."""
+        topic = self._find(topic_id)
+        self._check_growth(topic, partitions)
+        return self._put(topic, replace(topic, partitions=partitions))
+
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
+        """Replace the topic's own configs."""
+        topic = self._find(topic_id)
+        if configs == topic.configs:
+            return topic
+        return self._put(topic, replace(topic, configs=MappingProxyType(dict(configs))))
+
+    def _put(self, old: TopicInfo | None, new: TopicInfo) -> TopicInfo:
+        self._enter(new)
+        self._announce(old, new)
+        return new
+
+    def _announce(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        self._version += 1
+        self._changed(old, new)
+        self._tell(old, new)
 
 
 class MemoryEngine:

@@ -1,6 +1,7 @@
-"""One partition's log in memory.
+"""One partition's log in memory, and the memory that all logs of an engine share.
 
-Owns: its batches, what appends, reads, look-ups by time, retention and compaction make of them.
+Owns: its batches, what appends, reads, look-ups by time, retention and compaction make of them; how many bytes all logs
+hold together, whether more are taken, the log line when they are not.
 Must not know: other partitions, topics, when retention and compaction are due.
 
 An append is durable, as far as memory is, in the loop's next turn: what is taken in one turn becomes readable together.
@@ -14,11 +15,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from kop.errors import KopError
+from kop import clock
+from kop.errors import BackendError, KopError
 from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
 from kop.records.markers import build_marker
+from kop.repeats import Repeats
 from kop.storage.base import (
     MOST_UNCOMPRESSED,
     AppendResult,
@@ -32,12 +35,62 @@ from kop.storage.base import (
 )
 from kop.storage.compaction import NewestOffsets, delete_horizon, is_due
 from kop.storage.idempotence import Kind, ProducerStates
-from kop.storage.memory.space import Space
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
 from kop.storage.steady_time import steady_ms
 from kop.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger(__name__)
+
+
+_BATCH_BYTES: Final = 230
+"""What a batch takes beside its bytes: the objects that hold it, and its place in the log."""
+
+
+class Space:
+    """Bytes that batches take, and the most that they may take."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+        self.closed = False
+        self._full = False
+        self._repeats = Repeats()
+
+    @property
+    def problem(self) -> str | None:
+        """Why batches are refused now, in one line; None where they are taken."""
+        if self.closed:
+            return "the storage engine is closed"
+        if self._full:
+            return (
+                f"the memory for records is full: {self.used >> 20} of {self.max_bytes >> 20} MiB are in use;"
+                " raise kop.memory.bytes, lower retention.ms or retention.bytes, or delete topics"
+            )
+        return None
+
+    def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
+        """KAFKA_STORAGE_ERROR where a batch of `size` bytes is not taken. 0 bytes stand for one that is not stored.
+
+        With `unbounded` only a closed engine refuses.
+        """
+        if self.closed:
+            return BackendError(self.problem or "")
+        if size and not unbounded:
+            self._full = self.used + size + _BATCH_BYTES > self.max_bytes
+            if self._full:
+                if self._repeats.say("full", clock.monotonic()) is not None:
+                    _log.warning("%s", self.problem)
+                return BackendError(self.problem or "")
+        return None
+
+    def take(self, size: int, batches: int) -> None:
+        """Note that so many batches, which have `size` bytes together, are held from now on."""
+        self.used += size + batches * _BATCH_BYTES
+
+    def free(self, size: int, batches: int) -> None:
+        """Note that so many batches, which have `size` bytes together, are no longer held."""
+        self.used -= size + batches * _BATCH_BYTES
+        self._full = False
 
 
 class StoredBatch(NamedTuple):

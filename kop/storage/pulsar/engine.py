@@ -33,19 +33,18 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
-from kop.storage.pulsar.partition.backlog_quota import BacklogTeller
-from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
+from kop.storage.pulsar.partition.appends import OpenBatches
+from kop.storage.pulsar.partition.decompression import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.log_table import LogTable
-from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
+from kop.storage.pulsar.partition.throttle import BacklogTeller
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard
 from kop.storage.pulsar.topics.partition_numbers import PartitionNumbers
-from kop.storage.pulsar.topics.raw_entries import RawEntries
 from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.pulsar.topics.table import PulsarTopics
 from kop.storage.pulsar.topics.write_checks import WriteChecks
@@ -116,7 +115,6 @@ class PulsarEngine:
         self.deletion_guard = DeletionGuard(context, self.topics, strays)
         self.write_checks = WriteChecks(context, self.topics, policy)
         self.partition_numbers = PartitionNumbers(context, self.topics)
-        self._raw_entries = RawEntries(context, self.topics)
         self._entry_size_limits = EntrySizeLimits(context, lambda topic_id: self.topics.pulsar(topic_id).full_name)
         self.services = PartitionServices(
             mapping=self.mapping,
@@ -135,8 +133,8 @@ class PulsarEngine:
             retains=self.write_checks.retains,
             deduplicates=self.write_checks.deduplicates,
             knows_all_producers=lambda topic_id: self.topics.pulsar(topic_id).is_young(admin.now_ms()),
-            mark_raw=self._raw_entries.mark,
-            may_write_raw=self._raw_entries.allowed,
+            mark_raw=self.write_checks.mark_raw,
+            may_write_raw=self.write_checks.may_write_raw,
             entry_size_limit=self._entry_size_limits.of,
             kept_number=self.partition_numbers.largest,
             keep_number=self.partition_numbers.keep,

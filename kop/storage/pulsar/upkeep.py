@@ -19,7 +19,7 @@ from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
-from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.partition.services import PartitionView
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
 

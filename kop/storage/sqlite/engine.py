@@ -34,8 +34,7 @@ from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import losses, reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.lock import DatabaseLock, lock
-from kop.storage.sqlite.log import LogContext, SqliteLog
-from kop.storage.sqlite.logs import SqliteLogTable
+from kop.storage.sqlite.log import LogContext, SqliteLog, SqliteLogTable
 from kop.storage.sqlite.losses import Losses
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers

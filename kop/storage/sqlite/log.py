@@ -1,6 +1,7 @@
 """One partition's log on SQLite: what the loop knows of it, and the synchronous half of append and read.
 
-Owns: the order of appends, what a commit or its failure does to the log.
+Owns: the order of appends, what a commit or its failure does to the log; which logs there are, and the policy that each
+is given.
 Must not know: threads, transactions; those are the writer's and the readers'.
 
 `end_offset` runs ahead of `high_watermark` by what is queued. Everything here happens on the loop's thread.
@@ -9,9 +10,11 @@ Must not know: threads, transactions; those are the writer's and the readers'.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from kop.errors import InternalError, KopError
 from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
@@ -28,7 +31,7 @@ from kop.storage.base import (
 )
 from kop.storage.idempotence import BatchMetadata, Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
-from kop.storage.sqlite import lookup, reader
+from kop.storage.sqlite import reader
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
 from kop.storage.steady_time import steady_ms
@@ -306,11 +309,11 @@ class SqliteLog(Partition):
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
-        return await self._look_up(lookup.by_time, timestamp)
+        return await self._look_up(reader.by_time, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""
-        return await self._look_up(lookup.max_timestamp)
+        return await self._look_up(reader.max_timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
         """Move the log start to `before_offset` (-1: the high watermark); returns the new log start."""
@@ -350,3 +353,45 @@ class SqliteLog(Partition):
 def head_of(batch: Buffer, header: BatchHeader) -> bytes:
     """What of an idempotent producer's batch a start has to read: of a marker also how the transaction ended."""
     return bytes(batch if header.control else batch[:HEADER_SIZE])
+
+
+class SqliteLogTable:
+    """Logs by topic id, one for each partition. `policy` gives a topic's effective configs."""
+
+    def __init__(self, context: LogContext, policy: Callable[[TopicInfo], LogPolicy]) -> None:
+        self._context = context
+        self._policy = policy
+        self._logs: dict[UUID, list[SqliteLog]] = {}
+
+    def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
+        """The log of a partition, or None; the same object each time."""
+        logs = self._logs.get(topic_id)
+        return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
+
+    def of(self, topic_id: UUID) -> Sequence[SqliteLog]:
+        """The logs of a topic, in the order of its partitions."""
+        return self._logs.get(topic_id, ())
+
+    def all(self) -> list[SqliteLog]:
+        """Every log of every topic."""
+        return list(itertools.chain.from_iterable(self._logs.values()))
+
+    def add(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:
+        """Make the logs of new partitions, the last ones of `topic`."""
+        logs = self._logs.setdefault(topic.topic_id, [])
+        policy = self._policy(topic)
+        logs.extend(
+            SqliteLog(self._context, topic, index, log_id, policy) for index, log_id in enumerate(log_ids, len(logs))
+        )
+
+    def update(self, topic: TopicInfo) -> None:
+        """Give the logs of a topic its new value, and the policy that follows from it."""
+        policy = self._policy(topic)
+        for log in self._logs[topic.topic_id]:
+            log.topic = topic
+            log.policy = policy
+
+    def remove(self, topic_id: UUID) -> None:
+        """Drop the logs of a deleted topic, and tell those who wait for them."""
+        for log in self._logs.pop(topic_id):
+            log.remove()

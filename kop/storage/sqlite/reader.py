@@ -1,6 +1,7 @@
-"""Reading from the database: a few threads, each with a connection of its own, and the queries of a log.
+"""Reading from the database: a few threads, each with a connection of its own, the queries of a log, look-ups by time.
 
-Owns: every SELECT on batches. Must not know: the writer, the cache, what a log does with the answers.
+Owns: every SELECT on batches; which batch can hold the record that a look-up asks for.
+Must not know: the writer, the cache, what a log does with the answers.
 
 Each query is its own short read transaction: a long one keeps checkpoints from emptying the write-ahead log. A read is
 two of them, how many batches fit and then those; so no batch is brought up only to be too much.
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kop.errors import BackendError, ErrorCode
-from kop.storage.base import Buffer
+from kop.records.batch import first_at_or_after, max_timestamp_record, read_header
+from kop.storage.base import MOST_UNCOMPRESSED, Buffer
 from kop.storage.sqlite.schema import connect
 from kop.storage.sqlite.segments import Segments
 from kop.threads import Ended, Threads
@@ -360,3 +362,43 @@ def get_state(conn: sqlite3.Connection, key: str) -> str | None:
     """A small value of the gateway's own, or None."""
     row = conn.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
+
+
+def by_time(
+    conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int, timestamp: int
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record at or after `timestamp`."""
+    offset = start
+    while (row := first_at(conn, log_id, timestamp, offset, end)) is not None:
+        data = read_one(conn, segments, log_id, row.last)
+        if data is not None:
+            record = first_at_or_after(
+                data, read_header(data), timestamp, max_bytes=MOST_UNCOMPRESSED, from_offset=start
+            )
+            if record is not None:
+                return record
+        # Gone since, lost, or the record lies before the log start.
+        offset = row.last + 1
+    return None
+
+
+def max_timestamp(
+    conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record with the largest timestamp."""
+    best: tuple[int, int] | None = None
+    offset = start
+    while (largest := newest(conn, log_id, offset, end)) is not None and (best is None or largest > best[1]):
+        row = first_at(conn, log_id, largest, offset, end)
+        if row is None:
+            continue  # gone since
+        data = read_one(conn, segments, log_id, row.last)
+        if data is not None:
+            record = max_timestamp_record(data, read_header(data), max_bytes=MOST_UNCOMPRESSED, from_offset=start)
+            if record is not None and record[1] >= 0 and (best is None or record[1] > best[1]):
+                best = record
+                if best[1] == largest:
+                    break
+        # The log start cuts this batch, or it is lost: its largest is gone, go on behind it.
+        offset = row.last + 1
+    return best

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.storage.base import TopicInfo
-from kop.storage.sqlite.logs import SqliteLogTable
+from kop.storage.sqlite.log import SqliteLogTable
 from kop.storage.sqlite.writer import Writer
 from kop.storage.topic_table import TopicTable, new_uuid
 

@@ -135,7 +135,7 @@ pub struct DirectWriter {
 #[pymethods]
 impl DirectWriter {
     /// `size_limit` has the largest entry that Pulsar surely takes, as its attribute `surely_taken`. `codecs` is for
-    /// compressed batches, as `kop.storage.pulsar.partition.direct_codecs`, each of which may inflate to `most_inflated`.
+    /// compressed batches, as `kop.storage.pulsar.partition.decompression`, each of which may inflate to `most_inflated`.
     /// `base` is the sequence id of the first record of `epoch`, 0 for a producer that is not idempotent.
     #[new]
     #[allow(clippy::too_many_arguments)]

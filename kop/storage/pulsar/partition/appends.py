@@ -13,7 +13,7 @@ A receipt tells an entry's position (ledger, entry) and not its offset. The firs
    placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
 
 An entry of a transaction is answered as one of which the tail is late, and never placed: readers may get it when the
-transaction is committed, and that is when the tail brings it; its bytes are kept until then (`open_batches.py`). An
+transaction is committed, and that is when the tail brings it; its bytes are kept until then (`OpenBatches`). An
 aborted one the tail never brings. Pulsar is asked for the offset of the fence before it as soon as that is stored:
 mostly the chain goes on from there.
 
@@ -39,7 +39,6 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
 from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
@@ -57,6 +56,47 @@ _MOST_UNVERIFIED: Final = 100_000
 
 _NOTHING: Final = bytearray()
 _log = logging.getLogger(__name__)
+
+
+_BATCH_BYTES = 200
+"""What a kept batch costs beside its bytes."""
+
+
+class OpenBatches:
+    """Batches of open transactions that this broker wrote, until the tail brings them: one object for all partitions.
+
+    A batch of a transaction follows in the log when Pulsar hands it out, which is after the commit. Then it is served
+    in the bytes that came in, as batches without a transaction are, and need not be made of Pulsar's entry again. One
+    that is not kept any more, or was written by another broker, is made of its entry. A batch is known by who keeps it,
+    one object for each partition, and by its entry's position.
+    """
+
+    def __init__(self, max_bytes: int, on_change: Callable[[int], None] | None = None) -> None:
+        """`on_change(size)` is called with the bytes kept, each time they change."""
+        self._max_bytes = max_bytes
+        self._on_change = on_change
+        self._kept: dict[tuple[object, Position], Buffer] = {}
+        self.size = 0
+        """Bytes kept, with an allowance for each batch."""
+
+    def keep(self, owner: object, position: Position, data: Buffer) -> None:
+        """Keep a batch; the oldest ones of any partition go where there is no room."""
+        self.take(owner, position)
+        self._kept[owner, position] = data
+        self.size += len(data) + _BATCH_BYTES
+        while self.size > self._max_bytes:
+            self.take(*next(iter(self._kept)))
+        if self._on_change is not None:
+            self._on_change(self.size)
+
+    def take(self, owner: object, position: Position) -> Buffer | None:
+        """Keep the batch no longer; None where it was not kept."""
+        data = self._kept.pop((owner, position), None)
+        if data is not None:
+            self.size -= len(data) + _BATCH_BYTES
+            if self._on_change is not None:
+                self._on_change(self.size)
+        return data
 
 
 class Append:

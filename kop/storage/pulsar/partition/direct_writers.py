@@ -12,7 +12,7 @@ from kop.compiled import compiled_only
 from kop.pulsar_client.outgoing import Outgoing
 from kop.records.transcode import ENTRY_ROOM
 from kop.storage.idempotence import WINDOW
-from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
+from kop.storage.pulsar.partition.decompression import DirectCodecs
 from kop.storage.pulsar.partition.sequences import EPOCH_SHIFT
 
 if TYPE_CHECKING:

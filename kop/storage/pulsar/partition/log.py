@@ -25,21 +25,18 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
-from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
 from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace, PlacedFields
-from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.producer import WritePath
 from kop.storage.pulsar.partition.producers import PartitionProducers
+from kop.storage.pulsar.partition.sequences import StoredSequences
 from kop.storage.pulsar.partition.services import PartitionServices
-from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.tail import LogTail
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.partition.tail_demand import LOOK_SECONDS, TailDemand
 from kop.storage.pulsar.partition.throttle import PublishThrottle
-from kop.storage.pulsar.reading.batches import Batch
+from kop.storage.pulsar.reading.batches import Batch, Gap
 from kop.storage.pulsar.reading.cold_readers import ColdReaders
-from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.search import PartitionSearch
 from kop.storage.pulsar.reading.source import PartitionSource
 from kop.storage.pulsar.reading.stored_batches import StoredBatches
@@ -91,8 +88,7 @@ class PulsarLog(Partition):
         self._delays = delays = TailDelays(
             context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time
         )
-        warnings = CompactionWarnings(context.faults, self)
-        self.tail = LogTail(self._source, services.cache, warnings, delays, self)
+        self.tail = LogTail(self._source, services.cache, delays, self)
         self._readers = ColdReaders(self._source, self.search, self, services.read_budget, self.ask_start)
         self.appends = Appends(
             self,
@@ -554,7 +550,7 @@ class PulsarLog(Partition):
         self.search.index.add(last, position)
         self._pause_tail_if_not_needed()
         if self._mapping.closes_ledger(position):
-            self.context.spawn(close_ledger(self.context, self.partition_name, self.title, position.ledger))
+            self.context.spawn(self._source.close_ledger(position.ledger))
 
     def _look_at_clock(self, max_timestamp: int) -> None:
         ahead = max_timestamp - self.context.admin.now_ms()

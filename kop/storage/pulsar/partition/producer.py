@@ -1,7 +1,7 @@
 """Appends on their way to Pulsar through one producer of one partition.
 
-Owns: the producer (opened at the first batch, closed when idle), sequence ids, the order of batches, what a failure
-means.
+Owns: the producer (opened at the first batch, closed when idle), sequence ids, the order of batches, their timestamps,
+what a failure means.
 Must not know: offsets; `appends.py` finds them when a receipt is here.
 
 Each idempotent producer id has one Pulsar producer, and all other batches of this broker share one. Pulsar deduplicates
@@ -28,26 +28,24 @@ from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.errors import QUOTA_EXCEEDED
 from kop.pulsar_client.types import Access
 from kop.records import transcode
-from kop.records.batch import BatchHeader
-from kop.storage.base import AppendWaiter
+from kop.records.batch import BatchHeader, read_header, stamp_create_time
+from kop.records.validation import refuse_times
+from kop.storage.base import AppendWaiter, LogPolicy
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
+from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE
 from kop.storage.pulsar.partition.direct_batches import (
     PAUSE_SECONDS,
     DirectBatches,
     HandedOver,
 )
-from kop.storage.pulsar.partition.direct_codecs import BATCH_MAY_INFLATE
 from kop.storage.pulsar.partition.direct_writers import direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
-from kop.storage.pulsar.partition.record_times import checked_times
-from kop.storage.pulsar.partition.sequences import SequenceWindow
-from kop.storage.pulsar.partition.services import PartitionServices
-from kop.storage.pulsar.partition.stored_sequences import StoredSequences
+from kop.storage.pulsar.partition.sequences import SequenceWindow, StoredSequences
+from kop.storage.pulsar.partition.services import PartitionServices, PartitionView
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
-from kop.storage.pulsar.partition.view import PartitionView
 
 if TYPE_CHECKING:
     from kop._native import DirectWriter
@@ -307,7 +305,7 @@ class PartitionProducer:
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
         """Find out where the sequences of the producer begin. PulsarError and KopError where nobody tells.
 
-        What Pulsar says may be older than the log (`stored_sequences.py`). Then the log is right.
+        What Pulsar says may be older than the log (`StoredSequences`). Then the log is right.
         """
         sequences = self._sequences(producer)
         if (seen := self._path.stored.of(self.name)) > producer.last_sequence_id:
@@ -362,7 +360,7 @@ class PartitionProducer:
     async def _confirm(self, producer: Producer) -> None:
         """Look at the topic of a producer that was attached just now, and at what of its entries is stored.
 
-        What is stored already is not sent again: Pulsar's deduplication may have forgotten it (`stored_sequences.py`).
+        What is stored already is not sent again: Pulsar's deduplication may have forgotten it (`StoredSequences`).
         """
         await self._services.confirm(self._log, producer)
         if self.exclusive or not producer.pending:
@@ -435,7 +433,7 @@ class PartitionProducer:
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
         if error.code == QUOTA_EXCEEDED:
-            self._services.over_quota(self._log)
+            self._services.over_quota(self._log.partition_name, self._log.title)
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send_queued(self) -> None:
@@ -848,3 +846,33 @@ class PartitionProducer:
             self.fail(kafka_error(error, f"cannot write to {self._log.title}"))
         else:
             self.fail(self._refusal(error))
+
+
+def checked_times(
+    batch: bytearray,
+    header: BatchHeader,
+    earliest: int,
+    latest: int,
+    policy: LogPolicy,
+    *,
+    now_ms: int,
+    reserve: Callable[[int], None],
+) -> BatchHeader:
+    """Check the timestamps of a batch, the smallest and the largest of which (ms) are given, and return its header.
+
+    Producers of others leave the largest timestamp of their batches unset. Kafka takes that of the records, and so does
+    this: retention aside, look-ups by time go by it.
+
+    The header in `batch` is corrected. INVALID_TIMESTAMP if the topic does not allow them; see `refuse_times`. On a
+    LogAppendTime topic nothing is done: they are replaced.
+    """
+    if policy.log_append_time:
+        return header
+    if not policy.time_limits.take(earliest, latest, now_ms):
+        refuse_times(
+            batch, header, policy.time_limits, now_ms, reserve=reserve, max_bytes=policy.max_uncompressed_bytes
+        )
+    if latest == header.max_timestamp:
+        return header
+    stamp_create_time(batch, latest)
+    return read_header(batch)

@@ -1,8 +1,10 @@
-"""The sequence window of one idempotent producer on one partition, over Pulsar's deduplication.
+"""The sequence window of one idempotent producer on one partition, over Pulsar's deduplication; and the highest
+sequence ids that this broker has seen stored there.
 
 Owns: the sequence id under which Pulsar deduplicates, what Pulsar knows or has refused, and what a client is told where
 the window cannot answer. What a producer's next batch may be, by its epoch, sequence and last five batches, is the rule
-of all engines, `kop.storage.idempotence.ProducerWindow`. A pure machine: no sockets, no clock.
+of all engines, `kop.storage.idempotence.ProducerWindow`. Beside it the highest sequence id that was seen stored, for a
+bounded number of producer names. Pure machines: no sockets, no clock.
 Must not know: how a batch is sent or stored.
 
 Pulsar keeps, for each producer name, the highest sequence id that it has stored; ours is `epoch << 47 | unwrapped`. The
@@ -208,3 +210,34 @@ class SequenceWindow:
 
 def _refused(code: ErrorCode, text: str) -> Verdict:
     return Verdict(error=PeerError(text, code))
+
+
+MOST_NAMES: Final = 1000
+
+
+class StoredSequences:
+    """The highest sequence id that was seen stored, of each producer name that was seen lately.
+
+    See docs/quirks.md, "Deduplication forgets while a topic is loaded". What was read from the log itself is always
+    right.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def __contains__(self, producer_name: str) -> bool:
+        """Whether a producer of this name has ended, or an entry of it was seen."""
+        return producer_name in self._highest
+
+    def add(self, producer_name: str, sequence_id: int) -> None:
+        """Note that an entry is stored, whose last message has this sequence id.
+
+        With -1 no entry is known to be stored, only that a producer of this name has ended.
+        """
+        self._highest[producer_name] = max(self._highest.pop(producer_name, -1), sequence_id)
+        if len(self._highest) > MOST_NAMES:
+            del self._highest[next(iter(self._highest))]
+
+    def of(self, producer_name: str) -> int:
+        """The highest sequence id of a name; -1 where none was seen."""
+        return self._highest.get(producer_name, -1)

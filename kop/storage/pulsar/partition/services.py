@@ -1,6 +1,6 @@
-"""What the engine does for the logs of its partitions.
+"""What the engine does for the logs of its partitions, and a partition as the engine's other parts see it.
 
-Owns: the list of it. One object serves all logs of an engine.
+Owns: both lists. One object serves all logs of an engine; `PulsarLog` is a `PartitionView`.
 Must not know: how any of it is done.
 """
 
@@ -8,23 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from kop.pulsar_client import Producer
 from kop.read_budget import ReadBudget
-from kop.storage.base import TopicInfo
+from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
-from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
+from kop.storage.pulsar.partition.appends import OpenBatches
+from kop.storage.pulsar.partition.decompression import DecompressionTurns, DirectCodecs
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
-from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.throttle import RateQuestions
-from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
+
+
+class PartitionView(Protocol):
+    """One partition of a topic in Pulsar."""
+
+    topic: TopicInfo
+    index: int
+    partition_name: str
+    """Pulsar's full name of the partition; of a topic that is not partitioned, the topic's own."""
+    policy: LogPolicy
+    attached: bool
+    """Whether the log knows its bounds and follows its tail."""
+    deleted: bool
+    """Whether the topic is gone or being deleted: nothing may subscribe or produce, since that would bring it back."""
+
+    @property
+    def title(self) -> str:
+        """The partition as log lines name it: `topic-index`."""
+
+    @property
+    def producing(self) -> bool:
+        """Whether a Pulsar producer of this broker is attached to the partition, or being opened."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this broker holds the partition's exclusive producer, as far as it knows."""
+
+    async def look_at_ends(self) -> None:
+        """Ask whether retention has moved the log start, and whether the tail goes on."""
+
+    def close_idle(self, now: float, seconds: float) -> None:
+        """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""
 
 
 @dataclass(slots=True)
@@ -48,8 +78,8 @@ class PartitionServices:
     counts_as_live: Callable[[], bool]
     """Whether the other brokers surely take this one for live now."""
 
-    over_quota: Callable[[PartitionView], None]
-    """Called with each write that a backlog quota refused."""
+    over_quota: Callable[[str, str], None]
+    """Called with the partition's name and title for each write that a backlog quota refused."""
     may_attach: Callable[[PartitionView], Awaitable[bool]]
     """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]

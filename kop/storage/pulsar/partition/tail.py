@@ -1,7 +1,8 @@
 """The end of one partition's log: the stream of its new entries, and what of them is kept in memory.
 
 Owns: the stream at the tail, the converter of what it brings, the cached batches, gaps at the tail that Pulsar is asked
-about, waiting until the tail has come to the last entry, and when a tail that does not come is given up.
+about, entries that are worth a warning, waiting until the tail has come to the last entry, and when a tail that does
+not come is given up.
 Must not know: appends, readers, which offset the log begins with.
 """
 
@@ -15,14 +16,12 @@ from typing import Final, Protocol
 
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
-from kop.storage.base import Buffer, LogPolicy, ReadResult
+from kop.storage.base import Buffer, LogPolicy, ReadResult, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
-from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.tail_delays import TailDelays
-from kop.storage.pulsar.reading.batches import Converter
-from kop.storage.pulsar.reading.gaps import Gap
+from kop.storage.pulsar.reading.batches import Converter, Gap
 from kop.storage.pulsar.reading.last_entry import named_or_looked_for
 from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
@@ -49,6 +48,7 @@ _log = logging.getLogger(__name__)
 class FollowedLog(Protocol):
     """The log that follows its tail."""
 
+    topic: TopicInfo
     policy: LogPolicy
     attached: bool
 
@@ -76,13 +76,11 @@ class LogTail:
         self,
         source: PartitionSource,
         cache: TailCache,
-        warnings: CompactionWarnings,
         delays: TailDelays,
         log: FollowedLog,
     ) -> None:
         self._source = source
         self._cache = cache
-        self._warnings = warnings
         self._delays = delays
         self._log = log
         self.cached = Tail()
@@ -161,11 +159,37 @@ class LogTail:
             append_time=policy.log_append_time,
             count=source.context.count,
             max_message_bytes=min(policy.max_uncompressed_bytes, _LARGEST_AT_TAIL),
-            on_keyless=self._warnings.keyless,
-            on_raw=self._warnings.raw,
+            on_keyless=self._keyless,
+            on_raw=self._raw,
         )
         converter.leaves_large = True
         return converter
+
+    # Entries that Pulsar's compaction treats otherwise than Kafka's would. Kafka clients cannot write such entries to a
+    # compacted topic, Pulsar's own can: there is one line for each topic, a count for each entry.
+
+    def _keyless(self, messages: int) -> None:
+        """Count an entry that has messages without a key, and warn of it."""
+        if self._log.policy.compact:
+            self._warn(
+                Fault.COMPACTION_KEYLESS_MESSAGE,
+                f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
+                "Let it set a key, or topicCompactionRetainNullKey=true in Pulsar's broker.conf",
+            )
+
+    def _raw(self) -> None:
+        """Warn of an entry that holds Kafka's batches as they came."""
+        if self._log.policy.compact:
+            self._warn(
+                Fault.COMPACTION_RAW_BATCH,
+                "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
+                "nothing of the topic will be compacted. Write with kop.entry.format=pulsar",
+            )
+
+    def _warn(self, what: Fault, text: str) -> None:
+        topic, faults = self._log.topic, self._source.context.faults
+        faults.count(what)
+        faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")
 
     async def until_end(self) -> Position | None:
         """Wait until the tail has brought what is the last entry in Pulsar now, or the log has to attach again.

@@ -1,7 +1,8 @@
-"""Whether Pulsar holds a partition's batches back by a publish rate, and for how long still.
+"""Whether Pulsar holds a partition's batches back by a publish rate, and for how long still; which subscription keeps a
+partition over its backlog quota.
 
-Owns: that question, asked of Pulsar's own count, the estimate for Kafka's throttle_time_ms, and which connection such a
-partition is written over.
+Owns: the first question, asked of Pulsar's own count, the estimate for Kafka's throttle_time_ms, and which connection
+such a partition is written over; the second question and its log line.
 Must not know: batches, clients.
 
 See docs/quirks.md, "What holds readers or writers back says nothing". Receipts that are late may have other reasons, so
@@ -15,11 +16,13 @@ A client that waits for so long loses nothing: what it sent earlier would stand 
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from kop.pulsar_client import PulsarError
+from kop.repeats import Repeats
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 
@@ -52,6 +55,8 @@ _RATE_OF_OTHERS: Final = (
     "brokerPublisherThrottlingMaxMessageRate and their like in broker.conf). Clients are told to wait "
     "(throttle_time_ms)"
 )
+
+_log = logging.getLogger(__name__)
 
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
@@ -188,3 +193,36 @@ class PublishThrottle:
             context.faults.tell(("publish rate", self._title), text.format(self._title))
         if self._own_rate and self._held.now(context.loop.time()):
             self._exceeded()
+
+
+def furthest_behind(stats: Mapping[str, Any]) -> str | None:
+    """Return in words which subscription is furthest behind, and by how much; None if none is."""
+    held: dict[str, Mapping[str, Any]] = {
+        name: subscription
+        for name, subscription in (stats.get("subscriptions") or {}).items()
+        if subscription.get("durable", True)  # a reader's own one keeps nothing
+    }
+    name = max(held, key=lambda each: (held[each].get("backlogSize", 0), held[each].get("msgBacklog", 0)), default="")
+    behind = held.get(name, {})
+    if behind.get("backlogSize", 0) <= 0:
+        return None
+    entries, size = behind.get("msgBacklog", 0), behind["backlogSize"]
+    return f"the subscription {name!r} is {entries:,} entries ({size:,} bytes) behind"
+
+
+class BacklogTeller:
+    """Logs who is behind, as often as the refusals themselves are logged."""
+
+    def __init__(self, context: PulsarContext) -> None:
+        self._context = context
+        self._repeats = Repeats()
+
+    def refused(self, partition_name: str, title: str) -> None:
+        """Note a write that a backlog quota refused. The question to Pulsar holds nobody up."""
+        if self._repeats.say(partition_name, self._context.loop.time()) is not None:
+            self._context.spawn(self._tell(partition_name, title))
+
+    async def _tell(self, partition_name: str, title: str) -> None:
+        stats = await self._context.admin.stats(partition_name, backlogs=True)
+        if (text := furthest_behind(stats)) is not None:
+            _log.warning("over its backlog quota, %s: %s", title, text)

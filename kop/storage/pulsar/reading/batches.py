@@ -1,11 +1,26 @@
 """Entries of Pulsar as Kafka batches.
 
-Owns: the offsets of each batch, what stands for offsets of which nothing came, what stands for an entry that cannot be
-read.
-Must not know: who reads the batches, the cache, appends.
+Owns: the offsets of each batch, what stands for offsets of which nothing came, the rule by which such a gap is known to
+hold no records, what stands for an entry that cannot be read.
+Must not know: who reads the batches, who met a gap, how Pulsar is asked, the cache, appends.
 
 What Pulsar does not hand out (transaction markers, aborted messages, what compaction took) still has its offsets: an
 empty batch stands for them, so that positions and lag move on.
+
+A Pulsar broker's dispatcher reads all entries in their order from where the reader's cursor stands. It leaves out
+markers (of transactions, of replicated subscriptions), the entries of aborted transactions, and what it cannot parse or
+is told to filter: no reader is ever sent these. An entry that could not be written may have taken an index, too. Each
+of them has an offset, so a gap is there, and what it was made of need not be known.
+
+There is one other way past entries: Pulsar moves cursors of readers as those of subscriptions, when messages expire
+(message TTL, `expire-messages`), are skipped, cleared or truncated, and when retention takes ledgers. Whatever moves a
+cursor sets its mark-delete position first, and its read position behind that (`ManagedCursorImpl`). The gateway's
+readers acknowledge nothing, and a mark-delete position never goes back. So where it still lies before a gap when the
+entry behind the gap is here, the dispatcher itself has read all entries in the gap and left them out. One answer of the
+Pulsar broker serves all gaps that were met before it was asked.
+
+What the dispatcher leaves out it acknowledges, so the mark-delete position may have come past a gap that directly
+follows the place where a reader began. Then, too, nothing is taken for granted: the gap is read by another reader.
 """
 
 from __future__ import annotations
@@ -22,7 +37,6 @@ from kop.storage.base import Buffer
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.stream import Chunks, ChunksMissingError, MessageTooLargeError
 
 log = logging.getLogger(__name__)
@@ -34,6 +48,28 @@ class UnreadableEntryError(PeerError):
     def __init__(self, message: str, next_offset: int) -> None:
         super().__init__(message, ErrorCode.CORRUPT_MESSAGE)
         self.next_offset = next_offset
+
+
+class Gap(NamedTuple):
+    """Offsets `base` to `last` between two entries that came, and where these two lie."""
+
+    base: int
+    last: int
+    entry_before: Position
+    entry_behind: Position
+
+    @property
+    def has_no_entries(self) -> bool:
+        """Whether the two entries directly follow each other."""
+        before, behind = self.entry_before, self.entry_behind
+        return before.ledger == behind.ledger and before.entry + 1 == behind.entry
+
+    def passed_over(self, mark_delete: Position | None) -> bool:
+        """Whether Pulsar may have moved the reader over entries in the gap that are there.
+
+        `mark_delete` is where the cursor of the reader was marked when `entry_behind` had come; None: nobody knows.
+        """
+        return not self.has_no_entries and (mark_delete is None or mark_delete > self.entry_before)
 
 
 class Batch(NamedTuple):

@@ -1,12 +1,14 @@
 """Where the entries of one partition are read from.
 
-Owns: what every reader of the partition is given, and how a stream of its entries is begun.
-Must not know: what is done with the entries.
+Owns: what every reader of the partition is given, how a stream of its entries is begun, what Pulsar is asked about the
+partition, and the end of a ledger whose entries packed offsets cannot number any more.
+Must not know: what is done with the entries; `OffsetMapping.closes_ledger` tells when a ledger has to end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
@@ -15,13 +17,15 @@ from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.admin import RECOVERED
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import Refused
+from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.stream import FIRST_PERMITS, OnMany, Stream
 
 LOOK_SECONDS: Final = 0.1
 """How often it is asked how far Pulsar has read for a stream."""
+
+_log = logging.getLogger(__name__)
 
 
 class LogBounds(Protocol):
@@ -64,6 +68,33 @@ class PartitionSource:
     ) -> Stream:
         """A stream of the partition's entries, for `start`."""
         return Stream(on_entry, on_lost, self.mapping.place, on_many)
+
+    async def close_ledger(self, ledger: int) -> None:
+        """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger is there.
+
+        Failures are counted and logged.
+        """
+        admin, faults, title = self.context.admin, self.context.faults, self.title
+        try:
+            stats = await admin.internal_stats(self.partition_name)
+            if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
+                return  # another broker has closed the ledger already
+            faults.count(Fault.PACKED_OFFSETS_LEDGER_CLOSED)
+            _log.info(
+                "%s: ledger %d has nearly all entries that packed offsets can number: the partition is unloaded, so "
+                "that Pulsar begins a new ledger",
+                title,
+                ledger,
+            )
+            await admin.unload(self.partition_name)
+        except PulsarError as error:
+            faults.count(Fault.PACKED_OFFSETS_LEDGER_NOT_CLOSED)
+            faults.tell(
+                ("close", title),
+                f"{title}: ledger {ledger} has nearly all entries that packed offsets can number and cannot be closed: "
+                f"{error}; "
+                "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
+            )
 
     async def start(
         self,

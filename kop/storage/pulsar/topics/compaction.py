@@ -31,9 +31,9 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
-from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.layout import PulsarTopic
+from kop.storage.pulsar.partition.services import PartitionView
 from kop.storage.pulsar.topics import policies
-from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 
 CURSOR: Final = "__compaction"
 AFTERWARDS: Final = Retention(24 * 60, -1)

@@ -25,7 +25,7 @@ from kop.pulsar_client import Producer, PulsarError
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, number
-from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.partition.services import PartitionView
 from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unused
 from kop.storage.pulsar.topics.table import PulsarTopics
 

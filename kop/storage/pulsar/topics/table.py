@@ -31,6 +31,7 @@ from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import (
+    ABANDONED_SECONDS,
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
     DELETING_PROPERTY,
@@ -38,6 +39,7 @@ from kop.storage.pulsar.layout import (
     NAME_PROPERTY,
     RAW_PROPERTY,
     UNFINISHED_PROPERTY,
+    PulsarTopic,
     configs_of,
     id_of,
     is_copied,
@@ -47,7 +49,6 @@ from kop.storage.pulsar.layout import (
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.foreign import ForeignTopics
 from kop.storage.pulsar.topics.ids import TopicIds
-from kop.storage.pulsar.topics.pulsar_topic import ABANDONED_SECONDS, PulsarTopic
 from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
 

@@ -1,6 +1,7 @@
-"""What a topic must have in Pulsar before records of Kafka clients are written to it: deduplication and retention.
+"""What a topic must have in Pulsar before records of Kafka clients are written to it: deduplication and retention; and,
+before a batch is stored as it came, the property that says so.
 
-Owns: both checks, their answers of the last half minute, and setting what is missing.
+Owns: both checks, their answers of the last half minute, and setting what is missing; that property.
 Must not know: producers, entries.
 
 A topic that the gateway made has both from its beginning, unless somebody took them away. A topic that Pulsar's side
@@ -23,7 +24,7 @@ from kop.pulsar_client.admin import Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, kafka_error
-from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
+from kop.storage.pulsar.layout import CONFIGS_PROPERTY, RAW_PROPERTY, namespace_of
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.table import PulsarTopics
 
@@ -82,7 +83,7 @@ class OncePerTopic:
 
 
 class WriteChecks:
-    """Makes both checks of each topic."""
+    """Makes both checks of each topic, and marks those with batches that are stored as they came."""
 
     def __init__(self, context: PulsarContext, topics: PulsarTopics, policy: Callable[[TopicInfo], LogPolicy]) -> None:
         self._context = context
@@ -93,6 +94,8 @@ class WriteChecks:
         self.retains = OncePerTopic(context.loop, self._retain)
         """Makes sure that a topic keeps records after their ledger is closed. KopError where it does not."""
         self._looked_at = 0
+        self._marking: set[UUID] = set()
+        """Topics whose property is being set."""
 
     def forget(self, topic_id: UUID) -> None:
         """Forget what is known of a topic that is gone."""
@@ -109,6 +112,28 @@ class WriteChecks:
         turn = topics[self._looked_at : self._looked_at + _AGAIN_AT_ONCE]
         self._looked_at += _AGAIN_AT_ONCE
         await for_each(turn, self.retains, at_once=_SIDE_BY_SIDE, limit=_AGAIN_SECONDS, failed=_not_retained)
+
+    # --- batches that are stored as Kafka clients sent them: Pulsar's compaction fails on these, for good
+
+    def may_write_raw(self, topic_id: UUID) -> bool:
+        """Whether such an entry may be written now. Where it may not, the property is set on the side."""
+        if self._is_marked(topic_id):
+            return True
+        self._context.spawn(self.mark_raw(topic_id))
+        return False
+
+    async def mark_raw(self, topic_id: UUID) -> None:
+        """Set the property of a topic, unless it has it. KopError."""
+        if self._is_marked(topic_id) or topic_id in self._marking:
+            return
+        self._marking.add(topic_id)
+        try:
+            await self._topics.set_property(topic_id, RAW_PROPERTY, "true")
+        finally:
+            self._marking.discard(topic_id)
+
+    def _is_marked(self, topic_id: UUID) -> bool:
+        return RAW_PROPERTY in self._topics.pulsar(topic_id).properties
 
     # --- deduplication
 

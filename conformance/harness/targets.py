@@ -11,12 +11,11 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
-from conformance.checker.links import Links
+from conformance.harness.faults import Rest, Server
+from conformance.harness.links import Links
 from conformance.servers import SETTINGS, Kafka, Kop, KopOverPulsar, Pulsar
-from conformance.soak.faults import Rest
 
 SERVER_KINDS = ("kill", "terminate", "pause", "cut_clients", "cut_answers", "delay_clients")
 PULSAR_KINDS = ("unload_topic", "unload_transactions", "unload_offsets", "unload_pulsar_coordinator", "cut_pulsar")
@@ -24,25 +23,13 @@ SEVERAL_KINDS = ("kill_all",)
 BROKER_KINDS = ("restart_pulsar",)
 
 
-class Server(Protocol):
-    """A process that can be ended and started again, on the port that it had."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def running(self) -> bool: ...
-    @property
-    def log(self) -> Path: ...
-    def start(self) -> str: ...
-    def kill(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 @dataclass
 class OverPulsar:
     """What faults need to know of the Pulsar behind gateways."""
 
     pulsar: Pulsar
+    urls: tuple[str, str]
+    """Of its service and of its admin REST."""
     rest: Rest
     namespace: str
     cluster: str
@@ -80,35 +67,44 @@ def embedded(stack: ExitStack, folder: Path) -> Target:
     return Target(address, SERVER_KINDS, [gateway], links, has_tracebacks=True)
 
 
-def over_pulsar(stack: ExitStack, folder: Path, gateways: int, restart: bool) -> Target:
-    """Gateways of this checkout over an Apache Pulsar, in namespaces that nobody has."""
-    pulsar = Pulsar(KEEP="1")
-    urls = stack.enter_context(pulsar)
-    stack.callback(pulsar.copy_log, folder)
+def pulsar(stack: ExitStack, folder: Path, name: str) -> OverPulsar:
+    """An Apache Pulsar for gateways, with namespaces that nobody has."""
+    server = Pulsar(KEEP="1")
+    urls = stack.enter_context(server)
+    stack.callback(server.copy_log, folder)
     rest = Rest(urls[1])
-    namespace = f"public/checker-{secrets.token_hex(4)}"
-    cluster = f"{namespace}-kop"
+    namespace = f"public/{name}-{secrets.token_hex(4)}"
     rest.call("PUT", f"namespaces/{namespace}")
-    links = stack.enter_context(Links())
-    servers: list[Server] = []
-    addresses = []
-    for number in range(1, gateways + 1):
+    port = urlsplit(urls[0]).port
+    assert port is not None
+    return OverPulsar(server, urls, rest, namespace, f"{namespace}-kop", port)
+
+
+def gateways(over: OverPulsar, stack: ExitStack, folder: Path, count: int, links: Links | None) -> list[KopOverPulsar]:
+    """Gateways of this checkout, which tell clients the addresses of links to them if there are such."""
+    made = []
+    for number in range(1, count + 1):
         home = folder / f"gateway-{number}"
         home.mkdir()
+        settings = SETTINGS | {"node.id": str(number)}
         port = _free_port()
-        address = f"127.0.0.1:{links.add(port)}"
-        settings = SETTINGS | {"node.id": str(number), "advertise": address}
-        gateway = KopOverPulsar(urls, namespace, cluster, folder=home, settings=settings)
+        if links is not None:
+            settings["advertise"] = f"127.0.0.1:{links.add(port)}"
+        gateway = KopOverPulsar(over.urls, over.namespace, over.cluster, folder=home, settings=settings)
         gateway.address = f"127.0.0.1:{port}"
+        made.append(gateway)
         stack.enter_context(gateway)
-        servers.append(gateway)
-        addresses.append(address)
-    kinds = SERVER_KINDS + PULSAR_KINDS + (SEVERAL_KINDS if gateways > 1 else ())
-    kinds += BROKER_KINDS if restart and pulsar.own else ()
-    port_of_pulsar = urlsplit(urls[0]).port
-    assert port_of_pulsar is not None
-    over = OverPulsar(pulsar, rest, namespace, cluster, port_of_pulsar)
-    return Target(",".join(addresses), kinds, servers, links, over, has_tracebacks=True)
+    return made
+
+
+def over_pulsar(stack: ExitStack, folder: Path, count: int, restart: bool) -> Target:
+    """Gateways of this checkout over an Apache Pulsar, behind links."""
+    over = pulsar(stack, folder, "checker")
+    links = stack.enter_context(Links())
+    servers = gateways(over, stack, folder, count, links)
+    kinds = SERVER_KINDS + PULSAR_KINDS + (SEVERAL_KINDS if count > 1 else ())
+    kinds += BROKER_KINDS if restart and over.pulsar.own else ()
+    return Target(",".join(links.addresses), kinds, list(servers), links, over, has_tracebacks=True)
 
 
 def kafka(stack: ExitStack, folder: Path) -> Target:

@@ -41,6 +41,11 @@ class Links:
         self._links.append(link)
         return int(link.port)
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of all links, in the order in which they were added."""
+        return [f"127.0.0.1:{link.port}" for link in self._links]
+
     def change(self, number: int, how: Callable[[Link], None]) -> None:
         """Do something with a link, in its loop."""
 
