@@ -122,7 +122,7 @@ def _tell_of_slower_parts() -> None:
 
 
 def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
-    """One worker: the shared listeners, and one of its own that clients are told of.
+    """Serve as one worker, on the shared listeners and on one of its own that clients are told of.
 
     `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
     """
@@ -226,11 +226,13 @@ class _Readiness:
         self._engine, self._coordinators = engine, coordinators
 
     def not_ready(self) -> str | None:
-        """Why no records can be written now; None where they can."""
+        """Return why no records can be written now; None where they can."""
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
-        """Which groups and transactional ids are not served, or what was lost, while everything else is served."""
+        """Return which groups and transactional ids are not served, or what was lost, while everything else is
+        served.
+        """
         losses = None if self._engine is None else self._engine.losses
         return "; ".join(filter(None, (*(part.waiting_for for part in self._coordinators), losses))) or None
 
@@ -404,7 +406,7 @@ def _advertised(config: Config, index: int) -> tuple[str, int] | None:
 
 
 def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
-    """This broker as the others name it to their clients."""
+    """Return this broker as the others name it to their clients."""
     host, port = _advertised(config, 0) or bound
     if host in {"0.0.0.0", "::"}:
         host = socket.getfqdn()
@@ -412,7 +414,7 @@ def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file: take as many as the system allows."""
+    """Raise the limit on open files as far as the system allows: a connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

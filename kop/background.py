@@ -193,12 +193,12 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
 
 
 def label_of(what: str) -> str:
-    """What the metric calls a kind of work: "the listing of topics" is `listing_of_topics`."""
+    """Return what the metric calls a kind of work: "the listing of topics" is `listing_of_topics`."""
     return what.removeprefix("the ").replace(" ", "_")
 
 
 def failures() -> Mapping[str, int]:
-    """How often each kind of work in the background failed in this process."""
+    """Return how often each kind of work in the background failed in this process."""
     return _counts
 
 

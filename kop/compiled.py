@@ -17,12 +17,14 @@ _AGAIN: Final = "install kop again (pip install .; in a clone: make clean run, d
 
 
 def compiled(instead: ModuleType) -> ModuleType:
-    """The compiled module; `instead`, the readable twin, where it was not built, or built from other sources."""
+    """Return the compiled module; `instead`, the readable twin, where it was not built, or built from other sources."""
     return compiled_only() or instead
 
 
 def compiled_only() -> ModuleType | None:
-    """The compiled module, for what has no readable twin; None where it was not built, or built from other sources."""
+    """Return the compiled module, for what has no readable twin; None where it was not built, or built from other
+    sources.
+    """
     native = _built()
     return native if native is not None and _format_of(native) == FORMAT else None
 

@@ -197,7 +197,9 @@ class Config(
         return {field.alias or attribute: field for attribute, field in cls.model_fields.items()}
 
     def table(self) -> Iterator[SettingRow]:
-        """Each setting with its default, present value and meaning, room by room; then what listeners have apart."""
+        """Yield each setting with its default, present value and meaning, room by room; then what listeners have
+        apart.
+        """
         fields = self.fields()
         for name, field in fields.items():
             default = field.get_default(call_default_factory=True, validated_data=self.__dict__)
@@ -240,7 +242,7 @@ _USER = re.compile(r"//[^/@]*@")
 
 
 def _text(value: Any) -> str:
-    """A value in the one form that files, variables and flags share."""
+    """Return a value in the one form that files, variables and flags share."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -299,7 +301,7 @@ _ASK = "; `kop config` lists them all"
 
 
 def suggest(name: str) -> str:
-    """The end of a message about an unknown setting: the nearest known one, or where to look."""
+    """Return the end of a message about an unknown setting: the nearest known one, or where to look."""
     plain = name.lower().replace("_", ".").replace("-", ".")
     near = difflib.get_close_matches(plain, _NAMES, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else _ASK

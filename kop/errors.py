@@ -177,7 +177,9 @@ class KopError(Exception):
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
     def fresh_copy(self) -> Self:
-        """The same error without traceback, cause and context: for one of several who are told of it and may raise."""
+        """Return the same error without traceback, cause and context: for one of several who are told of it and may
+        raise.
+        """
         copy = type(self).__new__(type(self))
         copy.args = self.args
         copy.__dict__.update(self.__dict__)
@@ -221,7 +223,9 @@ R = TypeVar("R")
 
 
 def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of functions with large buffers: their KopErrors come out without the frames that hold those."""
+    """Return a decorator of functions with large buffers: their KopErrors come out without the frames that hold
+    those.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -56,7 +56,7 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _limits(mount: Path, path: str, names: tuple[str, ...]) -> Iterator[int]:
-    """The limits of a group and of all above it, as many as are there."""
+    """Yield the limits of a group and of all above it, as many as are there."""
     inside = PurePosixPath(path.lstrip("/"))
     for group in (inside, *inside.parents):
         for name in names:

@@ -38,11 +38,11 @@ class CountFamily:
         self._counts: dict[tuple[str, ...], Count] = {}
 
     def of(self, *labels: str) -> Count:
-        """The count of these values of the labels, for keeping."""
+        """Return the count of these values of the labels, for keeping."""
         return self._counts.setdefault(labels, Count())
 
     def collect(self) -> Iterable[Metric]:
-        """The counts as they stand."""
+        """Yield the counts as they stand."""
         family = counter_family(self._name, self._documentation, self._labels)
         for labels, count in self._counts.items():
             family.add_metric(labels, count.value)
@@ -83,11 +83,11 @@ class LatencyFamily:
         self._latencies = {} if latencies is None else latencies
 
     def of(self, *labels: str) -> Latencies:
-        """The durations of these values of the labels, for keeping."""
+        """Return the durations of these values of the labels, for keeping."""
         return self._latencies.setdefault(labels, Latencies())
 
     def collect(self) -> Iterable[Metric]:
-        """The durations as they stand."""
+        """Yield the durations as they stand."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, latencies in self._latencies.items():
             total = 0
@@ -183,7 +183,7 @@ class _Scrape(Collector):
 
 
 def counter_value(name: str, documentation: str, value: float) -> CounterMetricFamily:
-    """A counter that somebody else counts, as it stands at scrape time."""
+    """Return a counter that somebody else counts, as it stands at scrape time."""
     return CounterMetricFamily(name, documentation, value=value)
 
 
@@ -193,10 +193,10 @@ def gauge_value(name: str, documentation: str, value: float) -> GaugeMetricFamil
 
 
 def counter_family(name: str, documentation: str, labels: list[str]) -> CounterMetricFamily:
-    """A counter with labels that is read off at a scrape."""
+    """Return a counter with labels that is read off at a scrape."""
     return CounterMetricFamily(name, documentation, labels=labels)
 
 
 def gauge_family(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:
-    """A gauge to be filled at scrape time with `add_metric(label_values, value)`."""
+    """Return a gauge to be filled at scrape time with `add_metric(label_values, value)`."""
     return GaugeMetricFamily(name, documentation, labels=labels)

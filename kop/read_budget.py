@@ -37,7 +37,7 @@ class BudgetShare:
         self._reads = False
         """True if it was counted as a reader."""
         self._late = False
-        """Whether its first entries came late, or did not come yet, and it was not idle since."""
+        """True if its first entries came late, or did not come yet, and it was not idle since."""
         self._slow: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -57,7 +57,7 @@ class BudgetShare:
         return self._pool.ahead
 
     def holds(self, size: int) -> None:
-        """The reader holds `size` bytes from now on."""
+        """Note that the reader holds `size` bytes from now on."""
         if self._ended:
             return
         self._end_slow()
@@ -145,7 +145,9 @@ class ReadBudget:
                 raise
 
     def lacks_room(self, share: BudgetShare) -> bool:
-        """Whether all shares together hold more than they may, though none is idle, and this one is not alone."""
+        """Return true if all shares together hold more than they may, though none is idle, and this one is not
+        alone.
+        """
         return self.held > max(self._max_bytes, share.held)
 
     def change(self, share: BudgetShare, size: int) -> None:

@@ -27,7 +27,9 @@ class Repeats:
         """For each key: when its line was written, when it last came, how often it was left out since."""
 
     def say(self, key: object, now: float) -> int | None:
-        """How often the line of `key` was left out since it was last written; None where it is to be left out now."""
+        """Return how often the line of `key` was left out since it was last written; None where it is to be left out
+        now.
+        """
         said, seen, kept = self._known.pop(key, (now, now, -1))
         again = kept < 0 or now - seen > _QUIET_SECONDS or now - said > _REMIND_SECONDS
         self._known[key] = (now, now, 0) if again else (said, now, kept + 1)

@@ -466,3 +466,70 @@ def test_one_module_asks_the_system_for_time_and_for_randomness(path: Path) -> N
             node.value.value = ""
     found_here = [match.group() for match in ASKS_FOR_TIME_OR_CHANCE.finditer(ast.unparse(tree))]
     assert not found_here, f"ask kop.clock instead of {found_here}"
+
+
+NO_VERBS = frozenset(
+    [
+        "The",
+        "A",
+        "An",
+        "All",
+        "Every",
+        "Another",
+        "One",
+        "Nothing",
+        "None",
+        "Those",
+        "Which",
+        "What",
+        "How",
+        "Why",
+        "Whether",
+        "Where",
+        "When",
+        "Who",
+        "Whoever",
+        "Each",
+        "Its",
+        "This",
+        "That",
+        "These",
+        "Some",
+        "Both",
+        "Bytes",
+        "Such",
+        "No",
+        "True",
+        "False",
+        "Is",
+        "May",
+        "There",
+        "It",
+    ]
+)
+"""Words with which no sentence begins that says what a function does."""
+
+
+def functions_without_a_verb(path: Path) -> list[str]:
+    """The functions of a module whose docstrings do not begin with a verb. A property is described as a field is."""
+    places = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or re.fullmatch("__.*__", node.name):
+            continue
+        text = ast.get_docstring(node)
+        if text is None or any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+            continue
+        if text.split()[0].strip("`,.:") in NO_VERBS:
+            places.append(f"{node.name}: {text.splitlines()[0]}")
+    return places
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_docstring_of_a_function_begins_with_a_verb(path: Path) -> None:
+    assert functions_without_a_verb(path) == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_docstring_of_a_flag_begins_with_true_if(path: Path) -> None:
+    text = path.read_text()
+    assert not re.findall(r'"""Whether .*', text), "say: True if ..., or, of a function: Return true if ..."

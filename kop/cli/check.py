@@ -115,12 +115,14 @@ def command(bootstrap: str, admin_url: str | None) -> None:
 
 
 def _is_default(option: str) -> bool:
-    """True if nobody has given this option."""
+    """Return true if nobody has given this option."""
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.DEFAULT
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """The looks at the Pulsar brokers' settings, which are read by the first of these steps, and at their topics."""
+    """Return the looks at the Pulsar brokers' settings, which are read by the first of these steps, and at their
+    topics.
+    """
     settings: dict[str, str] = {}
 
     def read() -> str:
@@ -224,7 +226,7 @@ class RoundTrip:
         return f"{self.bootstrap} answers and names {count} {'broker' if count == 1 else 'brokers'}"
 
     def addresses(self) -> str:
-        """Every broker can be reached at the address that the server gives for it, and says what it serves."""
+        """Return every broker can be reached at the address that the server gives for it, and says what it serves."""
         with admin(self.bootstrap) as server:
             named_brokers = brokers(server)
             for broker, address in named_brokers:

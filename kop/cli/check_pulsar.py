@@ -38,7 +38,7 @@ class Caution(str):
 
 
 def entry_index(settings: Settings) -> str:
-    """Offsets are the Pulsar brokers' entry index, LogAppendTime is their time."""
+    """Return offsets are the Pulsar brokers' entry index, LogAppendTime is their time."""
     given = [name.strip() for name in settings.get(_INTERCEPTORS, "").strip("[] ").split(",") if name.strip()]
     if f"{_PACKAGE}.{_INDEX}" not in given or not _is_on(settings, _EXPOSING):
         fail(
@@ -55,7 +55,7 @@ def entry_index(settings: Settings) -> str:
 
 
 def _remedy(given: Sequence[str]) -> str:
-    """The lines to paste; interceptors of others stay."""
+    """Return the lines to paste; interceptors of others stay."""
     ours = [f"{_PACKAGE}.{name}" for name in (_INDEX, _TIMES)]
     names = ",\\\n".join([*ours, *(name for name in given if name not in ours)])
     return f"{_EXPOSING}=true\n{_INTERCEPTORS}={names}"
@@ -84,7 +84,7 @@ def deduplication(settings: Settings) -> str:
 
 
 def idempotent_producers(settings: Settings) -> str:
-    """How long Pulsar remembers an idempotent producer."""
+    """Return how long Pulsar remembers an idempotent producer."""
     producers = _number(settings, "brokerDeduplicationMaxNumberOfProducers")
     minutes = _number(settings, "brokerDeduplicationProducerInactivityTimeoutMinutes")
     if producers is None or minutes is None:
@@ -103,7 +103,7 @@ def idempotent_producers(settings: Settings) -> str:
 
 
 def snapshots(settings: Settings) -> str:
-    """How much a Pulsar broker reads again, and what retention waits for."""
+    """Return how much a Pulsar broker reads again, and what retention waits for."""
     entries = _number(settings, "brokerDeduplicationEntriesInterval")
     seconds = _number(settings, "brokerDeduplicationSnapshotIntervalSeconds")
     if entries is None:
@@ -119,7 +119,7 @@ def snapshots(settings: Settings) -> str:
 
 
 def message_size(settings: Settings) -> str:
-    """The largest record and the largest entry."""
+    """Return the largest record and the largest entry."""
     size = _number(settings, "maxMessageSize")
     if size is None:
         return Caution("this Pulsar broker does not say how large an entry may be")

@@ -93,7 +93,7 @@ class Ordered(Suggesting):
     """A group that lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command."""
+        """Return every command."""
         return list(self.commands)
 
 
@@ -164,7 +164,7 @@ def quiet_client() -> None:
 
 
 def reason(code: int, message: str | None = None) -> str:
-    """Kafka's name of an error code and the server's words, or kafka-python's where the server has none."""
+    """Return Kafka's name of an error code and the server's words, or kafka-python's where the server has none."""
     try:
         name = ErrorCode(code).name
     except ValueError:
@@ -177,7 +177,9 @@ def reason(code: int, message: str | None = None) -> str:
 
 
 def named(text: str) -> str:
-    """The error text of an admin call, `[Error 40] InvalidConfigurationError: words`, with Kafka's name of the code."""
+    """Return the error text of an admin call, `[Error 40] InvalidConfigurationError: words`, with Kafka's name of the
+    code.
+    """
     match = re.match(r"\[Error (-?\d+)\] \w+:?\s*(.*)", text, re.DOTALL)
     if match is None:
         return one_line(text)
@@ -186,7 +188,7 @@ def named(text: str) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """An exception as one line for people, or None for one that is nobody's fault but ours."""
+    """Return an exception as one line for people, or None for one that is nobody's fault but ours."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, BrokenPipeError):
@@ -240,7 +242,7 @@ class StopSignals:
 
 
 def addresses(bootstrap: str) -> list[Address]:
-    """The addresses of a --bootstrap value."""
+    """Return the addresses of a --bootstrap value."""
     return [parse_address(item) for item in bootstrap.split(",")]
 
 
@@ -257,7 +259,7 @@ def reach(bootstrap: str) -> None:
 
 
 def unreachable(address: Address) -> str | None:
-    """Why no TCP connection to `address` can be made, or None."""
+    """Return why no TCP connection to `address` can be made, or None."""
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
             return None
@@ -271,7 +273,9 @@ def unreachable(address: Address) -> str | None:
 
 @contextlib.contextmanager
 def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
-    """A kafka-python client (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected, closed at the end."""
+    """Return a kafka-python client (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected, closed at the
+    end.
+    """
     quiet_client()
     reach(bootstrap)
     import kafka
@@ -298,27 +302,27 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
 
 
 def servers(bootstrap: str) -> list[str]:
-    """The addresses of a --bootstrap value as kafka-python takes them."""
+    """Return the addresses of a --bootstrap value as kafka-python takes them."""
     return [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses(bootstrap)]
 
 
 def client_id() -> str:
-    """The name by which servers know this command."""
+    """Return the name by which servers know this command."""
     return f"kop-{os.getpid()}"
 
 
 def no_kafka(bootstrap: str) -> str:
-    """The line for a server that takes connections and no more."""
+    """Return the line for a server that takes connections and no more."""
     return f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)"
 
 
 def _manager(made: Any) -> Any:
-    """The connections of a client of kafka-python."""
+    """Return the connections of a client of kafka-python."""
     return made._sender._client._manager if hasattr(made, "_sender") else made._client._manager
 
 
 def brokers(made: Any) -> list[tuple[int, Address]]:
-    """Id and address of each broker, as the server named them when the client connected."""
+    """Return id and address of each broker, as the server named them when the client connected."""
     return [(broker.node_id, Address(broker.host, broker.port)) for broker in _manager(made).cluster.brokers()]
 
 
@@ -356,7 +360,7 @@ def _watch(made: Any, over: threading.Event) -> None:
 
 
 def troubles(made: Any) -> dict[int, tuple[float, Address]]:
-    """The brokers that a client cannot reach or that owe it an answer: since when, and their addresses."""
+    """Return the brokers that a client cannot reach or that owe it an answer: since when, and their addresses."""
     manager = _manager(made)
     now = clock.monotonic()
     silent: dict[int, tuple[float, Address]] = {}
@@ -373,7 +377,7 @@ def troubles(made: Any) -> dict[int, tuple[float, Address]]:
 
 
 def misadvertised(broker: int, address: Address, problem: str) -> str:
-    """The line for a server that answers, and then sends its clients somewhere that they cannot reach."""
+    """Return the line for a server that answers, and then sends its clients somewhere that they cannot reach."""
     return (
         f"broker {broker} tells clients to connect to {address}, which does not work from here ({problem}); "
         "it has to advertise another address"
@@ -381,7 +385,7 @@ def misadvertised(broker: int, address: Address, problem: str) -> str:
 
 
 def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
-    """The partitions of topics, asked for by their names: a server lists those of its own namespace only.
+    """Return the partitions of topics, asked for by their names: a server lists those of its own namespace only.
 
     A topic that there is not has none.
     """
@@ -405,7 +409,7 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
 
 @contextlib.contextmanager
 def admin(bootstrap: str) -> Iterator[Any]:
-    """A KafkaAdminClient."""
+    """Return a KafkaAdminClient."""
     with client("KafkaAdminClient", bootstrap) as made:
         yield made
 
@@ -425,13 +429,13 @@ def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs:
 
 
 def topic_names(bootstrap: str) -> list[str]:
-    """The topics of a server, internal ones left out."""
+    """Return the topics of a server, internal ones left out."""
     with admin(bootstrap) as made:
         return [topic["name"] for topic in made.describe_topics() if not topic["is_internal"]]
 
 
 def no_topic(name: str, known: Iterable[str]) -> str:
-    """The line for a topic that there is not: it names those of `known` that may be meant."""
+    """Return the line for a topic that there is not: it names those of `known` that may be meant."""
     import difflib
 
     close = difflib.get_close_matches(name, list(known), 3)
@@ -502,7 +506,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _cell(value: object) -> str:
-    """The text of a cell; what would move the cursor of a terminal is shown by its escape."""
+    """Return the text of a cell; what would move the cursor of a terminal is shown by its escape."""
     text = "-" if value is None else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
@@ -513,7 +517,7 @@ def bold(text: str) -> str:
 
 
 def size(count: int | None) -> str | None:
-    """Bytes for people: 512 B, 1.4 MiB."""
+    """Return bytes for people: 512 B, 1.4 MiB."""
     if count is None:
         return None
     value = float(count)

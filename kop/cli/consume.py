@@ -196,7 +196,7 @@ def _moment(option: str, text: str | None) -> int | None:
 
 
 def _partitions(consumer: Any, topics: tuple[str, ...]) -> dict[str, set[int]]:
-    """The partitions of each topic; ends the command for one that there is not."""
+    """Return the partitions of each topic; ends the command for one that there is not."""
     present = partitions_of(consumer, topics)
     missing = [topic for topic in topics if not present.get(topic)]
     if missing:
@@ -239,7 +239,7 @@ def _seek(consumer: Any, keys: Sequence[Any], from_beginning: bool, offset: int 
 
 
 def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int | None) -> dict[Any, int]:
-    """The first offset of each partition that is not read any more."""
+    """Return the first offset of each partition that is not read any more."""
     ends: dict[Any, int] = consumer.end_offsets(keys)
     if to_offset is not None:
         return {key: min(end, to_offset) for key, end in ends.items()}
@@ -282,7 +282,7 @@ class Reading:
         self._consumer.subscribe(list(topics), listener=Listener())
 
     def records(self) -> Iterator[Any]:
-        """Records as they come."""
+        """Yield records as they come."""
         open_ends = None if self.ends is None else dict(self.ends)
         while not self._stop.came:
             if open_ends is not None:
@@ -310,7 +310,7 @@ class Reading:
                 return
 
     def _why_silent(self, open_ends: Mapping[Any, int] | None) -> str | None:
-        """Why a silence is no clean end; None if it is one."""
+        """Return why a silence is no clean end; None if it is one."""
         for _, address in troubles(self._consumer).values():
             return f"{address} does not answer; there may be more records"
         if open_ends:
@@ -385,7 +385,7 @@ class Printed:
 
 
 def _writer(as_json: bool, template: str | None, print_key: bool, print_headers: bool) -> Callable[[Any], bytes]:
-    """What makes a line of a record."""
+    """Return what makes a line of a record."""
     if as_json:
         return to_json
     if template is None:
@@ -395,7 +395,7 @@ def _writer(as_json: bool, template: str | None, print_key: bool, print_headers:
 
 
 def _parsed(template: str) -> list[bytes | Callable[[Any], bytes]]:
-    """The pieces of a template: text, and what shows a field."""
+    """Return the pieces of a template: text, and what shows a field."""
     parts: list[bytes | Callable[[Any], bytes]] = []
     for text, name in re.findall(r"([^{]+)|\{([^{}]*)\}?", template):
         if text:

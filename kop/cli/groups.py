@@ -102,7 +102,7 @@ def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool)
 
 
 def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, Any]]:
-    """A group's description, None where there is none, and its committed offsets by partition."""
+    """Return a group's description, None where there is none, and its committed offsets by partition."""
     from kafka import errors
 
     described = retrying(client.describe_groups, [name])[name]
@@ -125,7 +125,7 @@ def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, 
 
 
 def _facts(client: Any, group: Mapping[str, Any], committed: Mapping[Any, Any]) -> dict[str, Any]:
-    """What --json shows of a group. Its members are null if kafka-python cannot ask for members of its type."""
+    """Return what --json shows of a group. Its members are null if kafka-python cannot ask for members of its type."""
     members = group["members"]
     owners = _owners(members or [])
     keys = sorted({*committed, *owners})
@@ -192,7 +192,7 @@ def _label(member: Mapping[str, Any]) -> str:
 
 
 def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
-    """The member that each partition is assigned to."""
+    """Return the member that each partition is assigned to."""
     from kafka import TopicPartition
 
     owners = {}
@@ -333,7 +333,7 @@ def reset_offsets(
 
 
 def _timestamp(target: str, value: Any) -> int | None:
-    """The time that a target means, in ms, or None for one that is no time."""
+    """Return the time that a target means, in ms, or None for one that is no time."""
     try:
         if target == "to_datetime":
             return parse_datetime(value)

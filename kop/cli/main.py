@@ -50,7 +50,7 @@ class Commands(Suggesting):
     """A group whose members are modules `kop.cli.NAME` with a `command`, imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of the help."""
+        """Return every command, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -97,7 +97,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the `kop` script."""
+    """Run the `kop` script: its entry point."""
     cli(prog_name="kop")
 
 

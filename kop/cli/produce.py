@@ -306,7 +306,7 @@ def _summary(records: int, count: int, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _progress(interactive: bool) -> Iterator[Callable[[int, int], None]]:
-    """A line that counts, where somebody watches and is not typing."""
+    """Return a line that counts, where somebody watches and is not typing."""
     if interactive or not sys.stderr.isatty():
         yield lambda records, count: None
         return

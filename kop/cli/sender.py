@@ -55,12 +55,12 @@ class SendError(Exception):
 
 
 def rows_of_values(values: Sequence[bytes | None]) -> RowsIn:
-    """Rows that have a value and nothing else."""
+    """Return rows that have a value and nothing else."""
     return RowsIn(len(values), None, _column(values), None, None)
 
 
 def rows_of(records: Sequence[LineRecord]) -> RowsIn:
-    """Rows of these records; their partitions are not in it."""
+    """Return rows of these records; their partitions are not in it."""
     headers = timestamps = None
     if any(record.headers for record in records):
         ends = array("i", itertools.accumulate((len(record.headers) for record in records), initial=0))
@@ -83,7 +83,7 @@ def _column(items: Sequence[bytes | None]) -> tuple[int, bytes | None, memoryvie
 
 
 def _validity(items: Sequence[object]) -> bytes | None:
-    """A bit for each item that is not None, lowest bits first; None if all of them are not."""
+    """Return a bit for each item that is not None, lowest bits first; None if all of them are not."""
     if None not in items:
         return None
     bits = bytearray(len(items) + 7 >> 3)
@@ -94,7 +94,7 @@ def _validity(items: Sequence[object]) -> bytes | None:
 
 
 def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, int]]:
-    """The rows as batches without a producer, each with its number of records."""
+    """Yield the rows as batches without a producer, each with its number of records."""
     done = 0
     while done < rows.rows:
         rest = _behind(rows, done)
@@ -111,7 +111,7 @@ def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, 
 
 
 def _behind(rows: RowsIn, count: int) -> RowsIn:
-    """The rows behind the first `count`."""
+    """Return the rows behind the first `count`."""
     if not count:
         return rows
 
@@ -122,7 +122,9 @@ def _behind(rows: RowsIn, count: int) -> RowsIn:
 
 
 def placed(records: Sequence[LineRecord], partitions: int, turn: int) -> dict[int, list[LineRecord]]:
-    """The records by partition: the one that a record names, that of its key as Kafka's clients have it, or `turn`."""
+    """Return the records by partition: the one that a record names, that of its key as Kafka's clients have it, or
+    `turn`.
+    """
     _, _, chosen = key_partitions(len(records), _column([record.key for record in records]), partitions)
     by_key = memoryview(chosen).cast("i")
     by_partition: dict[int, list[LineRecord]] = {}
@@ -200,7 +202,9 @@ class Outbox:
         self.waiting_bytes += len(data)
 
     def due(self, partitions: Sequence[int], now: float, room: int) -> dict[int, SentBatch]:
-        """The next batch of each of these partitions that may be sent now, together at most `room` bytes, or one."""
+        """Return the next batch of each of these partitions that may be sent now, together at most `room` bytes, or
+        one.
+        """
         chosen: dict[int, SentBatch] = {}
         for partition in partitions:
             lane = self._lanes.get(partition)
@@ -222,7 +226,7 @@ class Outbox:
         return chosen
 
     def done(self, partition: int, batch: SentBatch) -> None:
-        """A batch is where it should be."""
+        """Note that a batch is where it should be."""
         lane = self._remove(partition, batch)
         lane.held_until = None
         if batch.sequence is not None:
@@ -231,19 +235,19 @@ class Outbox:
         self.sent_bytes += len(batch.data)
 
     def failed(self, partition: int, now: float) -> None:
-        """A batch is to be sent again."""
+        """Note that a batch is to be sent again."""
         lane = self._lanes[partition]
         lane.flying -= 1
         lane.held_until = now + RETRY_SECONDS
 
     def refused(self, partition: int, batch: SentBatch, now: float) -> None:
-        """A batch will never be written: those behind it get its sequences."""
+        """Note that a batch will never be written: those behind it get its sequences."""
         lane = self._remove(partition, batch)
         lane.renumber = True
         lane.held_until = now
 
     def split(self, partition: int, batch: SentBatch, now: float) -> None:
-        """A batch of several records was too large: put two halves in its place."""
+        """Put two halves in the place of a batch of several records that was too large."""
         lane = self._lanes[partition]
         place = lane.waiting.index(batch)
         self._remove(partition, batch)
@@ -259,7 +263,7 @@ class Outbox:
         lane.held_until = now
 
     def is_first(self, partition: int, batch: SentBatch) -> bool:
-        """True for the batch before which no other one of its partition waits."""
+        """Return true for the batch before which no other one of its partition waits."""
         return self._lanes[partition].waiting[0] is batch
 
     def _remove(self, partition: int, batch: SentBatch) -> _Lane:
@@ -381,7 +385,7 @@ class Sender:
         return True
 
     def _until(self, future: Any, is_over: Callable[[], bool], end: float) -> Any:
-        """The answer or the failure; None if it is over."""
+        """Return the answer or the failure; None if it is over."""
         begin = clock.monotonic()
         while not future.is_done:
             if is_over():
@@ -561,7 +565,7 @@ class Sender:
         return future.exception is None
 
     def _take(self, due: Mapping[int, SentBatch], answer: Any) -> None:
-        """The answer to a Produce request; None with acks=0."""
+        """Take the answer to a Produce request; None with acks=0."""
         if answer is None:
             self._moved = clock.monotonic()
             for partition, batch in due.items():
@@ -605,7 +609,7 @@ def _words(error: Exception) -> str:
 
 
 def _first_message(part: Any) -> str | None:
-    """The server's words on the first record that it refuses, or on the batch."""
+    """Return the server's words on the first record that it refuses, or on the batch."""
     for record in part.record_errors or ():
         if record.batch_index_error_message:
             words: str = record.batch_index_error_message

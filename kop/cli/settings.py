@@ -75,7 +75,7 @@ def load(
     cluster: str | None,
     http: str | None,
 ) -> Config:
-    """The Config of these flags, the environment and the file. Raises ConfigError."""
+    """Return the Config of these flags, the environment and the file. Raises ConfigError."""
     overrides: dict[str, Any] = dict(pairs(sets, "--set"))
     named: tuple[tuple[str, str, Any], ...] = (
         ("--listen", "listen", listen or None),

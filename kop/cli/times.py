@@ -16,7 +16,7 @@ _SECONDS = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "sec
 
 
 def parse_datetime(text: str) -> int:
-    """An ISO 8601 date or date and time in ms since the epoch; UTC where it names no zone. Raises ValueError."""
+    """Return an ISO 8601 date or date and time in ms since the epoch; UTC where it names no zone. Raises ValueError."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -27,7 +27,9 @@ def parse_datetime(text: str) -> int:
 
 
 def parse_duration(text: str, now_ms: int | None = None) -> int:
-    """The time, in ms since the epoch, that lies an ISO 8601 duration (PT1H30M, P7D) before now. Raises ValueError."""
+    """Return the time, in ms since the epoch, that lies an ISO 8601 duration (PT1H30M, P7D) before now. Raises
+    ValueError.
+    """
     match = _DURATION.fullmatch(text.strip())
     parts = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
     if not parts:
@@ -37,5 +39,5 @@ def parse_duration(text: str, now_ms: int | None = None) -> int:
 
 
 def parse_moment(text: str) -> int:
-    """A time, or a duration up to now, in ms since the epoch. Raises ValueError."""
+    """Return a time, or a duration up to now, in ms since the epoch. Raises ValueError."""
     return parse_duration(text) if text.strip()[:1] in {"P", "p"} else parse_datetime(text)

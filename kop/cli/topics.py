@@ -246,7 +246,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
 
 
 def _missing(client: Any, topic: Mapping[str, Any]) -> str:
-    """The line for a topic that cannot be described."""
+    """Return the line for a topic that cannot be described."""
     if topic["error_code"] != _UNKNOWN_TOPIC:
         return f"{topic['name']}: {reason(topic['error_code'])}"
     return no_topic(topic["name"], [t["name"] for t in client.describe_topics()])
@@ -280,7 +280,9 @@ def _show(topic: Mapping[str, Any]) -> None:
 
 
 def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Entries older than Pulsar's index by topic and partition; nothing if nobody says where Pulsar's REST is."""
+    """Return entries older than Pulsar's index by topic and partition; nothing if nobody says where Pulsar's
+    REST is.
+    """
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
     asked = url or configured_url(config)
     if not asked or config.kop_pulsar_offsets == "packed":
@@ -340,7 +342,7 @@ def delete_records(bootstrap: str, names: tuple[str, ...], before: int | None, e
 
 
 def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
-    """The partitions that texts such as NAME or NAME:0,2 name."""
+    """Return the partitions that texts such as NAME or NAME:0,2 name."""
     from kafka import TopicPartition
 
     wanted: dict[str, set[int] | None] = {}
@@ -366,7 +368,7 @@ def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Bytes by topic and partition; nothing for servers that do not tell (managed ones often forbid it)."""
+    """Return bytes by topic and partition; nothing for servers that do not tell (managed ones often forbid it)."""
     from kafka import errors
 
     try:

@@ -116,7 +116,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_open: bool, as_json: bo
 
 
 def _described(made: Any, name: str) -> Any:
-    """The description of a transactional id, or None where there is none."""
+    """Return the description of a transactional id, or None where there is none."""
     from kafka import errors
 
     try:
@@ -128,7 +128,7 @@ def _described(made: Any, name: str) -> Any:
 
 
 def _facts(name: str, described: Any) -> dict[str, Any]:
-    """What --json shows of a transactional id."""
+    """Return what --json shows of a transactional id."""
     is_open = described.state.value == ONGOING
     return {
         "transactional_id": name,

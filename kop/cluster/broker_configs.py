@@ -39,7 +39,7 @@ _NOTHING_HERE: Final = "Taken at run time as in Kafka, kept and read back; there
 
 
 def _other_settings() -> Iterable[ConfigSpec]:
-    """The settings that Kafka lets clients alter at run time, besides the defaults of topics."""
+    """Yield the settings that Kafka lets clients alter at run time, besides the defaults of topics."""
     integer, long, double = ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE
     for name, kind, default, lowest, acts in (
         ("log.cleaner.backoff.ms", long, "15000", 0, True),
@@ -183,11 +183,13 @@ class BrokerConfigs:
         self._listeners.append(callback)
 
     def altered(self, resource: str) -> Mapping[str, str]:
-        """What was altered on one level: "" or this broker's id."""
+        """Return what was altered on one level: "" or this broker's id."""
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:
-        """Every place that sets `name`, the winner first: altered here, altered for all, configured, the default."""
+        """Return every place that sets `name`, the winner first: altered here, altered for all, configured, the
+        default.
+        """
         row = self._rows.get(name)
         if row is None and name not in DYNAMIC:
             return ()
@@ -205,11 +207,11 @@ class BrokerConfigs:
         return tuple(origins)
 
     def text(self, name: str) -> str:
-        """The effective value of a setting that may be altered, as text; "" where there is none."""
+        """Return the effective value of a setting that may be altered, as text; "" where there is none."""
         return self.origins(name)[0].value or ""
 
     def rows(self) -> Iterable[ConfigRow]:
-        """Every setting of this broker, and its addresses under the names that Kafka's tools look for."""
+        """Yield every setting of this broker, and its addresses under the names that Kafka's tools look for."""
         source = Source.STATIC_BROKER
         listeners = self._rows["listen"].current
         advertised = self._rows["advertise"].current or listeners
@@ -231,7 +233,7 @@ class BrokerConfigs:
             yield ConfigRow(name, origins[0].value, False, origins[0].source, spec.type, spec.doc, origins)
 
     def cluster_rows(self) -> Iterable[ConfigRow]:
-        """The settings that were altered for the whole cluster."""
+        """Yield the settings that were altered for the whole cluster."""
         for name, text in sorted(self.altered("").items()):
             origin = Origin(name, text, Source.DYNAMIC_DEFAULT_BROKER)
             doc = self._rows[name].doc if name in self._rows else DYNAMIC[name].doc
@@ -298,7 +300,7 @@ def _key(resource: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, str] | None:
-    """The altered settings of a resource, as they are kept; None where they do not parse."""
+    """Return the altered settings of a resource, as they are kept; None where they do not parse."""
     try:
         configs = json.loads(text)
     except (ValueError, RecursionError):
@@ -325,7 +327,7 @@ def _refusal(spec: ConfigSpec, text: str) -> str | None:
 
 
 def _nearest(names: Iterable[str]) -> str:
-    """A hint for names that look like a setting that can be altered, such as a topic's."""
+    """Return a hint for names that look like a setting that can be altered, such as a topic's."""
     near = {
         (TOPIC_CONFIGS[name].broker if name in TOPIC_CONFIGS else None)
         or next(iter(difflib.get_close_matches(name, DYNAMIC, 1, 0.85)), "")

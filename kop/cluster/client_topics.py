@@ -83,7 +83,7 @@ class ClientTopics:
         return self._engine.topics.version
 
     def get(self, name: str) -> TopicInfo | None:
-        """The topic that a client calls `name`, or None."""
+        """Return the topic that a client calls `name`, or None."""
         if name in _KAFKA_NAMES:
             return None
         if "/" not in name:
@@ -94,7 +94,7 @@ class ClientTopics:
         return topic if topic is None or canonical == name else replace(topic, name=name)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, with the name that the id stands for, or None."""
+        """Return the topic of that id, with the name that the id stands for, or None."""
         topic = self._engine.topics.by_id(topic_id)
         if topic is not None:
             return _as_clients_name_it(topic)
@@ -106,13 +106,13 @@ class ClientTopics:
         return None
 
     def id_of(self, topic: TopicInfo) -> UUID:
-        """The id that clients are told for a topic under the name that it has here."""
+        """Return the id that clients are told for a topic under the name that it has here."""
         if "/" not in topic.name or topic.name == self.canonical_name(topic.name):
             return topic.topic_id
         return UUID(int=topic.topic_id.int ^ _FORMS[topic.name.startswith(_PERSISTENT)])
 
     def canonical_name(self, name: str) -> str:
-        """The shortest of a topic's names: what is kept for the topic is kept under it.
+        """Return the shortest of a topic's names: what is kept for the topic is kept under it.
 
         A name that can be no topic's comes back as it is.
         """
@@ -145,7 +145,7 @@ class ClientTopics:
             )
 
     def names_to_find(self, names: Iterable[str | None]) -> Collection[str]:
-        """Those of `names` that have to go through `find` before `get` can say that there is no such topic."""
+        """Return those of `names` that have to go through `find` before `get` can say that there is no such topic."""
         if self._home is None:
             return ()
         topics = self._engine.topics
@@ -169,18 +169,18 @@ class ClientTopics:
         await self._engine.topics.find(names)
 
     def missing(self, name: str) -> ErrorCode:
-        """What to answer where `get` knows no topic of that name."""
+        """Return what to answer where `get` knows no topic of that name."""
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def may_exist(self, name: str) -> bool:
-        """Whether a topic that `get` does not know may be there all the same: nobody could or did look."""
+        """Return true if a topic that `get` does not know may be there all the same: nobody could or did look."""
         missing = self._engine.topics.missing(name)
         if "/" in name:
             return missing is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return missing is not None
 
     def listed(self) -> Sequence[TopicInfo]:
-        """What a client sees that asks for all topics, ordered by name: those of the home namespace.
+        """Return what a client sees that asks for all topics, ordered by name: those of the home namespace.
 
         Topics of other namespaces are there for those who name them: what one client names must not change what
         another's pattern subscribes to.
@@ -188,11 +188,11 @@ class ClientTopics:
         return [topic for topic in self.all() if "/" not in topic.name]
 
     def all(self) -> Sequence[TopicInfo]:
-        """Every topic that is known, ordered by the client's name."""
+        """Return every topic that is known, ordered by the client's name."""
         return sorted(map(_as_clients_name_it, self._engine.topics.all()), key=lambda topic: topic.name)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """The log of a partition, or None."""
+        """Return the log of a partition, or None."""
         return self._engine.log(topic_id, partition)
 
     def snapshot(self) -> TopicsSnapshot:

@@ -43,7 +43,7 @@ class ClusterView:
 
     @property
     def alone(self) -> bool:
-        """Whether there can be no other broker. Known once this broker has joined."""
+        """True if there can be no other broker. Known once this broker has joined."""
         return not self._brokers.brokers
 
     @property
@@ -52,21 +52,21 @@ class ClusterView:
         return self._ids
 
     def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:
-        """Id, host and port of each broker; `own` is this broker's address as the asking client knows it."""
+        """Return id, host and port of each broker; `own` is this broker's address as the asking client knows it."""
         return [(broker_id, *self.address(broker_id, own)) for broker_id in self._ids]
 
     def address(self, broker_id: int, own: tuple[str, int]) -> tuple[str, int]:
-        """Host and port of a broker."""
+        """Return host and port of a broker."""
         other = self._others.get(broker_id)
         return own if other is None else (other.host, other.port)
 
     def peer_address(self, broker_id: int) -> tuple[str, int] | None:
-        """Host and port of another live broker, as it told the others; None where it is not live."""
+        """Return host and port of another live broker, as it told the others; None where it is not live."""
         other = self._others.get(broker_id)
         return None if other is None else (other.host, other.port)
 
     def leader(self, topic_id: UUID, partition: int) -> int:
-        """The id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
+        """Return the id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
         if not self._others:
             return self.broker_id
         leader = self._leaders.get((topic_id, partition))
@@ -78,7 +78,7 @@ class ClusterView:
         return leader
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
-        """Whether this broker is the one that leads or coordinates a partition."""
+        """Return true if this broker is the one that leads or coordinates a partition."""
         return self.leader(topic_id, partition) == self.broker_id
 
     def snapshot(self) -> ClusterSnapshot:

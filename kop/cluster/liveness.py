@@ -1,4 +1,4 @@
-"""Whether another broker serves Kafka clients at the address that it told.
+"""The check that another broker serves Kafka clients at the address that it told.
 
 Owns: one ApiVersions request (KIP-35) on a connection of its own.
 Must not know: what follows from the answer.
@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 async def answers(broker: LiveBroker, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """True where an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
+    """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(broker.host, broker.port)

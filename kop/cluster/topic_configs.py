@@ -152,10 +152,10 @@ class ConfigSpec:
     refused: Check | None = None
     """Why a legal value cannot be had here, or None."""
     distinct: bool = False
-    """Whether an item of a LIST that is named again counts once (KIP-1161). The text is kept as it was written."""
+    """True if an item of a LIST that is named again counts once (KIP-1161). The text is kept as it was written."""
 
     def parse(self, text: str) -> Any:
-        """The value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
+        """Return the value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
         value = self._read(text.strip())
         if self.check is not None and (reason := self.check(value)) is not None:
             raise self._invalid(text, reason)
@@ -169,7 +169,7 @@ class ConfigSpec:
         return value
 
     def printed(self, text: str) -> str:
-        """The value of `text` as Kafka prints what it has parsed; text that has no value as it is."""
+        """Return the value of `text` as Kafka prints what it has parsed; text that has no value as it is."""
         try:
             value = self._read(text.strip())
         except PeerError:
@@ -210,7 +210,7 @@ class ConfigSpec:
 
 
 def split_list(text: str) -> list[str]:
-    """The items of a LIST value, spaces around them dropped; none for an empty text."""
+    """Return the items of a LIST value, spaces around them dropped; none for an empty text."""
     text = text.strip()
     return [item.strip() for item in text.split(",")] if text else []
 
@@ -346,7 +346,7 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigSpec]] = {
 
 
 def spec_of(name: str) -> ConfigSpec:
-    """The config of that name; INVALID_CONFIG that names the nearest where there is none."""
+    """Return the config of that name; INVALID_CONFIG that names the nearest where there is none."""
     spec = TOPIC_CONFIGS.get(name)
     if spec is None:
         near = difflib.get_close_matches(name.lower().replace("_", "."), TOPIC_CONFIGS, 1, 0.6)
@@ -391,7 +391,7 @@ class BrokerDefaults(Protocol):
         """True when settings altered in an earlier run are known."""
 
     def origins(self, name: str) -> tuple[Origin, ...]:
-        """Every place that sets the broker setting `name`, the winner first; empty for an unknown one."""
+        """Return every place that sets the broker setting `name`, the winner first; empty for an unknown one."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of a setting."""
@@ -421,15 +421,17 @@ class ProduceRules:
     """compression.type; None: as the producer sent them."""
 
     def takes_times(self, earliest: int, latest: int, now_ms: int) -> bool:
-        """Whether CreateTime from `earliest` to `latest` is near enough to `now_ms`; -1 is no time, and is taken."""
+        """Return true if CreateTime from `earliest` to `latest` is near enough to `now_ms`; -1 is no time, and is
+        taken.
+        """
         return self.log_append_time or self.time_limits.take(earliest, latest, now_ms)
 
     def changes_codec(self, header: BatchHeader) -> bool:
-        """Whether a batch is stored in another codec than its own."""
+        """Return true if a batch is stored in another codec than its own."""
         return self.codec is not None and header.codec != self.codec
 
     def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
-        """A checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
+        """Return a checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
         `records` are the batch's own without compression, where the caller has them. INVALID_RECORD where they cannot
         be decompressed, MESSAGE_TOO_LARGE where the batch is too large in the other codec.
@@ -450,7 +452,7 @@ class ProduceRules:
 
 
 def _may_grow_to(max_message_bytes: int) -> int:
-    """What the records of a batch may decompress to, where that has to be done."""
+    """Return what the records of a batch may decompress to, where that has to be done."""
     return max(WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
 
 
@@ -488,7 +490,7 @@ class TopicConfigs:
         self._defaults.clear()
 
     def value(self, topic: TopicInfo, name: str) -> Any:
-        """The effective value of a config, parsed."""
+        """Return the effective value of a config, parsed."""
         spec = TOPIC_CONFIGS[name]
         text = topic.configs.get(name)
         if text is not None:
@@ -512,12 +514,12 @@ class TopicConfigs:
         )
 
     def text(self, configs: Mapping[str, str], name: str) -> str:
-        """The effective value of a config on a topic with these of its own, as text."""
+        """Return the effective value of a config on a topic with these of its own, as text."""
         own = configs.get(name)
         return own if own is not None else self._inherited(TOPIC_CONFIGS[name])[0].value or ""
 
     def policy(self, topic: TopicInfo) -> LogPolicy:
-        """What an engine has to do with the topic's old records, and which timestamps it writes.
+        """Return what an engine has to do with the topic's old records, and which timestamps it writes.
 
         Until the broker's altered settings are loaded nothing may be deleted: one of them may say so.
         """
@@ -555,7 +557,9 @@ class TopicConfigs:
         return checked
 
     def produce_rules(self, topic: TopicInfo) -> ProduceRules:
-        """What a produced batch has to keep to; kept as long as the topic has these configs, whatever name it has."""
+        """Return what a produced batch has to keep to; kept as long as the topic has these configs, whatever name it
+        has.
+        """
         kept = self._rules.get(topic.topic_id)
         if kept is not None and kept[0] is topic.configs:
             return kept[1]
@@ -583,7 +587,7 @@ class TopicConfigs:
         return self.produce_rules(topic).max_message_bytes
 
     def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:
-        """Every config of a topic with these of its own, ordered by name."""
+        """Yield every config of a topic with these of its own, ordered by name."""
         for spec in TOPIC_CONFIGS.values():
             inherited = self._inherited(spec)
             own = configs.get(spec.name)
@@ -592,7 +596,7 @@ class TopicConfigs:
             yield ConfigRow(spec.name, value, False, source, spec.type, spec.doc, synonyms)
 
     def _inherited(self, spec: ConfigSpec) -> tuple[Origin, ...]:
-        """The broker's values and the default of a config, in its own unit, the winner first; never empty."""
+        """Return the broker's values and the default of a config, in its own unit, the winner first; never empty."""
         origins = self._defaults.get(spec.name)
         if origins is None:
             names = _SYNONYMS.get(spec.name, ((spec.broker, 1),) if spec.broker else ())

@@ -56,7 +56,7 @@ class Coordinator(ABC, Generic[LoadedT]):
 
     @abstractmethod
     def _unload(self, partition: int) -> None:
-        """Another broker coordinates the partition: nothing of it stays here."""
+        """Forget a partition that another broker coordinates: nothing of it stays here."""
 
     @property
     def topic_id(self) -> UUID:
@@ -78,7 +78,7 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Partitions of these keys that `verify` has to ask about before anything is answered from memory."""
+        """Return partitions of these keys that `verify` has to ask about before anything is answered from memory."""
         return self.ownership.in_doubt(keys)
 
     async def verify(self, partitions: Collection[int]) -> None:
@@ -86,5 +86,5 @@ class Coordinator(ABC, Generic[LoadedT]):
         await self.ownership.verify(partitions)
 
     def coordinator_of(self, key: str) -> tuple[UUID, int] | None:
-        """The topic id and partition that keep the key; None before the state topic is known."""
+        """Return the topic id and partition that keep the key; None before the state topic is known."""
         return (self.state_log.topic_id, self.state_log.partition_of(key)) if self.state_log.partitions else None

@@ -62,7 +62,7 @@ class LeaderChoice(Protocol):
     """Which of the live brokers a partition is given to (`kop.cluster.cluster_view`)."""
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
-        """Whether the partition is given to this broker."""
+        """Return true if the partition is given to this broker."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
         """Return the id of the broker that the partition is given to."""
@@ -143,7 +143,7 @@ class Ownership(Generic[T]):
         return self._states[partition]
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Partitions of these keys that are served, and that another broker may have taken over meanwhile."""
+        """Return partitions of these keys that are served, and that another broker may have taken over meanwhile."""
         partitions = () if self._closed else map(self._log.partition_of, keys)
         return set(filter(self._is_in_doubt, partitions))
 
@@ -370,5 +370,5 @@ class Ownership(Generic[T]):
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether the same request may succeed later: as clients see it."""
+    """Return true if the same request may succeed later: as clients see it."""
     return isinstance(error, KopError) and error.code in _PASSING

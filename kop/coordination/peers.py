@@ -34,7 +34,7 @@ _CLIENT_ID: Final = re.compile(r"kop-broker-(\d+)\Z")
 
 
 def broker_of(client_id: str | None) -> int | None:
-    """The id of the broker that calls itself so; None for any other client."""
+    """Return the id of the broker that calls itself so; None for any other client."""
     match = _CLIENT_ID.match(client_id or "")
     return None if match is None else int(match[1])
 
@@ -70,7 +70,7 @@ class _PeerConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether no answer can come any more."""
+        """True if no answer can come any more."""
         return self._reading.done()
 
     @property
@@ -80,12 +80,12 @@ class _PeerConnection:
 
     @property
     def is_late(self) -> bool:
-        """Whether the next answer has not come for some time."""
+        """True if the next answer has not come for some time."""
         oldest = next(iter(self._waiting.values()), None)
         return oldest is not None and self._loop.time() - oldest.began > LATE_SECONDS
 
     async def call(self, client_id: str, message: Message, header_tags: bytes) -> bytes:
-        """The answer, behind its correlation id. ConnectionError where the connection ends before it came."""
+        """Return the answer, behind its correlation id. ConnectionError where the connection ends before it came."""
         if self.lost:
             raise ConnectionError("the connection was lost")
         number = next(self._numbers)
@@ -159,7 +159,7 @@ class Peers:
         )
 
     async def _connected(self, broker_id: int, address: tuple[str, int]) -> _PeerConnection:
-        """A connection whose answers come in time, if there is or may be one."""
+        """Return a connection whose answers come in time, if there is or may be one."""
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
             for connection in tuple(self._connections.get(broker_id, ())):
                 if connection.address != address or connection.lost:

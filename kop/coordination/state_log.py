@@ -66,7 +66,7 @@ class _Append:
         self._ended = ended
 
     def reserve(self, size: int) -> None:
-        """Nothing to do: these batches are not compressed."""
+        """Do nothing: these batches are not compressed."""
 
     def appended(self, place: int, result: AppendResult) -> None:
         """See `AppendWaiter.appended`."""
@@ -153,7 +153,7 @@ class StateLog:
         return len(self._logs)
 
     def partition_of(self, key: str) -> int:
-        """The partition that keeps the records of `key`, by the rule of Kafka's coordinators."""
+        """Return the partition that keeps the records of `key`, by the rule of Kafka's coordinators."""
         value = java_hash(key)
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
@@ -162,7 +162,7 @@ class StateLog:
         await self._logs[partition].lead(lost)
 
     def leads(self, partition: int) -> bool:
-        """Whether what is known of a partition is surely the newest; see `PartitionLog.leads`."""
+        """Return true if what is known of a partition is surely the newest; see `PartitionLog.leads`."""
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:

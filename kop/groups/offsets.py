@@ -57,7 +57,7 @@ class OffsetExpiry(Protocol):
         """Since when the group's offsets age: ms since the epoch; -1: each since its commit; None: they do not age."""
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Whether offsets of `topic` are kept because members consume it, or may do so."""
+        """Return true if offsets of `topic` are kept because members consume it, or may do so."""
 
 
 class Commit(NamedTuple):
@@ -77,10 +77,12 @@ class PendingOffset:
 
     value: PendingOffsetValue
     superseded: bool = False
-    """Whether a plain commit came later: then nothing is left to be committed."""
+    """True if a plain commit came later: then nothing is left to be committed."""
 
     def is_of(self, storage_transaction: bytes) -> bool:
-        """Whether it belongs to the transaction that storage calls so, or may do so: one of the names is empty."""
+        """Return true if it belongs to the transaction that storage calls so, or may do so: one of the names is
+        empty.
+        """
         own = self.value.storage_transaction
         return not own or not storage_transaction or own == storage_transaction
 
@@ -126,12 +128,12 @@ class GroupOffsets:
         return {*self.by_topic, *(topic for topic, _ in self.pending)}
 
     def get(self, topic: str, partition: int) -> OffsetCommitValue | None:
-        """The durable offset, or None."""
+        """Return the durable offset, or None."""
         partitions = self.by_topic.get(topic)
         return None if partitions is None else partitions.get(partition)
 
     def is_pending(self, topic: str, partition: int) -> bool:
-        """Whether a transaction that has not ended holds an offset of the partition."""
+        """Return true if a transaction that has not ended holds an offset of the partition."""
         return (topic, partition) in self.pending
 
     def put(self, topic: str, partition: int, value: OffsetCommitValue) -> None:
@@ -188,7 +190,7 @@ class GroupOffsets:
         _less(self.ending, key)
 
     def keys(self, topic: str | None = None) -> list[Key]:
-        """The keys of offsets that are committed, being written or pending, of one topic or of all."""
+        """Return the keys of offsets that are committed, being written or pending, of one topic or of all."""
         other = self.writing.keys() | self.pending.keys() | {key for key, _ in self.unsure}
         if topic is None:
             durable = {(name, partition) for name, partition, _ in self}
@@ -197,7 +199,9 @@ class GroupOffsets:
         return sorted(durable_of_topic | {key for key in other if key[0] == topic})
 
     def keys_of(self, producer_id: int, storage_transaction: bytes = b"") -> list[Key]:
-        """Keys of which the log holds, or may hold, pending offsets of the producer, or of its one transaction."""
+        """Return keys of which the log holds, or may hold, pending offsets of the producer, or of its one
+        transaction.
+        """
         durable = {key for key, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction)}
         other = {key for key, of in (*self.writing_pending, *self.unsure) if of == producer_id}
         return sorted(durable | other)
@@ -208,14 +212,14 @@ class GroupOffsets:
                 yield key, offset
 
     def newest_epoch(self, producer_id: int, storage_transaction: bytes = b"") -> int:
-        """The newest epoch of the pending offsets of the producer, or of its one transaction; -1 without any."""
+        """Return the newest epoch of the pending offsets of the producer, or of its one transaction; -1 without any."""
         of_producer = (offset for _, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction))
         return max((offset.value.producer_epoch for offset in of_producer), default=-1)
 
     def ended(
         self, producer_id: int, committed_epoch: int | None, storage_transaction: bytes = b""
     ) -> list[EndedOffset]:
-        """What becomes of the producer's pending offsets when its transaction ends.
+        """Return what becomes of the producer's pending offsets when its transaction ends.
 
         `storage_transaction`: what storage calls it; offsets of another one stay pending and are not told of.
         `committed_epoch`: commits those of this epoch, unless a plain commit superseded them. None: drops all.
@@ -230,7 +234,7 @@ class GroupOffsets:
         return ended
 
     def end_records(self, group_id: str, producer_id: int, ended: EndedOffset) -> list[KeyValue]:
-        """The records that end a pending offset of the producer as `ended` says."""
+        """Return the records that end a pending offset of the producer as `ended` says."""
         (topic, partition), committed = ended
         records: list[KeyValue] = []
         if committed is not None:
@@ -259,7 +263,7 @@ class GroupOffsets:
             yield key, records
 
     def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
-        """What has expired at `now`, in milliseconds since the epoch.
+        """Return what has expired at `now`, in milliseconds since the epoch.
 
         Offsets of topics that members consume do not expire, nor those of which a transaction holds a pending one. An
         offset that was committed with a retention time of its own goes by that, within the same groups.
@@ -432,7 +436,8 @@ class OffsetStore:
         ]
 
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
-        """Offsets of topics that are not there: they were deleted just before a crash, the tombstones were not written.
+        """Return offsets of topics that are not there: they were deleted just before a crash, the tombstones were not
+        written.
 
         A topic of the same name that was made since is another topic.
         """

@@ -181,7 +181,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         )
 
     async def _load(self, partition: int) -> Loaded:
-        """The groups of a partition, from its log."""
+        """Return the groups of a partition, from its log."""
         values: dict[str, GroupMetadataValue] = {}
         offsets: dict[str, GroupOffsets] = {}
         for raw_key, raw_value in (await self.state_log.read(partition)).items():
@@ -330,7 +330,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, says_not_found: bool
     ) -> ErrorCode:
-        """May these offsets be committed? `says_not_found`: the client knows GROUP_ID_NOT_FOUND (version 9 and up)."""
+        """Return the error if these offsets may not be committed, else NONE. `says_not_found`: the client knows
+        GROUP_ID_NOT_FOUND (version 9 and up).
+        """
         entry = self._entries.get(group_id)
         if entry is not None:
             refusal = self.ownership.refusal_of_partition(entry.partition)
@@ -369,7 +371,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return ErrorCode.NONE
 
     def _answer_when_written(self, entry: _GroupEntry, answer: Callable[[ErrorCode], None]) -> Written:
-        """The callback of a commit's write: it calls `answer`, and wakes the ends that wait for the write."""
+        """Return the callback of a commit's write: it calls `answer`, and wakes the ends that wait for the write."""
 
         def written(code: ErrorCode) -> None:
             if code:
@@ -380,7 +382,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return written
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
-        """What the group has committed, or None where there is no such group."""
+        """Return what the group has committed, or None where there is no such group."""
         entry = self._entries.get(group_id)
         return None if entry is None else entry.offsets
 
@@ -413,7 +415,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit_in_transaction(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
-        """May a transaction commit these offsets? Old clients name no member and no generation (-1)."""
+        """Return the error if a transaction may not commit these offsets, else NONE. Old clients name no member and no
+        generation (-1).
+        """
         if refusal := self.refusal_of(group_id):
             return refusal
         if not group_id:
@@ -535,7 +539,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     async def _end_some(
         self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
     ) -> tuple[ErrorCode, bool]:
-        """One write of `_end_in`. Returns its error, and whether nothing is left to be ended."""
+        """Return one write of `_end_in`. Returns its error, and whether nothing is left to be ended."""
         partition, producer_id = place
         await self._wait_for_writes(place, term)
         self._forget_producer(place)  # where groups or topics of its offsets were deleted
@@ -624,12 +628,14 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- administration
 
     def describe(self, group_id: str) -> Description | ErrorCode:
-        """The group as DescribeGroups shows it, or the code of the error why it cannot be shown."""
+        """Return the group as DescribeGroups shows it, or the code of the error why it cannot be shown."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
     def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """The groups in these states and of these types, in whatever case; an empty collection stands for all."""
+        """Return the groups in these states and of these types, in whatever case; an empty collection stands
+        for all.
+        """
         wanted = {state.lower() for state in states}
         if types and "classic" not in {name.lower() for name in types}:
             return []
@@ -688,7 +694,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         yield lag
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and offset of all that is committed."""
+        """Yield group, topic, partition and offset of all that is committed."""
         for group_id, entry in self._entries.items():
             for topic, partition, value in entry.offsets:
                 yield group_id, topic, partition, value.offset
@@ -756,7 +762,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return entry
 
     def _is_current(self, entry: _GroupEntry) -> bool:
-        """Whether the entry is of the term in which its partition is led now."""
+        """Return true if the entry is of the term in which its partition is led now."""
         return entry.term == self.ownership.term(entry.partition)
 
     def _drop_untouched(self, entry: _GroupEntry) -> None:
@@ -850,7 +856,7 @@ def _state_topic(settings: GroupSettings) -> StateTopic:
 
 
 def _can_be_stored(group_id: str, request: JoinRequest) -> bool:
-    """Whether records have room for the names of a group and of a member that asks to join it."""
+    """Return true if records have room for the names of a group and of a member that asks to join it."""
     member_id = request.member_id or new_member_id(request.client_id, request.instance_id)
     names = (group_id, request.protocol_type, member_id, request.client_id, request.instance_id or "")
     return all(map(fits, names)) and all(fits(name) for name, _ in request.protocols)
@@ -865,7 +871,7 @@ def _answer(token: Any, result: Any) -> None:
 
 
 def _future_of(code: ErrorCode) -> asyncio.Future[ErrorCode]:
-    """A future that has this result already."""
+    """Return a future that has this result already."""
     future: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
     future.set_result(code)
     return future

@@ -156,7 +156,7 @@ class Answer:
     __slots__ = ("error", "frame", "latencies", "ready", "request_bytes", "started", "taker", "waiting")
 
     alone = False
-    """Whether nothing behind the request on its connection is started before it is answered."""
+    """True if nothing behind the request on its connection is started before it is answered."""
     latencies: Latencies
     """Where its duration is counted; the pipeline sets it."""
     started: float

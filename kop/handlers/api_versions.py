@@ -49,7 +49,7 @@ def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
 
 
 def unsupported() -> Any:
-    """The answer to a version that we do not know, in version 0 (KIP-511)."""
+    """Return the answer to a version that we do not know, in version 0 (KIP-511)."""
     return ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[(KEY, 0, MAX_VERSION)])
 
 

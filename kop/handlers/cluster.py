@@ -107,7 +107,8 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Resp
 
 
 async def _sizes(gw: Gateway, ctx: Context, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
-    """The sizes of this broker's partitions: by topic, index and bytes of each. `wanted` None stands for all topics.
+    """Return the sizes of this broker's partitions: by topic, index and bytes of each. `wanted` None stands for all
+    topics.
 
     A partition that cannot be measured, or not in time, is left out: 0 would be a wrong answer, and the protocol has no
     error for a partition.

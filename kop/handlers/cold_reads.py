@@ -45,7 +45,7 @@ class ColdRead:
         self.offset = offset
         self.max_bytes = max_bytes
         self.places = places
-        """Whether its result says where Pulsar keeps the records."""
+        """True if its result says where Pulsar keeps the records."""
         self.asked = now
         """Loop time of the last Fetch that wanted it."""
         self.result: ReadResult | None = None
@@ -89,12 +89,16 @@ class ColdReads:
         return undo
 
     def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
-        """The read of a partition from `offset` on, where there is one; one that brings `places` if they are wanted."""
+        """Return the read of a partition from `offset` on, where there is one; one that brings `places` if they are
+        wanted.
+        """
         read = self._reads.get(partition_log)
         return read if read is not None and read.offset == offset and (read.places or not places) else None
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
-        """The read of a partition from `offset` on, begun where there is none. A read from another offset ends."""
+        """Return the read of a partition from `offset` on, begun where there is none. A read from another offset
+        ends.
+        """
         now = self._loop.time()
         read = self.find(partition_log, offset, places)
         if read is None:
@@ -148,7 +152,7 @@ class ColdReads:
         return [read.share for read in self._reads.values() if read.share is not None]
 
     def _may_begin(self) -> bool:
-        """False while results that no Fetch has taken are too many: here, or in all and some of them here."""
+        """Return false while results that no Fetch has taken are too many: here, or in all and some of them here."""
         return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
 
     def _begin(self) -> None:

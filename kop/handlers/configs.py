@@ -198,7 +198,7 @@ def _check_described_broker(gw: Gateway, name: str) -> None:
 
 
 def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
-    """A config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
+    """Return a config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
     synonyms = [tuple(synonym) for synonym in row.synonyms] if request.include_synonyms else []
     fields = (row.name, row.value, row.read_only, row.source, row.sensitive, synonyms)
     if version < 3:
@@ -330,7 +330,7 @@ async def _alter(
 
 
 def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, str]]:
-    """A function that gives type and effective value of a config, for APPEND and SUBTRACT."""
+    """Return a function that gives type and effective value of a config, for APPEND and SUBTRACT."""
 
     def look_up(name: str) -> tuple[ConfigType, str]:
         if resource.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
@@ -373,7 +373,7 @@ _ROOT = "root"
 
 
 def _loggers() -> dict[str, logging.Logger]:
-    """Every logger of this process, by the name that Kafka's clients see."""
+    """Return every logger of this process, by the name that Kafka's clients see."""
     loggers = {
         name: entry for name, entry in logging.root.manager.loggerDict.items() if isinstance(entry, logging.Logger)
     }

@@ -65,7 +65,9 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Res
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """The transactions without an end that this broker coordinates, by partition; none where logs know of them."""
+    """Return the transactions without an end that this broker coordinates, by partition; none where logs know of
+    them.
+    """
     by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:
         return by_partition
@@ -166,7 +168,7 @@ def _row(
 
 
 def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
-    """The producers of one partition, each once and sorted by id, out of what several brokers remember of them.
+    """Return the producers of one partition, each once and sorted by id, out of what several brokers remember of them.
 
     Of several views of a producer the newest counts: the one with the newest epoch, and of these the one with the last
     batch. A transaction begins where its first batch lies.

@@ -79,7 +79,7 @@ class DirectProduce:
     def offer(
         self, peer: Peer, topic: str | bytes, rules: ProduceRules, log: PartitionLog, header: BatchHeader
     ) -> None:
-        """A batch was given to a log: let those that come behind it go past this handler where they may.
+        """Let the batches behind one that a log has taken go past this handler, if they may.
 
         `peer` is the client that sent it; `topic` is what the request calls it: a name, or the 16 bytes of an id.
         """
@@ -106,7 +106,7 @@ class DirectProduce:
     # --- what compiled code asks
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """The code and the encoded answer of a partition whose batch was refused, or may not be stored."""
+        """Return the code and the encoded answer of a partition whose batch was refused, or may not be stored."""
         return error.code, encode_partition(version, refused_by_log(self._targets, topic, partition, error))
 
     def ended(self, codes: Sequence[int], throttled: bool) -> None:

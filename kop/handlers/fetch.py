@@ -81,7 +81,7 @@ class _Response:
 
     budget: int
     reading: bool
-    """Whether this pass begins to read from storage what memory does not hold."""
+    """True if this pass begins to read from storage what memory does not hold."""
     answers: list[tuple[FetchPartition, FetchPartitionAnswer]] = field(default_factory=list)
     size: int = 0
     empty: int = 0
@@ -89,7 +89,7 @@ class _Response:
     left: int = 0
     """How many bytes more the limits of partitions allow of what is there, whether or not whole batches fit."""
     failed: bool = False
-    """Whether an error ends the wait."""
+    """True if an error ends the wait."""
     missing: int = 0
     """How many partitions were not there when the request came: their errors end no wait for others."""
     unread: int = 0
@@ -102,12 +102,12 @@ class _Response:
     """The partitions whose part of the response comes from a read on the side."""
 
     def room(self, wanted: FetchPartition) -> int:
-        """How many bytes the records of this partition may take."""
+        """Return how many bytes the records of this partition may take."""
         return max(0, min(wanted.max_bytes, self.budget - self.size))
 
     @property
     def min_one(self) -> bool:
-        """Whether the next batch goes out whatever its size, because no batch with records is in the response yet."""
+        """True if the next batch goes out whatever its size, because no batch with records is in the response yet."""
         return self.size == self.empty
 
 
@@ -124,7 +124,7 @@ class _Fetch:
         self.session = session
         self.committed = committed
         self.places = entry_places.TAG in call.tags
-        """Whether the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
+        """True if the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
@@ -134,16 +134,16 @@ class _Fetch:
         """The partitions that the first look did not find."""
         self.looked = False
         self.waits = False
-        """Whether a `WaitingFetch` listens to the reads for this Fetch."""
+        """True if a `WaitingFetch` listens to the reads for this Fetch."""
 
     def wanted(self) -> list[FetchPartition]:
-        """The partitions to look at, in the order of their turns."""
+        """Return the partitions to look at, in the order of their turns."""
         if self.session is None:
             return self.call.partitions
         return [partition.wanted for partition in self.session.partitions.values()]
 
     def enough(self, response: _Response) -> bool:
-        """True when the answer need not wait."""
+        """Return true if the answer need not wait."""
         if response.failed or response.missing == len(response.answers):
             return True
         size = response.size - response.empty
@@ -182,7 +182,7 @@ class _Fetch:
     def _cached(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
     ) -> ReadResult | None:
-        """The batches that memory holds, none where the answer has no room. None where storage has to be read.
+        """Return the batches that memory holds, none where the answer has no room. None where storage has to be read.
 
         `end` is the offset at which open transactions begin, where the Fetch may only read up to it.
         """
@@ -199,14 +199,14 @@ class _Fetch:
         return result if end is None or result is None else stable_part(result, end)
 
     def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
-        """Whether a read on the side has ended that this Fetch takes, so that its result waits no more."""
+        """Return true if a read on the side has ended that this Fetch takes, so that its result waits no more."""
         read = self.reads.find(partition_log, wanted.fetch_offset, self.places) if len(self.reads) else None
         return read is not None and read.result is not None
 
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
     ) -> ReadResult | None:
-        """The batches that a read on the side has brought; None while it goes on. `end` is as in `_cached`."""
+        """Return the batches that a read on the side has brought; None while it goes on. `end` is as in `_cached`."""
         reads = self.reads
         offset = wanted.fetch_offset
         if read:
@@ -235,7 +235,7 @@ class _Fetch:
             self.look(read=True)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
-        """The partition's log, or None after an error was noted."""
+        """Return the partition's log, or None after an error was noted."""
         if wanted.topic != response.looked_up:  # the partitions of a topic stand together
             response.looked_up = wanted.topic
             response.topic = self._topic(wanted.topic)
@@ -264,7 +264,9 @@ class _Fetch:
         return topic if isinstance(topic, ErrorCode) else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
-        """The error for a topic that does not exist. A session knows the name that an id had, as Kafka's does."""
+        """Return the error for a topic that does not exist. A session knows the name that an id had, as Kafka's
+        does.
+        """
         if not isinstance(wanted.topic, UUID):
             topic = self.ctx.topic(wanted.topic, None)
             return topic if isinstance(topic, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -352,7 +354,7 @@ class _Fetch:
     # --- answering
 
     def frame(self, response: _Response) -> Frame:
-        """The answer; in a session only what the client does not know yet."""
+        """Return the answer; in a session only what the client does not know yet."""
         for partition_log in response.taken:
             self.reads.forget(partition_log)
         self.read_ahead(response)
@@ -394,7 +396,7 @@ class _Fetch:
         return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
-        """The answer when a log has news that make it enough, or when max_wait_ms is over."""
+        """Return the answer when a log has news that make it enough, or when max_wait_ms is over."""
         return WaitingFetch(self, reads=False).answered
 
 

@@ -38,7 +38,7 @@ class SessionPartition:
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
-        """True when the answer has something that the client does not know; remembers it.
+        """Return true if the answer has something that the client does not know; remembers it.
 
         Of a partition that is not read yet (no error, no high watermark) nothing is known.
         """
@@ -103,7 +103,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int, principal: str) -> FetchSession | None:
-        """The session that a request belongs to, updated by it; None for a fetch without one.
+        """Return the session that a request belongs to, updated by it; None for a fetch without one.
 
         A session that loses its last partition ends, and the answer says so by the session id 0.
         FETCH_SESSION_ID_NOT_FOUND where it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH where

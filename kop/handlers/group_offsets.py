@@ -83,7 +83,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> Offse
 def _committed(
     request: OffsetCommitCall, codes: list[list[ErrorCode]], error: ErrorCode = ErrorCode.NONE
 ) -> OffsetCommitAnswer:
-    """The answer of these codes; `error` is that of all partitions that have none."""
+    """Return the answer of these codes; `error` is that of all partitions that have none."""
     return OffsetCommitAnswer(
         [
             (name, topic_id, [(partition[0], code or error) for partition, code in zip(partitions, row, strict=True)])
@@ -117,7 +117,7 @@ def existing_partitions(
 
 
 def is_too_large(metadata: str, limit: int) -> bool:
-    """Whether metadata is longer than `limit`, in UTF-16 units as in Kafka."""
+    """Return true if metadata is longer than `limit`, in UTF-16 units as in Kafka."""
     return len(metadata) > limit or (len(metadata) * 2 > limit and len(metadata.encode("utf-16-le")) // 2 > limit)
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 async def all_in_time(
     questions: Sequence[Callable[[], Awaitable[T]]], *, at_once: int, what: str, then: str
 ) -> list[T | None]:
-    """The answers in the order of the questions, None for those that were not there within `ANSWER_SECONDS`.
+    """Return the answers in the order of the questions, None for those that were not there within `ANSWER_SECONDS`.
 
     `at_once` questions are under way at a time; one without an answer for a second no longer counts (`Turns`). For the
     log, `what` says what was asked for, and `then` what becomes of the partitions without an answer.

@@ -18,19 +18,21 @@ _READ_COMMITTED: Final = 1
 
 
 def reads_committed(isolation_level: int) -> bool:
-    """Whether records of open transactions are not for the request. INVALID_REQUEST for a level that there is not."""
+    """Return true if records of open transactions are not for the request. INVALID_REQUEST for a level that there is
+    not.
+    """
     if isolation_level not in (_READ_UNCOMMITTED, _READ_COMMITTED):
         raise PeerError(f"there is no isolation level {isolation_level}")
     return isolation_level == _READ_COMMITTED
 
 
 def is_open(partition_log: PartitionLog, offset: int) -> bool:
-    """Whether an offset lies at or behind the first record of a transaction that has not ended."""
+    """Return true if an offset lies at or behind the first record of a transaction that has not ended."""
     return partition_log.last_stable_offset <= offset < partition_log.high_watermark
 
 
 def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
-    """The batches of a read that lie before the last stable offset, across which no batch lies."""
+    """Return the batches of a read that lie before the last stable offset, across which no batch lies."""
     buffers = result.buffers
     count = bisect_left(buffers, last_stable_offset, key=base_offset_of)
     if count == len(buffers):
@@ -39,7 +41,8 @@ def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
 
 
 def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[int, int]]:
-    """Producer ids and first offsets of the aborted transactions of which a read has batches: records, or the marker.
+    """Return producer ids and first offsets of the aborted transactions of which a read has batches: records, or the
+    marker.
 
     Of a transaction that compaction has taken nothing may be told. Readers would look for its marker, which is gone,
     too, and take all that follows of its producer for aborted.

@@ -169,7 +169,7 @@ async def _look_up(
 
 
 def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
-    """The timestamp and the offset to tell of a bound as it is known now; None where `timestamp` names none."""
+    """Return the timestamp and the offset to tell of a bound as it is known now; None where `timestamp` names none."""
     if timestamp == _LATEST:
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):

@@ -79,7 +79,7 @@ def _encoded(response: Response) -> bytes:
 
 
 def _decoded(version: int, body: memoryview) -> Any:
-    """A request with each topic once, and without names where there are ids: so Kafka answers it."""
+    """Return a request with each topic once, and without names where there are ids: so Kafka answers it."""
     request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
     if request.topics and len(request.topics) > 1 and not _asks_for_ids_too_early(version, request):
         of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
@@ -192,7 +192,7 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
 
 
 def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A topic in the field order of `version`, as kafka-python's encoder takes tuples."""
+    """Return a topic in the field order of `version`, as kafka-python's encoder takes tuples."""
     code, name, topic_id, internal, partitions, operations = row
     fields: list[Any] = [code, name]
     if version >= 10:

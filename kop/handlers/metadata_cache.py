@@ -24,7 +24,7 @@ class MetadataCache:
         self._bytes = 0
 
     def get(self, version: Hashable, key: tuple[Any, ...]) -> bytes | None:
-        """The answer kept for `key` while everything that answers are made of is at `version`."""
+        """Return the answer kept for `key` while everything that answers are made of is at `version`."""
         if version != self._version:
             self._answers.clear()
             self._version, self._bytes = version, 0

@@ -114,7 +114,7 @@ class ProduceAnswer(Answer):
         self.unanswered = 0
         """Appends that have not ended."""
         self.submitted = False
-        """Whether all appends of the request have begun."""
+        """True if all appends of the request have begun."""
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
         """Bytes to which the batches may still be decompressed; `_TOLD` once the log says that they are too large."""
@@ -176,7 +176,9 @@ class ProduceAnswer(Answer):
             self.give(frame)
 
     def encoded(self) -> Frame | None:
-        """The encoded answer, None where the client expects none. FrameError where the connection has to be closed."""
+        """Return the encoded answer, None where the client expects none. FrameError where the connection has to be
+        closed.
+        """
         for code in self.errors:
             self.gw.metrics.errors.labels("Produce", code.name).inc()
         if self.acks == 0:
@@ -280,7 +282,7 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
 
 
 def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic]) -> tuple[_Producers, set[_Stored]]:
-    """The logs of the transactional batches by producer, under the names by which transactions know partitions.
+    """Return the logs of the transactional batches by producer, under the names by which transactions know partitions.
 
     What cannot be read, or does not exist, is left out: it is refused when it is handed to its log. With them all
     partitions of the request that exist: one that is made later was not asked about, and takes nothing.
@@ -312,7 +314,7 @@ def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic])
 
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
-    """The same batches, without views into the shared receive buffer."""
+    """Return the same batches, without views into the shared receive buffer."""
     return [(name_or_id, [_kept_batch(batch) for batch in batches]) for name_or_id, batches in topics]
 
 
@@ -364,7 +366,7 @@ async def _verify_and_submit(
 
 
 def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
-    """What Produce answers for an error of the transaction coordinator, as Kafka 4.3 does."""
+    """Return what Produce answers for an error of the transaction coordinator, as Kafka 4.3 does."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE:

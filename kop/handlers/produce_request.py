@@ -47,7 +47,9 @@ def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadPr
 
 
 def read_produce(body: memoryview, version: int, walks: bool, copies: bool) -> ReadProduce | None:
-    """The readable twin of the compiled function. That gives None where something is wrong; this one always does."""
+    """Return the readable twin of the compiled function. That gives None where something is wrong; this one always
+    does.
+    """
     return None
 
 

@@ -32,7 +32,7 @@ class ProduceTarget:
         """By partition: those that were asked for."""
 
     def log(self, partition: int) -> PartitionLog | None:
-        """The log of a partition, or None; look into `logs` first."""
+        """Return the log of a partition, or None; look into `logs` first."""
         log = self._topics.log(self.topic.topic_id, partition)
         if log is not None:
             self.logs[partition] = log
@@ -56,7 +56,7 @@ class ProduceTargets:
         return self._topics.version, self._configs.version, self._access.version
 
     def current(self, peer: Peer) -> dict[str | bytes, ProduceTarget]:
-        """The targets of a client that are known now. Do not keep the result: the next change replaces it."""
+        """Return the targets of a client that are known now. Do not keep the result: the next change replaces it."""
         if self._versions != (versions := self.versions):
             self._versions = versions
             self._kept = {}
@@ -86,7 +86,7 @@ class ProduceTargets:
 
 
 def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer:
-    """The answer for a batch that was refused before its log had it."""
+    """Return the answer for a batch that was refused before its log had it."""
     rejected = error.records if isinstance(error, RecordsRejectedError) else ()
     return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
 
@@ -94,7 +94,7 @@ def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer
 def refused_by_log(
     targets: ProduceTargets, name_or_id: str | bytes, partition: int, error: KopError
 ) -> ProducePartitionAnswer:
-    """The answer for a batch that its log did not store, or of which it does not know whether it did."""
+    """Return the answer for a batch that its log did not store, or of which it does not know whether it did."""
     answer = refused_partition(partition, error)
     if error.code != ErrorCode.UNKNOWN_PRODUCER_ID:
         return answer

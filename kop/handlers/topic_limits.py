@@ -55,7 +55,7 @@ class TopicLimits:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def making(self) -> InMaking:
-        """What one request makes, empty at first."""
+        """Return what one request makes, empty at first."""
         return InMaking(self)
 
     def take(self, partitions: int, name: str | None) -> None:
@@ -71,7 +71,7 @@ class TopicLimits:
             self._names_in_making.append(canonical)
 
     def give_back(self, partitions: int, name: str | None) -> None:
-        """What was taken with the same values is made, or failed."""
+        """Give back what was taken with the same values: it is made, or failed."""
         self._in_making -= partitions
         if name is not None and _folds(canonical := self._topics.canonical_name(name)):
             self._names_in_making.remove(canonical)

@@ -91,7 +91,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 def _partitions_of(gw: Gateway, wanted: Any) -> int:
-    """The number of partitions that a topic of a request shall have."""
+    """Return the number of partitions that a topic of a request shall have."""
     if wanted.assignments:
         if wanted.replication_factor != -1:
             raise PeerError("A manual partition assignment was specified, but replication factor was not set to -1.")

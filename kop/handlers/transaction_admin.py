@@ -108,7 +108,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
 
 
 def _compiled(pattern: str) -> Any:
-    """The compiled pattern; None where RE2 does not take it, or is not installed."""
+    """Return the compiled pattern; None where RE2 does not take it, or is not installed."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:

@@ -42,7 +42,7 @@ _ABORTABLE = 4
 
 
 def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
-    """The code for a client that may not know PRODUCER_FENCED (KIP-588)."""
+    """Return the code for a client that may not know PRODUCER_FENCED (KIP-588)."""
     if code is ErrorCode.PRODUCER_FENCED and not knows_fenced:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
@@ -133,7 +133,8 @@ async def _add(
 
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
-    """Which partitions are in the open transaction; a broker that asks writes into it for `verification.LEASE_SECONDS`.
+    """Return which partitions are in the open transaction; a broker that asks writes into it for
+    `verification.LEASE_SECONDS`.
 
     One that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is over. So
     it is with a broker that was stopped for a while, until the others see it again.

@@ -84,7 +84,7 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response
 async def _commit(
     gw: Gateway, ctx: Context, request: Any, commits: list[Commit]
 ) -> tuple[ErrorCode, Collection[UUID | None]]:
-    """The error of all, and the ids of topics that are not there any more: their offsets are not committed."""
+    """Return the error of all, and the ids of topics that are not there any more: their offsets are not committed."""
     group_id, producer_id = request.group_id, request.producer_id
     if refusal := gw.groups.refusal_of(group_id):
         return refusal, ()

@@ -26,7 +26,8 @@ _SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
 
 
 def read_frames(data: memoryview, limit: int) -> tuple[list[Received], int, int, str]:
-    """What the whole frames at the start of `data` say, in order; `limit` is the size of the largest frame taken.
+    """Return what the whole frames at the start of `data` say, in order; `limit` is the size of the largest frame
+    taken.
 
     A list stands for receipts of one producer, together with those of its receipts that follow before the next command
     that is neither receipt nor message. A tuple is a message, its entry's checksum verified; metadata and payload are
@@ -82,7 +83,7 @@ def _receipt(receipt: pb.ReceiptFields) -> Receipt:
 
 
 def _message(command: pb.MessageFields, entry: memoryview) -> Message:
-    """The message of a command, with the entry that stands behind it."""
+    """Return the message of a command, with the entry that stands behind it."""
     identity = (command.consumer_id, command.message_id.ledgerId, command.message_id.entryId)
     index: int | None = None
     timestamp = at = 0

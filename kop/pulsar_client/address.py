@@ -25,7 +25,7 @@ class PulsarAddress(NamedTuple):
 
 
 def parse(url: str) -> list[PulsarAddress]:
-    """The addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress with what is wrong."""
+    """Return the addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress with what is wrong."""
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
         raise PulsarError("InvalidAddress", f"{url!r} is no address of a Pulsar broker: pulsar://host:6650")
@@ -44,11 +44,13 @@ def parse(url: str) -> list[PulsarAddress]:
 
 
 def is_in_clear(service_url: str, admin_url: str) -> bool:
-    """Whether one of the admin URLs is without TLS beside a service that has it: it would get credentials in clear."""
+    """Return true if one of the admin URLs is without TLS beside a service that has it: it would get credentials in
+    clear.
+    """
     admin = [url.strip().lower() for url in admin_url.split(",")]
     return service_url.strip().startswith("pulsar+ssl:") and any(url.startswith("http:") for url in admin)
 
 
 def parse_one(url: str) -> PulsarAddress:
-    """The (first) address of a broker's own URL."""
+    """Return the (first) address of a broker's own URL."""
     return parse(url)[0]

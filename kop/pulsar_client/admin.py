@@ -90,7 +90,7 @@ class EntryHead:
 
     @property
     def hidden(self) -> bool:
-        """Whether no reader is given it, now that no transaction of its is open."""
+        """True if no reader is given it, now that no transaction of its is open."""
         return self.aborted or self.marker
 
 
@@ -142,13 +142,13 @@ class Admin(Rest):
         return [name for name in await self._list("clusters") if name != "global"]
 
     async def broker_config(self) -> dict[str, str]:
-        """The broker's settings as they are in force, all as text."""
+        """Return the broker's settings as they are in force, all as text."""
         return await self._object("brokers/configuration/runtime")
 
     # -- namespaces
 
     async def namespace_exists(self, namespace: str) -> bool:
-        """Whether there is such a namespace."""
+        """Return true if there is such a namespace."""
         try:
             await self.namespace_policies(namespace)
         except PulsarError as error:
@@ -162,11 +162,13 @@ class Admin(Rest):
         await self._call("PUT", f"namespaces/{namespace_path(namespace)}", policies and dict(policies), repeat=False)
 
     async def namespace_policies(self, namespace: str) -> dict[str, Any]:
-        """A namespace's policies, by the names of the stored form (`retention_policies`, `encryption_required`)."""
+        """Return a namespace's policies, by the names of the stored form (`retention_policies`,
+        `encryption_required`).
+        """
         return await self._object(f"namespaces/{namespace_path(namespace)}")
 
     async def namespace_policy(self, namespace: str, name: str) -> Any:
-        """One policy by the name in its URL (`retention`, `deduplication`); None when it is not set."""
+        """Return one policy by the name in its URL (`retention`, `deduplication`); None when it is not set."""
         return await self._json("GET", f"namespaces/{namespace_path(namespace)}/{name}")
 
     async def set_namespace_policy(self, namespace: str, name: str, value: Any) -> None:
@@ -179,7 +181,7 @@ class Admin(Rest):
         await self.set_namespace_policy(namespace, _RETENTION, _retention_json(retention))
 
     async def get_namespace_retention(self, namespace: str) -> Retention | None:
-        """The namespace's retention; None where the broker's default is in force."""
+        """Return the namespace's retention; None where the broker's default is in force."""
         return _retention(await self.namespace_policy(namespace, _RETENTION))
 
     # -- topics
@@ -198,7 +200,7 @@ class Admin(Rest):
         await self._call("PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False)
 
     async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
-        """Partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
+        """Return partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
         query = {"checkAllowAutoCreation": "false"}
         answer = await self._object(f"{topic_path(topic)}/partitions", "partitions", query=query)
         return PartitionedMetadata(answer["partitions"], answer.get("properties") or {})
@@ -223,7 +225,7 @@ class Admin(Rest):
     # -- properties
 
     async def properties(self, topic: str) -> dict[str, str]:
-        """A topic's properties, without the broker's own."""
+        """Return a topic's properties, without the broker's own."""
         properties = await self._properties(topic)
         properties.pop(OWN_PROPERTY, None)
         return properties
@@ -261,7 +263,7 @@ class Admin(Rest):
     # -- policies of a topic: stored first, in force a moment later; read them back with `applied`
 
     async def policy(self, topic: str, name: str, *, applied: bool = False) -> Any:
-        """One policy; None when not set. `applied`: what holds for the topic, from wherever it is set."""
+        """Return one policy; None when not set. `applied`: what holds for the topic, from wherever it is set."""
         return await self._json("GET", f"{topic_path(topic)}/{name}", query={"applied": "true"} if applied else None)
 
     async def set_policy(self, topic: str, name: str, value: Any) -> None:
@@ -273,7 +275,7 @@ class Admin(Rest):
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
-        """A topic's retention; None where it has none of its own."""
+        """Return a topic's retention; None where it has none of its own."""
         return _retention(await self.policy(topic, _RETENTION, applied=applied))
 
     async def lift_backlog_quotas(self, topic: str) -> None:
@@ -283,11 +285,11 @@ class Admin(Rest):
             await self._call("POST", f"{topic_path(topic)}/backlogQuota", unlimited, query={"backlogQuotaType": kind})
 
     async def set_deduplication(self, topic: str, enabled: bool) -> None:
-        """Whether the broker drops what a producer of the same name sends twice."""
+        """Set if the broker drops what a producer of the same name sends twice."""
         await self.set_policy(topic, _DEDUPLICATION, enabled)
 
     async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
-        """Whether a topic deduplicates; None where that is not set."""
+        """Return true if a topic deduplicates; None where that is not set."""
         enabled: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
         return enabled
 
@@ -305,12 +307,12 @@ class Admin(Rest):
         await self.set_policy(topic, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
 
     async def stays_when_idle(self, topic: str) -> bool:
-        """Whether the broker's deletion of idle topics leaves the topic alone now."""
+        """Return true if the broker's deletion of idle topics leaves the topic alone now."""
         applied: Any = await self.policy(topic, "inactiveTopicPolicies", applied=True)
         return applied is not None and not applied["deleteWhileInactive"]
 
     async def set_max_message_size(self, topic: str, size: int) -> None:
-        """Bytes of one entry, up to the broker's own limit; 0 is no limit but that one."""
+        """Set the bytes of one entry, up to the broker's own limit; 0 is no limit but that one."""
         await self.set_policy(topic, "maxMessageSize", size)
 
     async def get_max_message_size(self, topic: str, *, applied: bool = False) -> int | None:
@@ -319,7 +321,9 @@ class Admin(Rest):
         return size
 
     async def has_publish_rate(self, topic: str) -> bool:
-        """Whether the topic, or its namespace for each of its topics, has a publish rate. A Pulsar broker may, too."""
+        """Return true if the topic, or its namespace for each of its topics, has a publish rate. A Pulsar broker may,
+        too.
+        """
         rate = await self.policy(topic, _PUBLISH_RATE)
         if rate is None:
             namespace = topic.partition("://")[2].rpartition("/")[0]
@@ -351,7 +355,8 @@ class Admin(Rest):
         return answer
 
     async def holds_transaction(self, partition: str, txn: TxnId) -> bool:
-        """Whether a partition holds readers back at a transaction: it has entries of it, and has seen no end of it.
+        """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
+        it.
 
         An error of some kind on a broker without transactions.
         """
@@ -385,7 +390,7 @@ class Admin(Rest):
         )
 
     async def entry_head(self, partition: str, ledger: int, entry: int) -> EntryHead:
-        """What is known of one entry without its payload, of those too that the broker keeps back from readers.
+        """Return what is known of one entry without its payload, of those too that the broker keeps back from readers.
 
         An error of some kind where the entry is not there: the broker's reason is in its text.
         """
@@ -415,7 +420,7 @@ class Admin(Rest):
         await self._call("PUT", f"{topic_path(topic)}/compaction", repeat=False)
 
     async def compaction_status(self, partition: str) -> CompactionStatus:
-        """The status of the running, or else the last, compaction of a partition."""
+        """Return the status of the running, or else the last, compaction of a partition."""
         compaction = await self._object(f"{topic_path(partition)}/compaction", "status")
         return CompactionStatus(compaction["status"], compaction.get("lastError") or "")
 
@@ -429,7 +434,7 @@ IDLE_TOPICS_STAY: Mapping[str, Any] = {
 
 
 def checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """What a request sets. PulsarError BadRequest where the broker's own property is among them."""
+    """Return what a request sets. PulsarError BadRequest where the broker's own property is among them."""
     if OWN_PROPERTY in properties:
         raise PulsarError("BadRequest", f"the property {OWN_PROPERTY!r} is the broker's own")
     return dict(properties)

@@ -64,7 +64,7 @@ class BrokerAttachment(ABC):
 
     @abstractmethod
     async def _find(self, assigned: str | None) -> Connection:
-        """The connection to attach to; `assigned` is the broker that the last one named. PulsarError."""
+        """Return the connection to attach to; `assigned` is the broker that the last one named. PulsarError."""
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
@@ -82,7 +82,7 @@ class BrokerAttachment(ABC):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether it does not come back from the loss of the connection that it has now."""
+        """True if it does not come back from the loss of the connection that it has now."""
         return False
 
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do

@@ -34,15 +34,15 @@ class Credentials:
     method: str
 
     async def data(self) -> bytes:
-        """What goes into CONNECT and AUTH_RESPONSE."""
+        """Return what goes into CONNECT and AUTH_RESPONSE."""
         raise NotImplementedError
 
     async def headers(self) -> dict[str, str]:
-        """What goes with a REST request."""
+        """Return what goes with a REST request."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """The server refused these credentials: get new ones the next time."""
+        """Forget credentials that the server refused: get new ones the next time."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -58,11 +58,11 @@ class Token(Credentials):
 
     @classmethod
     def file(cls, path: str | Path) -> Token:
-        """A token from a file that is read again for every use, so that another program can renew it."""
+        """Return a token from a file that is read again for every use, so that another program can renew it."""
         return cls(lambda: _read(Path(path)))
 
     async def data(self) -> bytes:
-        """The token."""
+        """Return the token."""
         return (await self._token()).encode()
 
     async def headers(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class OAuth2(Credentials):
         return f"OAuth2({self._issuer!r})"
 
     async def data(self) -> bytes:
-        """The access token."""
+        """Return the access token."""
         return (await self._access_token()).encode()
 
     async def headers(self) -> dict[str, str]:
@@ -179,7 +179,9 @@ class OAuth2(Credentials):
 
     @staticmethod
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
-        """The JSON object of an answer. What the issuer says of an error is shown, unless it is no OAuth2 error."""
+        """Return the JSON object of an answer. What the issuer says of an error is shown, unless it is no OAuth2
+        error.
+        """
         try:
             answer = json.loads(await response.read())
         except ValueError:
@@ -269,7 +271,7 @@ def _key_file(path: str) -> dict[str, str]:
 
 
 def _path(text: str) -> str:
-    """A path, also as a file: URL."""
+    """Return a path, also as a file: URL."""
     if text.startswith("file:"):
         text = unquote(text.removeprefix("file:").removeprefix("//"))
     return str(Path(text).expanduser())

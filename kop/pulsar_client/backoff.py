@@ -26,7 +26,7 @@ class Backoff:
         self._random = rng or clock.new_chance()
 
     def next(self) -> float:
-        """The next wait in seconds."""
+        """Return the next wait in seconds."""
         wait, self._next = self._next, min(self._most, self._next * 2)
         return wait * (0.5 + self._random.random() / 2)
 

@@ -40,7 +40,7 @@ class Lookup:
         self._listener = listener
 
     async def broker(self, topic: str) -> BrokerRoute:
-        """The broker that serves `topic` (a partition or an unpartitioned topic). PulsarError."""
+        """Return the broker that serves `topic` (a partition or an unpartitioned topic). PulsarError."""
         connection = await self._pool.any(LOOKUP)
         authoritative = False
         for _ in range(_MOST_REDIRECTS):
@@ -73,7 +73,7 @@ class Lookup:
         return answer
 
     async def partitions(self, topic: str) -> int:
-        """How many partitions `topic` has, 0 for one that is not partitioned; never creates it. PulsarError."""
+        """Return how many partitions `topic` has, 0 for one that is not partitioned; never creates it. PulsarError."""
         connection = await self._pool.any(LOOKUP)
         if not connection.features.supports_get_partitioned_metadata_without_auto_creation:
             raise PulsarError(
@@ -86,7 +86,7 @@ class Lookup:
         return count
 
     async def topics(self, namespace: str) -> list[str]:
-        """The persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
+        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
         connection = await self._pool.any(LOOKUP)
         number = connection.request_id()
         asked = pb.CommandGetTopicsOfNamespace(request_id=number, namespace=namespace)
@@ -153,11 +153,13 @@ class Client:
         await self._pool.close()
 
     async def partitions(self, topic: str) -> int:
-        """How many partitions `topic` has; 0: it is not partitioned. Never creates it. PulsarError TopicNotFound."""
+        """Return how many partitions `topic` has; 0: it is not partitioned. Never creates it. PulsarError
+        TopicNotFound.
+        """
         return await self._lookup.partitions(topic)
 
     async def topics(self, namespace: str) -> list[str]:
-        """The persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
+        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
         return await self._lookup.topics(namespace)
 
     def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:
@@ -279,7 +281,7 @@ class Client:
         return reader
 
     def transactions(self) -> Transactions:
-        """The transactions of the cluster; nothing is asked before its first use."""
+        """Return the transactions of the cluster; nothing is asked before its first use."""
         return Transactions(
             self.partitions,
             lambda topic: self._connection(topic, TRANSACTIONS, None),
@@ -287,21 +289,23 @@ class Client:
         )
 
     def _turns_of(self, kind: str) -> Turns:
-        """How many may attach at once: a broker that comes back is not met by ten thousand, of whom most time out."""
+        """Return how many may attach at once: a broker that comes back is not met by ten thousand, of whom most time
+        out.
+        """
         turns = self._turns.get(kind)
         if turns is None:
             turns = self._turns[kind] = Turns(_ATTACH_AT_ONCE)
         return turns
 
     async def _connection(self, topic: str, kind: str, assigned: str | None) -> Connection:
-        """The connection of `kind` to the broker of `topic`."""
+        """Return the connection of `kind` to the broker of `topic`."""
         if assigned is not None:
             return await self._pool.get(self._pool.broker(assigned), kind)
         return await self._pool.get(await self._lookup.broker(topic), kind)
 
 
 def _kind(lane: str) -> str:
-    """The pool's name for the connections of a lane of producers."""
+    """Return the pool's name for the connections of a lane of producers."""
     return f"{SEND}:{lane}" if lane else SEND
 
 

@@ -145,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return where the next bytes go."""
         return self._frames.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the peer takes less than is written, so that producers keep their entries back."""
+        """True if the peer takes less than is written, so that producers keep their entries back."""
         return self.outgoing.paused
 
     def write_entry(self, frame: bytes) -> None:
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked[producer_id] = producer
 
     def request_id(self) -> int:
-        """A number for a request."""
+        """Return a number for a request."""
         number = self._next_request
         self._next_request = number + 1
         return number
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         self._requests.pop(request_id, None)
 
     def expect(self, request_id: int) -> asyncio.Future[Any]:
-        """A future for the (next) answer that carries this id."""
+        """Return a future for the (next) answer that carries this id."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._requests[request_id] = future
         return future
@@ -375,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write_frame(wire.PONG_FRAME)
 
     def _on_pong(self, command: pb.BaseCommand) -> None:
-        """Nothing to do: that something came is what matters."""
+        """Do nothing: that something came is what matters."""
 
     def _on_connected(self, command: pb.BaseCommand) -> None:
         if not self._connected.done():
@@ -423,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def _assigned(self, closing: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
-        """The broker that has the topic now, if this one says so."""
+        """Return the broker that has the topic now, if this one says so."""
         secure = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
         return (closing.assignedBrokerServiceUrlTls if secure else closing.assignedBrokerServiceUrl) or None
 

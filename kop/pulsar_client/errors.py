@@ -80,13 +80,13 @@ class EntryRefusedError(PulsarError):
 
 
 def exclusive_holder(error: PulsarError) -> str | None:
-    """The name of the exclusive producer for which a broker refused another one; None where it names none."""
+    """Return the name of the exclusive producer for which a broker refused another one; None where it names none."""
     held = _HELD_BY.search(error.message)
     return None if held is None or held[1] == "null" else held[1]
 
 
 def server_error(number: int, message: str) -> PulsarError:
-    """The exception for a ServerError in an answer; a number newer than this client keeps its number as name."""
+    """Return the exception for a ServerError in an answer; a number newer than this client keeps its number as name."""
     try:
         name = pb.ServerError.Name(number)
     except ValueError:

@@ -48,7 +48,7 @@ class Frames:
         return memoryview(bytearray(_SHARED_BYTES))
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return where the next bytes go."""
         if self._frame is not None:
             return self._frame[self._have :]
         return self._shared

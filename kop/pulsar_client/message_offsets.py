@@ -44,7 +44,7 @@ class EntryOffsets(NamedTuple):
 
 
 async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, packed: bool) -> EntryOffsets:
-    """The offsets of an entry of a plain topic or one partition.
+    """Return the offsets of an entry of a plain topic or one partition.
 
     `packed`: the offset is made of the message id, else it is the broker's index. MessageOffsetError, PulsarError.
     """
@@ -63,7 +63,7 @@ async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, pa
 
 
 async def message_offsets(admin: Admin, topic: str, message: MessageId, *, packed: bool) -> tuple[int, int]:
-    """The first and the last offset of a message: of its whole entry where it names none of its messages.
+    """Return the first and the last offset of a message: of its whole entry where it names none of its messages.
 
     MessageOffsetError, PulsarError.
     """

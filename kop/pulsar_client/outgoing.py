@@ -28,7 +28,7 @@ class Outgoing:
         self.size = 0
         """Bytes of the frames."""
         self.paused = False
-        """Whether the peer takes less than is written, so that producers keep their entries back."""
+        """True if the peer takes less than is written, so that producers keep their entries back."""
 
     def push(self, frame: bytes) -> None:
         """Take a frame behind all others; it is dropped where the connection is closed."""
@@ -42,7 +42,7 @@ class Outgoing:
             self._on_first()
 
     def take(self) -> list[bytes]:
-        """All frames, which are the caller's now."""
+        """Return all frames, which are the caller's now."""
         frames, self._frames, self.size = self._frames, [], 0
         return frames
 

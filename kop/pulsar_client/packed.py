@@ -33,16 +33,16 @@ LEDGER_NUMBERS: Final = 1 << ENTRY_BITS + PLACE_BITS
 
 
 def pack(position: Position, place: int = 0) -> int:
-    """The number of a message. Only for an entry that `fits`, and a place below MOST_MESSAGES."""
+    """Return the number of a message. Only for an entry that `fits`, and a place below MOST_MESSAGES."""
     return (position.ledger << ENTRY_BITS | position.entry) << PLACE_BITS | place
 
 
 def unpack(number: int) -> tuple[Position, int]:
-    """The entry and the place in it."""
+    """Return the entry and the place in it."""
     entry = number >> PLACE_BITS
     return Position(entry >> ENTRY_BITS, entry & LAST_ENTRY), number & MOST_MESSAGES - 1
 
 
 def fits(position: Position) -> bool:
-    """Whether the messages of an entry have numbers of their own."""
+    """Return true if the messages of an entry have numbers of their own."""
     return 0 <= position.entry < LAST_ENTRY and 0 <= position.ledger < MOST_LEDGERS

@@ -89,7 +89,7 @@ class PendingEntries:
             self._unsent.append(item)
 
     def next_unsent(self) -> PendingEntry | None:
-        """The next entry to put on the wire, counted as put there."""
+        """Return the next entry to put on the wire, counted as put there."""
         while self._unsent:
             item = self._unsent.popleft()
             if self._pending.get(item.sequence_id) is item:
@@ -114,11 +114,13 @@ class PendingEntries:
         self._unsent = deque(self._pending.values())
 
     def find(self, sequence_id: int) -> PendingEntry | None:
-        """The pending entry whose first message has this sequence id."""
+        """Return the pending entry whose first message has this sequence id."""
         return self._pending.get(sequence_id)
 
     def refused(self, sequence_id: int) -> PendingEntry | None:
-        """The pending entry that the broker refuses: it names a batch by its highest sequence id, not by its first."""
+        """Return the pending entry that the broker refuses: it names a batch by its highest sequence id, not by its
+        first.
+        """
         item = self._pending.get(sequence_id)
         if item is None:
             return next((item for item in self._pending.values() if item.highest_sequence_id == sequence_id), None)
@@ -142,13 +144,13 @@ class PendingEntries:
         self._pending = {item.sequence_id: item for item in items} | self._pending
 
     def deadline(self) -> float | None:
-        """When the oldest entry expires."""
+        """Return when the oldest entry expires."""
         for item in self._pending.values():
             return item.deadline
         return None
 
     def all(self) -> list[PendingEntry]:
-        """All pending entries, in order."""
+        """Return all pending entries, in order."""
         return list(self._pending.values())
 
     def clear(self) -> list[PendingEntry]:
@@ -159,7 +161,7 @@ class PendingEntries:
         return items
 
     def expire(self, now: float) -> list[PendingEntry]:
-        """All entries, in order, if the oldest has expired; else none.
+        """Return all entries, in order, if the oldest has expired; else none.
 
         All, because what stands behind it must not be stored without it: a retry of the oldest would then be dropped as
         a duplicate.

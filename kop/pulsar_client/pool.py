@@ -90,10 +90,10 @@ class Pool:
         self._lost: list[tuple[str, int, PulsarError]] = []
         """Connections that were lost and are not in the log yet: name, users, reason."""
         self.proxied = False
-        """Whether brokers are reached through the service's address, as the last lookup said."""
+        """True if brokers are reached through the service's address, as the last lookup said."""
 
     async def any(self, kind: str) -> Connection:
-        """A connection to any of the service's addresses: the one that last worked, else the next."""
+        """Return a connection to any of the service's addresses: the one that last worked, else the next."""
         first: PulsarError | None = None
         begin = self._preferred
         for step in range(len(self.service)):
@@ -114,7 +114,7 @@ class Pool:
         raise first
 
     def broker(self, url: str) -> BrokerRoute:
-        """The broker of an address that a broker named.
+        """Return the broker of an address that a broker named.
 
         PulsarError TlsError for one without TLS where the service has it: credentials would go there in clear text.
         A proxy keeps its own connection to the broker, whose address may be of either kind.
@@ -134,7 +134,7 @@ class Pool:
         return broker
 
     async def get(self, broker: BrokerRoute, kind: str) -> Connection:
-        """The connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""
+        """Return the connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""
         if self._closed:
             raise PulsarError("Closed", "the client is closed")
         key = (broker, kind)

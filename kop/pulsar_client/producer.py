@@ -227,12 +227,12 @@ class Producer(BrokerAttachment):
             self._flush()
 
     def find(self, sequence_id: int) -> PendingEntry | None:
-        """The entry without a receipt whose first message has this sequence id."""
+        """Return the entry without a receipt whose first message has this sequence id."""
         self.end_direct()
         return self._pending.find(sequence_id)
 
     def unanswered(self) -> list[PendingEntry]:
-        """The entries without a receipt, in order."""
+        """Return the entries without a receipt, in order."""
         self.end_direct()
         return self._pending.all()
 

@@ -38,7 +38,9 @@ class ReaderPosition:
         """Messages that the broker may send. Negative where its first read gave more: that counts entries."""
 
     def start(self) -> Position:
-        """The entry to begin with at a subscription, the first or a later one. If it is not kept, the next kept one."""
+        """Return the entry to begin with at a subscription, the first or a later one. If it is not kept, the next kept
+        one.
+        """
         behind = self.last
         if behind is None:
             if self._inclusive or self._start.entry < 0 or self._start.entry == 2**63 - 1:
@@ -60,7 +62,7 @@ class ReaderPosition:
         return True
 
     def wants(self, position: Position) -> bool:
-        """False for an entry that was delivered before, or stands before the start."""
+        """Return false for an entry that was delivered before, or stands before the start."""
         if self.last is not None:
             return position > self.last
         return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
@@ -71,7 +73,7 @@ class ReaderPosition:
         return messages
 
     def restored(self) -> int:
-        """The permits to tell a broker at a new subscription."""
+        """Return the permits to tell a broker at a new subscription."""
         self.permits = max(0, self.permits)
         return self.permits
 
@@ -182,7 +184,7 @@ class Reader(BrokerAttachment):
             self._flow(self._connection, granted)
 
     async def last_position(self, *, within: float | None = None) -> Position:
-        """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError.
+        """Return the position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError.
 
         Pulsar may answer `within` so many seconds; None: in those of any request of the client.
         """
@@ -295,7 +297,9 @@ class Reader(BrokerAttachment):
         self.ended = True
 
     def _takes_damaged(self, position: Position, why: str, *, index_known: bool) -> bool:
-        """Whether a damaged entry is handed out as it is. At first it is fetched again: what is stored may be whole."""
+        """Return true if a damaged entry is handed out as it is. At first it is fetched again: what is stored may be
+        whole.
+        """
         error = PulsarError("ChecksumError", f"entry {position} is damaged: {why}")
         self._damaged += 1
         if self._damaged > _MOST_DAMAGED:

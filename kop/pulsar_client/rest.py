@@ -75,7 +75,7 @@ def _repeatable(error: BaseException) -> bool:
 
 
 def _not_performed(error: BaseException) -> bool:
-    """True when the broker surely did not do what was asked, so that it may be asked again."""
+    """Return true if the broker surely did not do what was asked, so that it may be asked again."""
     return isinstance(error, PulsarError) and (
         error.code == "TooManyRequests"
         or isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
@@ -154,7 +154,7 @@ class Rest:
             await self._session.close()
 
     async def _json(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """The decoded answer; None for an empty one, which is how Pulsar says that something is not set."""
+        """Return the decoded answer; None for an empty one, which is how Pulsar says that something is not set."""
         body = (await self._call(method, path, query=query)).body
         if not body:
             return None
@@ -164,7 +164,7 @@ class Rest:
             raise PulsarError("BadAnswer", f"{method} {path}: no JSON; is the admin URL a Pulsar broker's?") from error
 
     async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """A GET that answers a JSON object with these keys at least."""
+        """Return a GET that answers a JSON object with these keys at least."""
         answer = await self._json("GET", path, query)
         if not isinstance(answer, dict) or not all(key in answer for key in keys):
             text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
@@ -172,7 +172,7 @@ class Rest:
         return answer
 
     async def _list(self, path: str) -> list[str]:
-        """A GET that answers a JSON list of texts."""
+        """Return a GET that answers a JSON list of texts."""
         answer = await self._json("GET", path)
         if not isinstance(answer, list) or not all(isinstance(item, str) for item in answer):
             raise PulsarError("BadAnswer", f"GET {path}: not a list; is the admin URL a Pulsar broker's?")
@@ -231,7 +231,9 @@ class Rest:
             self._answered = 0.0
 
     async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> RestResponse:
-        """One attempt with its redirects (followed here: aiohttp would drop the token on the way to another broker)."""
+        """Return one attempt with its redirects (followed here: aiohttp would drop the token on the way to another
+        broker).
+        """
         session = self._open()
         name = self._tls.server_hostname if self._tls else None
         refreshed = False
@@ -316,7 +318,7 @@ class Rest:
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:
-    """Why there is no connection, in the system's words: "Connection refused"."""
+    """Return why there is no connection, in the system's words: "Connection refused"."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:

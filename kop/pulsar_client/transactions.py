@@ -56,7 +56,7 @@ class Transactions:
         self._turns = itertools.count()
 
     async def coordinators(self) -> int:
-        """How many coordinators the cluster has. PulsarError NotAllowedError where it has none."""
+        """Return how many coordinators the cluster has. PulsarError NotAllowedError where it has none."""
         if not self._coordinators:
             await self._count()
         return len(self._coordinators)
@@ -138,7 +138,9 @@ class Transactions:
         return self._coordinators[txn.most]
 
     async def _again(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """The answer of `ask`, which is given the seconds that are left, tried again while its failure may pass."""
+        """Return the answer of `ask`, which is given the seconds that are left, tried again while its failure may
+        pass.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         backoff = Backoff(0.05, 1.0)
@@ -188,7 +190,7 @@ class _Coordinator:
         return await self._ask(connection, command, number, limit, f"the end of transaction {txn}")
 
     async def _request(self, limit: float) -> tuple[Connection, int]:
-        """The connection to the coordinator, and a number for a request on it."""
+        """Return the connection to the coordinator, and a number for a request on it."""
         connection = self._connected
         if connection is None or connection.closed:
             if self._connecting is None:

@@ -69,7 +69,7 @@ Received: TypeAlias = list[Receipt] | Message | bytes
 
 
 def position_in(received: Sequence[Received], at: int) -> Position:
-    """The position of the message at place `at` of what a read brought."""
+    """Return the position of the message at place `at` of what a read brought."""
     message = cast(Message, received[at])
     return Position(message[1], message[2])
 

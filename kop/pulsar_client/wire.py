@@ -33,7 +33,7 @@ _SEND = pb.BaseCommand.SEND
 
 
 def command_frame(command: pb.BaseCommand) -> bytes:
-    """A frame of a command alone."""
+    """Return a frame of a command alone."""
     body = command.SerializeToString()
     return _TWO_U32.pack(len(body) + 4, len(body)) + body
 
@@ -51,7 +51,7 @@ def send_head(
     payload: Buffer,
     txn: TxnId | None = None,
 ) -> bytes:
-    """All of a SEND frame that stands before the metadata. The frame is this, `metadata`, `payload`.
+    """Return all of a SEND frame that stands before the metadata. The frame is this, `metadata`, `payload`.
 
     `txn`: the entry is sent in that transaction; `metadata` has to name it, too.
     """
@@ -72,7 +72,7 @@ def send_head(
 
 
 def readdressed(frame: bytes, producer_id: int) -> bytes:
-    """A SEND frame for another producer of the connection; the entry in it is the same."""
+    """Return a SEND frame for another producer of the connection; the entry in it is the same."""
     end = 8 + _U32.unpack_from(frame, 4)[0]
     command = pb.BaseCommand.FromString(frame[8:end])
     command.send.producer_id = producer_id
@@ -81,7 +81,7 @@ def readdressed(frame: bytes, producer_id: int) -> bytes:
 
 
 def read_command(data: bytes) -> pb.BaseCommand:
-    """A command. PulsarError FrameError."""
+    """Return a command. PulsarError FrameError."""
     try:
         return pb.BaseCommand.FromString(data)
     except DecodeError as error:
@@ -89,5 +89,5 @@ def read_command(data: bytes) -> pb.BaseCommand:
 
 
 def read_position(data: pb.MessageIdData) -> Position:
-    """The entry that a message id names."""
+    """Return the entry that a message id names."""
     return Position(data.ledgerId, data.entryId)

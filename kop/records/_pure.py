@@ -146,7 +146,7 @@ class EntryView(NamedTuple):
 
     @property
     def usual(self) -> bool:
-        """Whether the payload alone is the messages, as they are."""
+        """True if the payload alone is the messages, as they are."""
         return self.batched and not (
             self.raw or self.encrypted or self.compression or self.marker_type >= 0 or self.num_chunks > 1
         )
@@ -162,7 +162,7 @@ def _damaged(text: str) -> UndecodableEntryError:
 def walk(
     body: Buffer, start: int, count: int, base_timestamp: int, reject_null_keys: bool
 ) -> tuple[int, int, list[int]]:
-    """Whether `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
+    """Return true if `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
 
     Returns the smallest timestamp that is a time and the largest (-1 where no record has one), and with
     `reject_null_keys` the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD where a record is
@@ -190,7 +190,7 @@ def walk(
 def pack(
     body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, compacted: bool
 ) -> tuple[list[tuple[bytes, int]], list[int], int, int]:
-    """The payloads, with the number of their messages, of the `count` records that fill `body`.
+    """Return the payloads, with the number of their messages, of the `count` records that fill `body`.
 
     `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
     `compacted` Pulsar's compaction keeps empty values, and the second list names the first MOST_REJECTED records that
@@ -269,7 +269,8 @@ def send_frame(
     publish_time: int,
     txn: Txn | None,
 ) -> bytes:
-    """What a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, the entry.
+    """Return what a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, the
+    entry.
 
     `compression` is Pulsar's number (0: none, and no `uncompressed_size`). With `raw` the payload is Kafka batches.
     `txn` is the transaction that the entry belongs to; where the entry is sent in it, the command names it, too.
@@ -310,7 +311,7 @@ def send_frame(
 
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
-    """The headers; None where they are more than MAX_SHOWN, which are walked and not kept."""
+    """Return the headers; None where they are more than MAX_SHOWN, which are walked and not kept."""
     shown = tuple(islice(headers, MAX_SHOWN + 1))
     if len(shown) <= MAX_SHOWN:
         return shown
@@ -321,7 +322,9 @@ def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
 def _single(
     key: bytes | None, payload: bytes | None, timestamp: int, headers: Headers | None, section: bytes, *, empty: bool
 ) -> bytes:
-    """The SMM of a record; `section` is its headers as they stand in it. `empty`: the payload stands for no bytes."""
+    """Return the SMM of a record; `section` is its headers as they stand in it. `empty`: the payload stands for no
+    bytes.
+    """
     out = bytearray()
     shown = {} if headers is None else _as_properties(headers)
     if headers is None or len(shown) != len(headers):
@@ -346,7 +349,7 @@ def _single(
 
 
 def _as_properties(headers: Headers) -> dict[bytes, bytes]:
-    """The headers that native clients see, in the order in which the last of each name comes."""
+    """Return the headers that native clients see, in the order in which the last of each name comes."""
     last: dict[bytes, bytes | None] = {}
     for name, value in headers:
         last.pop(name, None)
@@ -403,7 +406,7 @@ def plain_batch(
     base_offset: int,
     log_append_time: int | None,
 ) -> tuple[bytes, int]:
-    """The Kafka batch, without compression, of an entry whose payload is not compressed.
+    """Return the Kafka batch, without compression, of an entry whose payload is not compressed.
 
     Empty where all `count` messages are `compacted_out`. The arguments between are what `parse_entry` says of the
     metadata; the first message has `base_offset`, and `log_append_time` becomes the time of every record. Returns with
@@ -422,7 +425,7 @@ def plain_batch(
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:
-    """The Kafka batches of the messages from place `at` on, up to the first one that is not usual.
+    """Return the Kafka batches of the messages from place `at` on, up to the first one that is not usual.
 
     They are what a read of a socket brought: `kop.pulsar_client.types.Received`. Usual is a whole entry with an index,
     without compression, of messages in batch format of which at least one is left, whose offsets begin at
@@ -474,7 +477,7 @@ def around(
     codec: int,
     log_append_time: int | None,
 ) -> bytes:
-    """The batch of `number` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
+    """Return the batch of `number` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
 
     `records` is their bytes in parts, each of which is copied once.
     """
@@ -497,7 +500,7 @@ def around(
 
 
 def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int, int]:
-    """The Kafka records of the `count` messages at the start of `payload`, which is not compressed.
+    """Return the Kafka records of the `count` messages at the start of `payload`, which is not compressed.
 
     Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp, the largest
     one, and how many messages have no `partition_key`: compaction drops those. `publish_time` and `event_time` are
@@ -526,7 +529,8 @@ def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> t
 
 
 def unpack_one(metadata: Buffer, size: int) -> tuple[bytes, bytes, bool, int, int]:
-    """The Kafka record of an entry that is a single message of `size` bytes, which may be many: they are not needed.
+    """Return the Kafka record of an entry that is a single message of `size` bytes, which may be many: they are not
+    needed.
 
     Returns the record's bytes before its value and behind it, whether the message is the value (a tombstone has none),
     the timestamp, and how many messages have no `partition_key`.
@@ -582,7 +586,7 @@ def _read_single(data: bytes) -> _Message:
 
 
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
-    """Timestamp and content of the Kafka record that a message is."""
+    """Return timestamp and content of the Kafka record that a message is."""
     timestamp, key, section = _outside_value(message, publish_time, entry_event_time)
     if payload == EMPTY_PAYLOAD and EMPTY_PROPERTY in message.properties:
         payload = b""
@@ -592,7 +596,7 @@ def _record(message: _Message, payload: bytes, publish_time: int, entry_event_ti
 
 
 def _outside_value(message: _Message, publish_time: int, entry_event_time: int) -> tuple[int, bytes | None, bytes]:
-    """Timestamp and key of the Kafka record that a message is, and its headers as they stand in it."""
+    """Return timestamp and key of the Kafka record that a message is, and its headers as they stand in it."""
     if len(message.properties) > MAX_PROPERTIES:
         raise _damaged(f"a message of {len(message.properties)} properties")
     section, marker = _headers(message.properties)
@@ -615,7 +619,9 @@ def _outside_value(message: _Message, publish_time: int, entry_event_time: int) 
 
 
 def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
-    """The headers that properties stand for, as they stand in a record, and the timestamp where they hold one."""
+    """Return the headers that properties stand for, as they stand in a record, and the timestamp where they
+    hold one.
+    """
     if not any(name.startswith(RESERVED) for name, _ in properties):
         return _section(len(properties), properties), None
     listed: tuple[bytes, int] | None = None
@@ -642,7 +648,7 @@ def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
 
 
 def _listed(value: bytes) -> tuple[bytes, int] | None:
-    """A list of headers as it stood in a record, and how many they are; None where it is none."""
+    """Return a list of headers as it stood in a record, and how many they are; None where it is none."""
     section = _from_base64(value)
     if section is None:
         return None
@@ -653,7 +659,7 @@ def _listed(value: bytes) -> tuple[bytes, int] | None:
 
 
 def _section(count: int, headers: Iterable[tuple[bytes, bytes | None]]) -> bytes:
-    """The headers as a record has them. Its numbers are zigzag varints, so these are doubled."""
+    """Return the headers as a record has them. Its numbers are zigzag varints, so these are doubled."""
     out = bytearray()
     _put_varint(out, count << 1)
     for name, value in headers:
@@ -668,7 +674,7 @@ def _section(count: int, headers: Iterable[tuple[bytes, bytes | None]]) -> bytes
 
 
 def _marker(value: bytes) -> int | None:
-    """The timestamp in our property: -2^63 to 0, as a number is written and no other way."""
+    """Return the timestamp in our property: -2^63 to 0, as a number is written and no other way."""
     if len(value) > 20:
         return None
     try:
@@ -691,7 +697,7 @@ def _records(contents: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, in
 
 
 def parse_entry(metadata: Buffer) -> EntryView:
-    """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
+    """Return what an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
     numbers: dict[int, int] = {}
     texts: dict[int, bytes] = {}
     raw = encrypted = False
@@ -738,7 +744,9 @@ def parse_entry(metadata: Buffer) -> EntryView:
 
 
 def _from_base64(text: bytes) -> bytes | None:
-    """The bytes; None where `text` is not base64 of the standard alphabet. Padding may be missing, as Java takes it."""
+    """Return the bytes; None where `text` is not base64 of the standard alphabet. Padding may be missing, as Java takes
+    it.
+    """
     core = text[:-2] if text.endswith(b"==") else text[:-1] if text.endswith(b"=") else text
     if b"=" in core:
         return None
@@ -758,7 +766,9 @@ def _int64(value: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field: an int where it is a varint, bytes where it has a length; others are skipped."""
+    """Yield number and value of each field: an int where it is a varint, bytes where it has a length; others are
+    skipped.
+    """
     pos, end = 0, len(data)
     try:
         while pos < end:
@@ -836,7 +846,7 @@ def _put_property(out: bytearray, number: int, name: bytes, value: bytes) -> Non
 
 
 def property_of(name: bytes, value: bytes) -> bytes:
-    """A KeyValue."""
+    """Return a KeyValue."""
     out = bytearray()
     put_bytes(out, 1, name)
     put_bytes(out, 2, value)

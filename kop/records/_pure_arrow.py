@@ -80,7 +80,7 @@ class RowBuilder:
         return [], pos, done
 
     def finish(self) -> ChunkParts | None:
-        """The chunk of the rows that are left, None for none; the next row begins another one."""
+        """Return the chunk of the rows that are left, None for none; the next row begins another one."""
         if not self._rows:
             return None
         keys, values, offsets, micros, kinds, counts = zip(*self._rows, strict=True)
@@ -95,7 +95,7 @@ def encode_rows(
     first_row: int, rows: int, key: ColumnIn | None, value: ColumnIn | None, headers: HeadersIn | None,
     timestamps: TimestampsIn | None, now: int, room: int,
 ) -> tuple[bytes, int, int, int]:  # fmt: skip
-    """The records of the rows from `first_row` on, as many of the `rows` as fit into `room` bytes.
+    """Return the records of the rows from `first_row` on, as many of the `rows` as fit into `room` bytes.
 
     Returns their bytes, how many they are, the base timestamp and the largest one (ms). None of them where the first
     row does not fit. A row without a timestamp has `now` (ms). A timestamp that is too far from the first one to be
@@ -117,7 +117,8 @@ def encode_rows(
 
 
 def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
-    """The partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity, int32.
+    """Return the partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity,
+    int32.
 
     It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
     """
@@ -130,7 +131,8 @@ def digest_of(
     rows: int, topic: ColumnIn | None, partition: NumbersIn | None, key: ColumnIn | None, value: ColumnIn | None,
     headers: HeadersIn | None, time: NumbersIn | None,
 ) -> bytes:  # fmt: skip
-    """The sum, modulo 2**128, of a hash of each row; 16 bytes, big-endian. The order of rows makes no difference.
+    """Return the sum, modulo 2**128, of a hash of each row; 16 bytes, big-endian. The order of rows makes no
+    difference.
 
     The hash is BLAKE2b of 16 bytes (RFC 7693), over a text of numbers, a colon, and the bytes of key, value, and each
     header's name and value. The numbers, with commas between them: topic, partition (int32) and time (int64), or None,

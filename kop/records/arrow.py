@@ -67,7 +67,7 @@ DEFAULT_INFLATED: Final = 256 * 2**20
 
 
 def schema(headers: bool = False) -> pa.Schema:
-    """The columns of Spark's Kafka source, in its order, all nullable; `headers` comes last where it is wanted.
+    """Return the columns of Spark's Kafka source, in its order, all nullable; `headers` comes last where it is wanted.
 
     The timestamp is in microseconds of UTC, `timestampType` is 0 for CreateTime and 1 for LogAppendTime. `headers` is
     null for a record that has none.
@@ -164,7 +164,7 @@ def decode(
     max_bytes: int = DEFAULT_BYTES,
     max_inflated: int = DEFAULT_INFLATED,
 ) -> Decoded:
-    """The rows of the `records` of one partition in a Fetch response, from `start` to before `end`.
+    """Return the rows of the `records` of one partition in a Fetch response, from `start` to before `end`.
 
     `aborted` is the response's list of `(producer_id, first_offset)`, which makes this read_committed; None is
     read_uncommitted. A batch of rows has at most `max_rows` rows, and at most `max_bytes` of keys, values and headers
@@ -189,7 +189,7 @@ def decode(
 
 
 def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
-    """The rows of one partition as record batches to produce; see `kop.records.columns.encode_columns`.
+    """Return the rows of one partition as record batches to produce; see `kop.records.columns.encode_columns`.
 
     Of the columns `key`, `value` (binary or string), `headers` (a list of structs of `key`, a string, and `value`,
     binary; null is none) and `timestamp` (any unit; null is `settings.now`) each may be missing; others are not
@@ -199,7 +199,8 @@ def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
 
 
 def digest(rows: pa.RecordBatch) -> int:
-    """A number below 2**128 that the same rows give in any order; the sum of those of two batches is that of both.
+    """Return a number below 2**128 that the same rows give in any order; the sum of those of two batches is that of
+    both.
 
     The columns are those of `encode`, and `topic` (string) and `partition` (int32). TypeError as there.
     """
@@ -230,7 +231,8 @@ def _rows_in(rows: pa.RecordBatch) -> RowsIn:
 
 
 def partitions(keys: pa.Array, count: int) -> pa.Array:
-    """The partition of a topic of `count` that Kafka's default partitioner chooses for each key, int32; null for null.
+    """Return the partition of a topic of `count` that Kafka's default partitioner chooses for each key, int32; null for
+    null.
 
     `keys` is binary or string, TypeError else.
     """

@@ -177,7 +177,7 @@ class BatchHeader(NamedTuple):
 
 
 def add_sequence(sequence: int, count: int) -> int:
-    """The sequence `count` places after `sequence`; 2147483647 is followed by 0."""
+    """Return the sequence `count` places after `sequence`; 2147483647 is followed by 0."""
     return (sequence + count) & MAX_SEQUENCE
 
 
@@ -190,7 +190,7 @@ def _invalid(text: str) -> PeerError:
 
 
 def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
-    """The header of the batch that starts at `pos`. Only what is needed to go on is checked, not the checksum.
+    """Return the header of the batch that starts at `pos`. Only what is needed to go on is checked, not the checksum.
 
     CORRUPT_MESSAGE where the buffer ends before the header, the magic is not 2 or the length cannot hold a header.
     """
@@ -206,13 +206,13 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def base_offset_of(batch: Buffer) -> int:
-    """The offset of the first record of a stored batch."""
+    """Return the offset of the first record of a stored batch."""
     offset: int = _LONG.unpack_from(batch)[0]
     return offset
 
 
 def next_offset_of(batch: Buffer) -> int:
-    """The first offset behind a stored batch."""
+    """Return the first offset behind a stored batch."""
     base_offset: int
     last_offset_delta: int
     base_offset, last_offset_delta = _OFFSETS.unpack_from(batch)
@@ -220,7 +220,7 @@ def next_offset_of(batch: Buffer) -> int:
 
 
 def transactional_producer_of(batch: Buffer) -> int:
-    """The producer id of a stored batch of a transaction, markers among them; -1 of every other batch."""
+    """Return the producer id of a stored batch of a transaction, markers among them; -1 of every other batch."""
     attributes: int
     producer_id: int
     attributes, producer_id = _PRODUCER.unpack_from(batch, _ATTRIBUTES_AT)
@@ -228,7 +228,9 @@ def transactional_producer_of(batch: Buffer) -> int:
 
 
 def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE where it does not."""
+    """Yield position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE where it
+    does not.
+    """
     pos, end = 0, len(buf)
     while pos < end:
         header = read_header(buf, pos)
@@ -298,12 +300,14 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
 
 
 def is_transactional(data: Buffer) -> bool:
-    """True where `data` begins with a batch of magic 2 that says it belongs to a transaction; nothing is checked."""
+    """Return true if `data` begins with a batch of magic 2 that says it belongs to a transaction; nothing is
+    checked.
+    """
     return len(data) >= HEADER_SIZE and data[_MAGIC_AT] == MAGIC and data[_ATTRIBUTES_AT + 1] & TRANSACTIONAL_BIT != 0
 
 
 def _misfit(data: Buffer) -> PeerError:
-    """What is wrong with bytes that are not one whole batch of magic 2: Kafka's answers, in its order."""
+    """Return what is wrong with bytes that are not one whole batch of magic 2: Kafka's answers, in its order."""
     size = len(data)
     if size < LOG_OVERHEAD:
         return _invalid("no record batch")
@@ -325,7 +329,7 @@ def _misfit(data: Buffer) -> PeerError:
 
 
 def max_timestamp_of(buf: Buffer) -> int:
-    """The largest timestamp of the batches that fill `buf`, from their headers."""
+    """Return the largest timestamp of the batches that fill `buf`, from their headers."""
     value: int = _LONG.unpack_from(buf, MAX_TIMESTAMP_AT)[0]
     if _INT.unpack_from(buf, _LENGTH_AT)[0] + LOG_OVERHEAD < len(buf):
         value = max(header.max_timestamp for _, header in iter_batches(buf))
@@ -368,7 +372,9 @@ def _stamp_times(buf: bytearray | memoryview, bit: int, max_timestamp: int) -> N
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
-    """The records' bytes without compression; CORRUPT_MESSAGE where they are damaged or more than `max_bytes`."""
+    """Return the records' bytes without compression; CORRUPT_MESSAGE where they are damaged or more than
+    `max_bytes`.
+    """
     if header is None:
         header = read_header(batch)
     body = memoryview(batch)[HEADER_SIZE : header.size]
@@ -378,7 +384,8 @@ def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: i
 
 
 def iter_records(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> Iterator[Record]:
-    """The records of the batch at the start of `batch`; inflates at most `max_bytes`. The checksum is not looked at.
+    """Yield the records of the batch at the start of `batch`; inflates at most `max_bytes`. The checksum is not looked
+    at.
 
     On LogAppendTime every timestamp is the batch's `max_timestamp`. INVALID_RECORD for a malformed record,
     CORRUPT_MESSAGE for a body that cannot be decompressed.
@@ -395,7 +402,9 @@ def iter_records(batch: Buffer, header: BatchHeader | None = None, *, max_bytes:
 def first_at_or_after(
     batch: Buffer, header: BatchHeader, timestamp: int, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record at or after `timestamp` (ms), not looking before `from_offset`."""
+    """Return offset and timestamp of the first record at or after `timestamp` (ms), not looking before
+    `from_offset`.
+    """
     for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
         if record_timestamp >= timestamp and offset >= from_offset:
             return offset, record_timestamp
@@ -405,7 +414,7 @@ def first_at_or_after(
 def max_timestamp_record(
     batch: Buffer, header: BatchHeader, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record with the largest timestamp, not looking before `from_offset`."""
+    """Return offset and timestamp of the first record with the largest timestamp, not looking before `from_offset`."""
     best: tuple[int, int] | None = None
     for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
         if offset >= from_offset and (best is None or record_timestamp > best[1]):
@@ -427,7 +436,7 @@ def build(
     leader_epoch: int = 0,
     last_offset: int | None = None,
 ) -> bytearray:
-    """A batch of `records`, whose offsets ascend and may have gaps.
+    """Return a batch of `records`, whose offsets ascend and may have gaps.
 
     `base_offset` is the first record's unless given, `last_offset` the last one's. With `log_append_time` the
     largest timestamp becomes every record's. Without records both offsets have to be given: the empty batch by
@@ -469,7 +478,7 @@ def build(
 
 
 def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[bytearray, BatchHeader]:
-    """A batch of keys and values at one time, from offset 0 on, with its header; as `build` makes it.
+    """Return a batch of keys and values at one time, from offset 0 on, with its header; as `build` makes it.
 
     There has to be a record.
     """
@@ -492,7 +501,7 @@ def rewrite(
     delete_horizon: int | None = None,
     keep_empty: bool = False,
 ) -> Buffer | None:
-    """The batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
+    """Return the batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
 
     Offsets, last offset, producer fields, record timestamps and codec stay. `batch` itself comes back where nothing
     changes, None where no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
@@ -531,7 +540,8 @@ def rewrite(
 
 
 def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int) -> bytearray:
-    """A batch of one record that is not compressed, with a delete horizon (ms) in the place of its base timestamp.
+    """Return a batch of one record that is not compressed, with a delete horizon (ms) in the place of its base
+    timestamp.
 
     The timestamp of its record stays (KIP-534).
     """
@@ -544,7 +554,7 @@ def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int)
 
 
 def seal(header: BatchHeader, records: Buffer) -> bytearray:
-    """A batch of `records` (not compressed yet), in the codec of `header`: length and checksum are filled in."""
+    """Return a batch of `records` (not compressed yet), in the codec of `header`: length and checksum are filled in."""
     body = compress(header.codec, records)
     batch = bytearray(HEADER_SIZE)
     batch += body

@@ -189,7 +189,9 @@ class FetchedColumns(Iterator[Chunk]):
         return chunk
 
     def _header_at(self, data: memoryview, pos: int, length: int, base_offset: int, done: int) -> BatchHeader | None:
-        """The header of the batch at `pos`, which begins with `base_offset` and `length`; None where it is cut off."""
+        """Return the header of the batch at `pos`, which begins with `base_offset` and `length`; None where it is cut
+        off.
+        """
         most = self._max_inflated + HEADER_SIZE
         if not _SMALLEST_BODY <= length <= most:
             text = f"a batch of {length} bytes, between {_SMALLEST_BODY} and {most} are taken"
@@ -222,7 +224,7 @@ class FetchedColumns(Iterator[Chunk]):
 
     @staticmethod
     def _is_wanted(batch: memoryview, header: BatchHeader, transactions: _Transactions | None) -> bool:
-        """Whether the batch holds records for a reader. Each batch has to come by here, in order."""
+        """Return true if the batch holds records for a reader. Each batch has to come by here, in order."""
         is_aborted = transactions is not None and transactions.is_aborted(batch, header)
         is_empty = header.record_count == 0 and header.size == HEADER_SIZE  # keeps a producer's sequence
         return not (is_aborted or header.control or is_empty)
@@ -240,7 +242,7 @@ class _Transactions:
 
     @property
     def are_over(self) -> bool:
-        """Whether no batch to come is of an aborted transaction."""
+        """True if no batch to come is of an aborted transaction."""
         return not (self._to_come or self._open)
 
     def is_aborted(self, batch: memoryview, header: BatchHeader) -> bool:
@@ -295,7 +297,7 @@ class EncodeSettings:
 
 
 def encode_columns(rows: RowsIn, settings: EncodeSettings) -> Iterator[Encoded]:
-    """The rows as record batches (magic 2).
+    """Yield the rows as record batches (magic 2).
 
     PeerError: MESSAGE_TOO_LARGE names the row that does not fit into a batch of its own, INVALID_RECORD a header
     without a name; batches before it were given by then.
@@ -327,7 +329,8 @@ def encode_columns(rows: RowsIn, settings: EncodeSettings) -> Iterator[Encoded]:
 
 
 def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
-    """The partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity, int32.
+    """Return the partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity,
+    int32.
 
     A null key has none.
     """
@@ -337,7 +340,7 @@ def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | N
 
 
 def rows_digest(rows: RowsIn, topic: ColumnIn | None, partition: NumbersIn | None, time: NumbersIn | None) -> int:
-    """A number of 128 bits that equal rows have, whatever their order; see `kop.records._pure_arrow.digest_of`.
+    """Return a number of 128 bits that equal rows have, whatever their order; see `kop.records._pure_arrow.digest_of`.
 
     `time` stands in the place of the rows' timestamps. The sum of the digests of two batches, modulo 2**128, is the
     digest of both.

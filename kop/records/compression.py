@@ -56,7 +56,7 @@ _ZSTD_MAX_WINDOW_LOG: Final = 27  # what zstd's own decoders accept by default; 
 
 @raises_without_frames
 def decompress(codec: int, data: Buffer, max_bytes: int) -> Buffer:
-    """What `data` holds, at most `max_bytes` of it. Several frames or members in a row are one stream.
+    """Return what `data` holds, at most `max_bytes` of it. Several frames or members in a row are one stream.
 
     `data` itself comes back for NONE. CORRUPT_MESSAGE where it is damaged, cut off, or grows beyond `max_bytes`;
     UNSUPPORTED_COMPRESSION_TYPE for a number that is no codec.
@@ -149,7 +149,7 @@ def _inflate(into: Callable[[Buffer, bytearray], int], data: Buffer, max_bytes: 
 
 
 def _gzip_hint(data: Buffer) -> int:
-    """The last member's size, from its trailer; honest deflate grows by at most about 1032."""
+    """Return the last member's size, from its trailer; honest deflate grows by at most about 1032."""
     if len(data) < 18:
         return 0
     size = int.from_bytes(data[-4:], "little")
@@ -157,7 +157,9 @@ def _gzip_hint(data: Buffer) -> int:
 
 
 def _zstd_hint(data: Buffer) -> int:
-    """The first frame's content size where its header has one, else 0; refuses windows above zstd's own limit."""
+    """Return the first frame's content size where its header has one, else 0; refuses windows above zstd's own
+    limit.
+    """
     if len(data) < 6 or int.from_bytes(data[:4], "little") != _ZSTD_MAGIC:
         return 0
     descriptor = data[4]

@@ -28,7 +28,7 @@ class EndMarker(NamedTuple):
 def build_marker(
     producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int, timestamp: int, offset: int = 0
 ) -> bytearray:
-    """The control batch that ends a producer's transaction. `timestamp` is in milliseconds since the epoch."""
+    """Return the control batch that ends a producer's transaction. `timestamp` is in milliseconds since the epoch."""
     key = _KEY.pack(0, _COMMIT if commit else _ABORT)
     return build(
         [Record(offset, timestamp, key, _VALUE.pack(0, coordinator_epoch))],
@@ -40,7 +40,7 @@ def build_marker(
 
 
 def read_marker(batch: Buffer) -> EndMarker | None:
-    """What a control batch says of a transaction; None for another kind of control record.
+    """Return what a control batch says of a transaction; None for another kind of control record.
 
     PeerError of CORRUPT_MESSAGE where it is malformed.
     """

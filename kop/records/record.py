@@ -38,7 +38,7 @@ def _invalid(text: str) -> PeerError:
 def frames(
     body: bytes, count: int, base_offset: int, last_offset_delta: int, base_timestamp: int, append_time: int | None
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Offset, timestamp, and where the content starts and ends, of each of the `count` records that fill `body`.
+    """Yield offset, timestamp, and where the content starts and ends, of each of the `count` records that fill `body`.
 
     Offsets have to ascend and end within the batch; `append_time` takes the place of every timestamp.
     """
@@ -116,7 +116,7 @@ def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes 
 
 
 def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """The headers of a record, one at a time: a peer can put half a million of them into a megabyte."""
+    """Yield the headers of a record, one at a time: a peer can put half a million of them into a megabyte."""
     try:
         count, pos = _varint(body, pos)
         if not 0 <= count <= end - pos:
@@ -141,7 +141,7 @@ def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes |
 
 
 def _varint(body: bytes, pos: int, bits: int = 32) -> tuple[int, int]:
-    """A zigzag varint and the position behind it; IndexError at the end of `body`."""
+    """Return a zigzag varint and the position behind it; IndexError at the end of `body`."""
     value = shift = 0
     while True:
         byte = body[pos]
@@ -166,7 +166,7 @@ def _put_varint(out: bytearray, number: int) -> None:
 
 
 def _size(number: int) -> bytes:
-    """The zigzag varint of a number that is not negative."""
+    """Return the zigzag varint of a number that is not negative."""
     if number < len(_SIZES):
         return _SIZES[number]
     out = bytearray()
@@ -189,7 +189,7 @@ def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content:
 
 
 def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> bytes:
-    """A record without headers, at the base timestamp of its batch; as `put_record` writes it."""
+    """Return a record without headers, at the base timestamp of its batch; as `put_record` writes it."""
     if value is None:
         content = b"".join((b"\0\0", _size(offset_delta), _size(len(key)), key, b"\1\0"))
     else:
@@ -198,7 +198,7 @@ def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> byte
 
 
 def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[bytes, bytes | None]]) -> bytearray:
-    """What follows the deltas in a record."""
+    """Return what follows the deltas in a record."""
     out = bytearray()
     for item in (key, value):
         _put_bytes(out, item)
@@ -210,7 +210,7 @@ def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[b
 
 
 def before_value(key: bytes | None, value_size: int | None, section_size: int) -> bytes:
-    """What stands before the value in a record whose deltas are 0.
+    """Return what stands before the value in a record whose deltas are 0.
 
     `value_size` is None where it has no value: this stands before its headers then. They take `section_size` bytes,
     with their number.

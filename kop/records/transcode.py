@@ -100,7 +100,7 @@ class EntryTransaction(NamedTuple):
     most: int
     least: int
     sent_in: bool = False
-    """Whether entries are sent in the transaction. A Pulsar broker counts each of those as one message, so each has one
+    """True if entries are sent in the transaction. A Pulsar broker counts each of those as one message, so each has one
     record then. Else their metadata alone names it, and they are counted as others."""
 
 
@@ -147,7 +147,8 @@ def to_frames(
     compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[SendFrame]:
-    """The SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's limit.
+    """Return the SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's
+    limit.
 
     Frame k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
     `producer_id` is the number of the producer on its connection, `producer_name` its name. `publish_time` is in
@@ -246,7 +247,7 @@ def to_raw_frame(
     max_bytes: int = MAX_UNCOMPRESSED,
     txn: EntryTransaction | None = None,
 ) -> SendFrame:
-    """The SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
+    """Return the SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
 
     Its header says the largest timestamp of its records, whatever `header` says.
 
@@ -286,7 +287,7 @@ def to_entries(
     compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[PulsarEntry]:
-    """The entries in the frames of `to_frames`, for who sends them in another way."""
+    """Return the entries in the frames of `to_frames`, for who sends them in another way."""
     frames = to_frames(
         batch,
         header,
@@ -314,7 +315,7 @@ def to_raw_entry(
     max_bytes: int = MAX_UNCOMPRESSED,
     txn: EntryTransaction | None = None,
 ) -> PulsarEntry:
-    """The entry in the frame of `to_raw_frame`."""
+    """Return the entry in the frame of `to_raw_frame`."""
     made = to_raw_frame(
         batch,
         header,
@@ -330,7 +331,7 @@ def to_raw_entry(
 
 
 def entry_size(frame: bytes) -> int:
-    """Bytes of metadata and payload in a SEND frame."""
+    """Return bytes of metadata and payload in a SEND frame."""
     return len(frame) - _UP_TO_METADATA - int.from_bytes(frame[4:8], "big")
 
 
@@ -352,7 +353,7 @@ def to_batch(
     max_bytes: int = MAX_UNCOMPRESSED,
     on_keyless: Callable[[int], None] | None = None,
 ) -> Buffer:
-    """The Kafka batch of an entry, whose first message has `base_offset`; leader epoch 0, the checksum right.
+    """Return the Kafka batch of an entry, whose first message has `base_offset`; leader epoch 0, the checksum right.
 
     An entry of several raw batches gives them all, one behind the other. `log_append_time` (ms, the broker's) becomes
     the time of every record. The offsets of what is not there (messages that compaction took, a marker of the broker's)
@@ -407,7 +408,7 @@ def to_batch(
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:
-    """The batches of usual entries that came together, in one call; see `kop.records._pure.usual_batches`.
+    """Return the batches of usual entries that came together, in one call; see `kop.records._pure.usual_batches`.
 
     Each is what `to_batch` makes of the entry.
     """
@@ -416,12 +417,13 @@ def usual_batches(
 
 
 def parse_entry(metadata: Buffer) -> EntryView:
-    """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
+    """Return what an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
     return tuple.__new__(EntryView, twin.parse_entry(metadata))  # as `_make`, without its call: once for each entry
 
 
 def empty_batch(first_offset: int, last_offset: int) -> bytes:
-    """A batch without records that covers these offsets, as Kafka's compaction leaves them: consumers step over it.
+    """Return a batch without records that covers these offsets, as Kafka's compaction leaves them: consumers step over
+    it.
 
     At most 2^31 offsets fit; more is for the caller to put into several.
     """
@@ -468,7 +470,9 @@ def _from_raw(
     *,
     in_transaction: bool,
 ) -> bytearray:
-    """The batches in a raw entry; `in_transaction`: of a Pulsar transaction, which is committed if anybody reads it."""
+    """Return the batches in a raw entry; `in_transaction`: of a Pulsar transaction, which is committed if anybody reads
+    it.
+    """
     out = bytearray(body)
     offset = base_offset
     try:
@@ -523,7 +527,7 @@ def _compress(codec: int, data: bytes) -> Buffer:
 
 
 def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
-    """Pulsar's number for a codec of Kafka, and the payload of an entry compressed in it."""
+    """Return Pulsar's number for a codec of Kafka, and the payload of an entry compressed in it."""
     compression = _TO_PULSAR[codec]
     return compression, _deflate(compression, payload)
 
@@ -540,7 +544,7 @@ def _deflate(compression: int, data: bytes) -> bytes:
 
 
 def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
-    """The payload without compression: exactly as many bytes as the metadata says."""
+    """Return the payload without compression: exactly as many bytes as the metadata says."""
     size = view.uncompressed_size
     if size > max_bytes:
         raise UndecodableEntryError("too_large", f"an entry of {size} bytes, the limit is {max_bytes}")

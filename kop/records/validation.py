@@ -1,4 +1,4 @@
-"""Whether the records of a produced batch are what its header says, as Kafka's LogValidator looks at them.
+"""The check that the records of a produced batch are what its header says, as Kafka's LogValidator looks at them.
 
 Owns: the walk over the records before they are stored, and its errors.
 Must not know: the header's own checks (`kop.records.batch.check_produced`), topics, requests.
@@ -41,7 +41,7 @@ class RecordsRejectedError(PeerError):
 
     @classmethod
     def without_key(cls, indexes: Sequence[int]) -> RecordsRejectedError:
-        """What a batch on a compacted topic gets whose records at `indexes` have no key."""
+        """Return what a batch on a compacted topic gets whose records at `indexes` have no key."""
         text = "Compacted topic cannot accept message without key"
         return cls(ErrorCode.INVALID_RECORD, [(index, text) for index in indexes])
 
@@ -142,7 +142,9 @@ def _name_times(records: Buffer, header: BatchHeader, earliest: int, latest: int
 
 @raises_without_frames
 def inflated(data: Buffer, codec: int, max_bytes: int) -> Buffer:
-    """The records of the batch that fills `data`, without compression and not walked; errors as of `check_records`."""
+    """Return the records of the batch that fills `data`, without compression and not walked; errors as of
+    `check_records`.
+    """
     packed = memoryview(data)[HEADER_SIZE:]
     try:
         body = decompress(codec, packed, max_bytes)

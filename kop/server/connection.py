@@ -194,7 +194,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._feeding = False
 
     def eof_received(self) -> bool:
-        """A client that has closed its half gets no answers any more, as with Kafka.
+        """Return a client that has closed its half gets no answers any more, as with Kafka.
 
         But what it sent takes effect: a producer with acks=0 may close right after its last request. Only a long poll
         is not waited for.
@@ -205,13 +205,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """The client does not read: take no more of its requests."""
+        """Note that the client does not read: take no more of its requests."""
         self.unread_since = self._server.loop.time()
         self._hold |= _UNREAD
         self.settle_unread()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Note that the client reads again."""
         self.unread_since = 0.0
         self.settle_unread()
         self._go_on(_UNREAD)
@@ -269,7 +269,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return count
 
     def _frame_grown(self) -> None:
-        """Bytes came into the incomplete frame: start it when it is whole, else see that there is room for more."""
+        """Start the incomplete frame, into which bytes came, when it is whole, else see that there is room for
+        more.
+        """
         frame = self._frames.incomplete
         assert frame is not None
         view = self._frames.completed()
@@ -357,7 +359,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- requests and answers
 
     def _may_start(self, frame: memoryview) -> bool:
-        """False while the request has to wait: for overlapping ones before it, or for memory where it reads much."""
+        """Return false while the request has to wait: for overlapping ones before it, or for memory where it
+        reads much.
+        """
         short = self._memory.short
         if not self._responses and not short:
             return True
@@ -477,7 +481,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._unread = unsent
 
     def on_memory(self) -> None:
-        """There is the memory that this connection waits for."""
+        """Go on: there is the memory that this connection waits for."""
         frame = self._frames.incomplete
         if self._starved and frame is not None:
             self._starved = False
@@ -497,7 +501,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._charged
 
     def stuck(self) -> bool:
-        """True when it holds memory and nothing has moved since the last call, for a reason that lies with the peer."""
+        """Return true if it holds memory and nothing has moved since the last call, for a reason that lies with the
+        peer.
+        """
         mark = (self.last_active, self.unsent, 0 if self._transport is None else in_system(self._transport))
         moved, self._mark = mark != self._mark, mark
         ours = self._starved or self._hold & _MEMORY or (self._responses and not self._polling)
@@ -584,5 +590,5 @@ class ClientConnection(asyncio.BufferedProtocol):
         return bool(self._responses)
 
     def gone_unnoticed(self) -> bool:
-        """True when the peer has closed while the socket is not read because of its long poll."""
+        """Return true if the peer has closed while the socket is not read because of its long poll."""
         return self._paused and self._polling and self._transport is not None and has_closed(self._transport)

@@ -45,7 +45,7 @@ class IncompleteFrame:
         self.buffer[: self.filled] = start
 
     def room(self) -> memoryview:
-        """Where the next bytes go. Never empty after `grow`."""
+        """Return where the next bytes go. Never empty after `grow`."""
         return memoryview(self.buffer)[self.filled :]
 
     def take(self, data: memoryview) -> tuple[int, int]:
@@ -80,7 +80,9 @@ class FrameSplitter:
         self.incomplete: IncompleteFrame | None = None
 
     def joined(self, data: memoryview) -> tuple[memoryview, bool]:
-        """What arrived, behind the bytes of a size that arrived before it; True where that took memory of its own."""
+        """Return what arrived, behind the bytes of a size that arrived before it; True where that took memory of its
+        own.
+        """
         if not self._prefix:
             return data, False
         whole = memoryview(bytearray(self._prefix) + data)
@@ -88,7 +90,7 @@ class FrameSplitter:
         return whole, True
 
     def next(self, data: memoryview, pos: int, *, plenty: bool = True) -> memoryview | None:
-        """The frame whose size begins at `pos`, without its size.
+        """Return the frame whose size begins at `pos`, without its size.
 
         None where it is not whole: what there is of it was copied then, to `incomplete` if its size is known.
         FrameError for a size that no request has. `plenty`: there is much memory.
@@ -108,7 +110,7 @@ class FrameSplitter:
         return data[start:stop]
 
     def completed(self) -> memoryview | None:
-        """The incomplete frame once it is whole, in memory of its own; None before."""
+        """Return the incomplete frame once it is whole, in memory of its own; None before."""
         frame = self.incomplete
         if frame is None or frame.filled < frame.size:
             return None

@@ -295,6 +295,6 @@ class Server:
 
 
 def _most_files() -> int:
-    """How many connections the limit of open files leaves room for."""
+    """Return how many connections the limit of open files leaves room for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 - 1 if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, soft // 2)

@@ -21,18 +21,18 @@ _ESTABLISHED = 1
 
 
 def plain_host(host: str) -> str:
-    """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
+    """Return an IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def describe(info: ConnectionInfo) -> str:
-    """The peer, for the log."""
+    """Return the peer, for the log."""
     software = f" ({info.software_name} {info.software_version})"[:_SHOWN] if info.software_name else ""
     return f"{info.client_host}{software}"
 
 
 def has_closed(transport: asyncio.Transport) -> bool:
-    """True when the peer has closed or reset, on a socket that is not read and so does not say it by itself."""
+    """Return true if the peer has closed or reset, on a socket that is not read and so does not say it by itself."""
     sock = transport.get_extra_info("socket")
     try:
         return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED)
@@ -41,7 +41,7 @@ def has_closed(transport: asyncio.Transport) -> bool:
 
 
 def in_system(transport: asyncio.Transport) -> int:
-    """Bytes that the system is still sending, 0 where it does not tell.
+    """Return bytes that the system is still sending, 0 where it does not tell.
 
     A socket takes more only once a good part of its buffer is free, megabytes of it: until then nothing else shows that
     the peer reads.

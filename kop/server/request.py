@@ -67,7 +67,7 @@ class _ServedApi:
         self.groups = tuple(need for need in api.needs if api.tells_of_groups and need.resource is ResourceType.GROUP)
         """Rights to groups whose coordinator has to be sure."""
         self.splits = not api.encodes and not api.long_poll and api.reads is None
-        """Whether a large request is decoded beside the loop, and answered in parts where it has `rows`."""
+        """True if a large request is decoded beside the loop, and answered in parts where it has `rows`."""
         self.latencies = gw.metrics.latency.of(self.name)
         self.counts: dict[int, Count] = {}
         """Requests by version."""
@@ -112,7 +112,7 @@ class RequestPipeline:
         return now
 
     def api(self, frame: memoryview) -> Api | None:
-        """The API of a frame of which at least two bytes are there; None where it is not served."""
+        """Return the API of a frame of which at least two bytes are there; None where it is not served."""
         served = self._served.get(frame[0] << 8 | frame[1])
         return None if served is None else served.api
 
@@ -275,7 +275,7 @@ class RequestPipeline:
         return self._answer(served, (codec.encode_response(correlation_id, api.other_version()),))
 
     def _failed(self, served: _ServedApi, ctx: Context, error: BaseException) -> Frame:
-        """The answer to a request whose handler failed as a whole, where its API has a place for it."""
+        """Return the answer to a request whose handler failed as a whole, where its API has a place for it."""
         code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
         if not isinstance(error, KopError):
             log.error("%s version %d from %s failed", served.name, ctx.version, ctx.conn.client_host, exc_info=error)
@@ -310,7 +310,7 @@ def _shown(client_id: str | None) -> str:
 
 
 def _parts(request: Any, rows: str) -> list[Any]:
-    """The same request with some of its rows each."""
+    """Return the same request with some of its rows each."""
     items = getattr(request, rows) or []
     if len(items) <= _PART_ROWS:
         return [request]

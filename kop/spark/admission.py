@@ -23,7 +23,7 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
     """A stream whose batches Spark limits."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say: the limit that Spark passes back, unless its trigger wants all there is."""
+        """Return what the options say: the limit that Spark passes back, unless its trigger wants all there is."""
         if self.options.max_offsets_per_trigger:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.min_offsets_per_trigger:
@@ -33,11 +33,13 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetDict, limit: ReadLimit) -> OffsetDict:
-        """Where the batch after `start` ends; all limits of the options count unless Spark wants all there is."""
+        """Return where the batch after `start` ends; all limits of the options count unless Spark wants all
+        there is.
+        """
         return to_dict(self.stream.next_end(from_dict(start), limited=not isinstance(limit, ReadAllAvailable)))
 
     def reportLatestOffset(self) -> OffsetDict | None:
-        """The end of the logs as last seen, for the progress of the query."""
+        """Return the end of the logs as last seen, for the progress of the query."""
         latest = self.stream.latest
         return None if latest is None else to_dict(latest)
 

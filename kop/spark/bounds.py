@@ -44,7 +44,7 @@ class Bound:
         return None
 
     def only(self, partitions: Collection[TopicPartition]) -> Bound:
-        """The same for some of the partitions that it names."""
+        """Return the same for some of the partitions that it names."""
         return replace(
             self,
             each=_only(self.each, partitions),

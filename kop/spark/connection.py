@@ -114,7 +114,7 @@ class ClusterConnection:
         self._net.close()
 
     def send(self, request: Any, node: int | None = None) -> Any:
-        """The answer of one server, of any without `node`; kafka-python's errors."""
+        """Return the answer of one server, of any without `node`; kafka-python's errors."""
         (answer,) = self.send_all([(node, request)])
         if isinstance(answer, Exception):
             raise answer
@@ -137,7 +137,9 @@ class ClusterConnection:
         return answers
 
     def metadata(self, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
-        """The topics of these names, or all, as Metadata describes them; `make` lets the cluster make missing ones."""
+        """Return the topics of these names, or all, as Metadata describes them; `make` lets the cluster make missing
+        ones.
+        """
         wanted = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         answer = self.send(
             MetadataRequest(
@@ -152,7 +154,7 @@ class ClusterConnection:
         return list(answer.topics)
 
     def coordinator(self, of: Coordinated) -> int:
-        """The server that coordinates a group or a transactional id."""
+        """Return the server that coordinates a group or a transactional id."""
         known = self._coordinators.get(of)
         if known is not None:
             return known

@@ -39,7 +39,7 @@ class DecoderOptions:
     """A record that it does not take has null and the error's text, instead of ending the read."""
 
     def columns(self) -> str:
-        """The columns that come behind a record's own, in Spark's words."""
+        """Return the columns that come behind a record's own, in Spark's words."""
         error = f", {ERROR} STRING" if self.permissive else ""
         return f"{DECODED} STRUCT<{self.schema}>{error}"
 
@@ -70,8 +70,8 @@ class Decoder:
         self._function = _imported(options.function)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows, which have headers and maybe metadata, with the column `decoded`, and `decodeError` where it is
-        permissive.
+        """Return the rows, which have headers and maybe metadata, with the column `decoded`, and `decodeError` where it
+        is permissive.
         """
         import pyarrow as pa  # noqa: PLC0415
 
@@ -170,7 +170,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The values of a column; None for a time that Python does not hold."""
+    """Return the values of a column; None for a time that Python does not hold."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):

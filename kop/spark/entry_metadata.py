@@ -30,7 +30,9 @@ class NoMetadataError(Exception):
 def with_metadata(
     batches: Iterable[pa.RecordBatch], places: Sequence[PlacedEntry], partition: str
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with the column; NoMetadataError where no place is told for one. `partition` is how errors name it."""
+    """Yield the rows with the column; NoMetadataError where no place is told for one. `partition` is how errors name
+    it.
+    """
     bases = [place.base_offset for place in places]
     entries = _entries(places)
     for batch in batches:
@@ -45,7 +47,7 @@ def with_metadata(
 
 
 def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
-    """A row for each entry, made once for all batches of an answer."""
+    """Return a row for each entry, made once for all batches of an answer."""
     import pyarrow as pa  # noqa: PLC0415
 
     times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]
@@ -59,7 +61,7 @@ def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
 
 
 def _column(offsets: pa.Array, entries: pa.RecordBatch, of_row: list[int]) -> pa.Array:
-    """The column of rows with these offsets; `of_row` has the index in `entries` of each one's entry."""
+    """Return the column of rows with these offsets; `of_row` has the index in `entries` of each one's entry."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 

@@ -67,7 +67,7 @@ class Digest:
             yield batch
 
     def text(self) -> str:
-        """The digest as hexadecimal digits."""
+        """Return the digest as hexadecimal digits."""
         return f"{self._sum:0{_DIGEST_BITS // 4}x}"
 
 
@@ -82,12 +82,12 @@ class Marker:
     digest: str
 
     def metadata(self) -> str:
-        """The metadata of the committed offset: about 80 bytes of JSON."""
+        """Return the metadata of the committed offset: about 80 bytes of JSON."""
         return json.dumps({"v": 1, "tasks": self.tasks, "rows": self.rows, "digest": self.digest})
 
     @classmethod
     def read(cls, offset: int, metadata: str) -> Marker:
-        """The marker of a committed offset. SinkError where another program committed it."""
+        """Return the marker of a committed offset. SinkError where another program committed it."""
         try:
             fields = json.loads(metadata)
             if fields["v"] != 1:
@@ -136,7 +136,7 @@ class TaskTransactions(Protocol):
         """FindCoordinator and InitProducerId: fence earlier attempts, abort what they left open."""
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        """Offset and metadata of the committed markers by task.
+        """Return offset and metadata of the committed markers by task.
 
         That of this task is stable: no transaction holds another one. Those of other tasks may be missing.
         """
@@ -156,7 +156,7 @@ class TaskOutcome(NamedTuple):
 
     rows: int
     repeated: bool
-    """Whether an earlier attempt had committed, so that nothing was written."""
+    """True if an earlier attempt had committed, so that nothing was written."""
 
 
 def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: TaskTransactions) -> TaskOutcome:

@@ -37,7 +37,7 @@ class MayLoseData(Protocol):
 
     @property
     def fail_on_data_loss(self) -> bool:
-        """Whether it ends."""
+        """True if it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ReadSettings:
 
 
 def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """The rows of a range. At the end every offset of it was passed, those without a record too.
+    """Yield the rows of a range. At the end every offset of it was passed, those without a record too.
 
     What is in memory at a time: the answer to one Fetch, and one batch of rows. DataLossError where offsets of it are
     gone; with `fail_on_data_loss` off a warning, and the rows that are left.
@@ -120,7 +120,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
 
 
 def _of_times(rows: Iterable[pa.RecordBatch], first: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows whose time is in the range. A record that the server gave its time has none of an event."""
+    """Yield the rows whose time is in the range. A record that the server gave its time has none of an event."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 

@@ -45,7 +45,8 @@ class PartitionProgress(NamedTuple):
 
 
 def partitions_of(sources: Iterable[Any]) -> list[PartitionProgress]:
-    """The partitions that the sources of a query's progress name; sources other than `kafka` and `kop` are left out.
+    """Return the partitions that the sources of a query's progress name; sources other than `kafka` and `kop` are left
+    out.
 
     `sources`: those of a StreamingQueryProgress, or of its JSON.
     """
@@ -62,7 +63,7 @@ def _field(source: Any, name: str) -> Any:
 
 
 def _offsets(value: Any) -> dict[TopicPartition, int]:
-    """Offsets by partition; nothing where it is not JSON of the form `{"topic": {"0": 7}}`."""
+    """Return offsets by partition; nothing where it is not JSON of the form `{"topic": {"0": 7}}`."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         return {
@@ -76,7 +77,7 @@ def _offsets(value: Any) -> dict[TopicPartition, int]:
 
 
 def lag_table(partitions: Iterable[PartitionProgress]) -> str:
-    """The partitions and their lag as text for a terminal."""
+    """Return the partitions and their lag as text for a terminal."""
     rows = [("TOPIC", "PARTITION", "OFFSET", "END", "LAG")]
     for row in partitions:
         end, lag = ("-" if number is None else f"{number}" for number in (row.end, row.lag))

@@ -27,7 +27,7 @@ class ProgressListener(StreamingQueryListener):
         self._changed = threading.Condition()
 
     def onQueryStarted(self, event: Any) -> None:
-        """Nothing is read yet."""
+        """Do nothing: nothing is read yet."""
         with self._changed:
             self._runs.add(f"{event.runId}")
 
@@ -39,10 +39,10 @@ class ProgressListener(StreamingQueryListener):
             self._progress.commit(partitions_of(event.progress.sources))
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing is new."""
+        """Do nothing: nothing is new."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """The progress of the last batch has come by then."""
+        """Note that the progress of the last batch has come by then."""
         with self._changed:
             self._runs.discard(f"{event.runId}")
             self._changed.notify()

@@ -43,7 +43,7 @@ class PulsarAdmin:
 
 
 def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
-    """The messages of `{"topic": {"0": "12:5:-1"}}`; ValueError says what is wrong with it."""
+    """Return the messages of `{"topic": {"0": "12:5:-1"}}`; ValueError says what is wrong with it."""
     topics = parse_json(text)
     messages: dict[TopicPartition, MessageId] = {}
     try:
@@ -62,7 +62,7 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
 def offsets_of(
     admin: PulsarAdmin, settings: Mapping[str, str], wanted: Mapping[TopicPartition, MessageId], *, behind: bool
 ) -> Offsets:
-    """The offset of each message, or the one behind it; MessageBoundError.
+    """Return the offset of each message, or the one behind it; MessageBoundError.
 
     `settings` are those of SETTINGS that the gateway told.
     """
@@ -82,7 +82,7 @@ def offsets_of(
 
 
 def _full_name(topic: str, settings: Mapping[str, str]) -> str:
-    """The name of a topic in Pulsar; MessageBoundError where nobody says its namespace."""
+    """Return the name of a topic in Pulsar; MessageBoundError where nobody says its namespace."""
     local = topic.removeprefix(_SCHEME)
     if "/" in local:
         return _SCHEME + local

@@ -24,7 +24,7 @@ _LIMIT: Final = 2**63
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; ValueError says what is wrong with it, and which name an object has twice."""
+    """Return the value of a JSON text; ValueError says what is wrong with it, and which name an object has twice."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -40,7 +40,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_offsets(text: str) -> Offsets:
-    """The partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
+    """Return the partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
     topics = parse_json(text)
     offsets: Offsets = {}
     for topic, partitions in _object(topics).items():
@@ -58,7 +58,7 @@ def parse_offsets(text: str) -> Offsets:
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
-    """The partitions of `{"topic": [0, 1]}`; ValueError says what is wrong with it."""
+    """Return the partitions of `{"topic": [0, 1]}`; ValueError says what is wrong with it."""
     topics = parse_json(text)
     assigned: list[TopicPartition] = []
     for topic, partitions in _object(topics).items():
@@ -83,5 +83,5 @@ def to_dict(offsets: Mapping[TopicPartition, int]) -> OffsetDict:
 
 
 def from_dict(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The same back."""
+    """Return the same back."""
     return {(topic, int(p)): offset for topic, partitions in offsets.items() for p, offset in partitions.items()}

@@ -174,17 +174,17 @@ class ReadOptions:
 
     @property
     def limited(self) -> bool:
-        """Whether a batch of a stream takes less than all there is."""
+        """True if a batch of a stream takes less than all there is."""
         return bool(self.max_offsets_per_trigger or self.min_offsets_per_trigger or self.max_bytes_per_trigger)
 
 
 def batch_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of `spark.read`; OptionError."""
+    """Return the options of `spark.read`; OptionError."""
     return _read_options(options, streaming=False)
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of `spark.readStream`; OptionError."""
+    """Return the options of `spark.readStream`; OptionError."""
     return _read_options(options, streaming=True)
 
 
@@ -195,11 +195,11 @@ class Given:
         self._given = {name.lower(): (name, str(value)) for name, value in options.items()}
 
     def has(self, name: str) -> bool:
-        """Whether it was given."""
+        """Return true if it was given."""
         return name.lower() in self._given
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """The value of an option, or the default; OptionError where `parse` raises ValueError."""
+        """Return the value of an option, or the default; OptionError where `parse` raises ValueError."""
         given = self._given.pop(name.lower(), None)
         if given is None:
             return default
@@ -210,7 +210,7 @@ class Given:
             raise OptionError(f"set {name} to another value: {value} {error}") from None
 
     def left(self) -> list[str]:
-        """Names nobody took, as they were given."""
+        """Return names nobody took, as they were given."""
         return sorted(name for name, _ in self._given.values())
 
 
@@ -244,7 +244,7 @@ def flag(value: str) -> bool:
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    """A whole number from `least` to `most`."""
+    """Return a whole number from `least` to `most`."""
 
     def parse(value: str) -> int:
         try:
@@ -268,12 +268,12 @@ def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
 
 
 def duration(value: str) -> int:
-    """Milliseconds: `500`, `500ms`, `30s`, `15m`, `2h`."""
+    """Return milliseconds: `500`, `500ms`, `30s`, `15m`, `2h`."""
     return _with_unit(value, UNITS_OF_TIME, "duration")
 
 
 def size(value: str) -> int:
-    """Bytes: `1048576`, `64k`, `16m`, `1g`."""
+    """Return bytes: `1048576`, `64k`, `16m`, `1g`."""
     byte_count = _with_unit(value, UNITS_OF_SIZE, "size")
     if byte_count < 1:
         raise ValueError("is below 1")
@@ -281,7 +281,7 @@ def size(value: str) -> int:
 
 
 def one_of(*values: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
+    """Return one of these words, in any case."""
 
     def parse(value: str) -> str:
         if value.strip().lower() not in values:
@@ -524,7 +524,7 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
 
 
 def _take_without_effect(given: Given) -> None:
-    """Options that are taken so that a user of Spark's Kafka source need not remove them."""
+    """Take options without effect, so that a user of Spark's Kafka source need not remove them."""
     given.take("groupIdPrefix", text, "")
     given.take("kafka.group.id", text, "")
     given.take("kafka.max.poll.records", whole(1), 1)
@@ -553,7 +553,7 @@ def _pattern(value: str) -> str:
 
 
 def _namespace(given: Given, subscribed: str) -> Callable[[str], str]:
-    """What gives topics without a namespace the one that was asked for."""
+    """Return what gives topics without a namespace the one that was asked for."""
     if given.take("topicDomain", text, "persistent") != "persistent":
         raise OptionError("leave topicDomain out: only persistent topics have offsets to read by")
     namespace = given.take("topicNamespace", _namespace_name, "")
@@ -612,7 +612,7 @@ def _pulsar(given: Given, wanted: bool) -> PulsarAdmin | None:
 
 
 def _inclusive(given: Given, bound: str, *, when: bool, default: bool) -> bool:
-    """The value of an option NAMEInclusive; OptionError where its bound (`when`) was not given."""
+    """Return the value of an option NAMEInclusive; OptionError where its bound (`when`) was not given."""
     name = f"{bound}Inclusive"
     if given.has(name) and not when:
         raise OptionError(f"set {bound} as well, or leave {name} out")
@@ -639,8 +639,9 @@ def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]
 
 
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
-    """The bound of the option that counts: a message for each partition, and else as in Spark's source, one time for
-    all, then times, then offsets."""
+    """Return the bound of the option that counts: a message for each partition, and else as in Spark's source, one time
+    for all, then times, then offsets.
+    """
     by_message, by_time = f"{which}MessageId", f"{which}Timestamp"
     asked = [given.has(name) for name in (by_message, by_time, f"{which}OffsetsByTimestamp")]
     starts = which == "starting"

@@ -58,7 +58,7 @@ def split(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records
 
 
 def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """The end of a batch of `most` offsets: each partition gives its share of what is new in all of them.
+    """Return the end of a batch of `most` offsets: each partition gives its share of what is new in all of them.
 
     Each partition that has something new gives one offset at least, as in Spark's Kafka source: a partition with a few
     records does not wait until a long one is read. Else the shares are rounded down, and what is left goes to the
@@ -82,7 +82,7 @@ def limit_bytes(
     each: Mapping[TopicPartition, float],
     most: int,
 ) -> Offsets:
-    """The end of a batch of about `most` bytes.
+    """Return the end of a batch of about `most` bytes.
 
     `each` is how many bytes an offset takes in a partition, for those that have new ones. Each partition gives the same
     part of what is new in it, and one offset at least.
@@ -95,5 +95,5 @@ def limit_bytes(
 
 
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
-    """How many offsets lie between the two, in partitions that both have."""
+    """Return how many offsets lie between the two, in partitions that both have."""
     return sum(max(0, end - start[partition]) for partition, end in latest.items() if partition in start)

@@ -51,7 +51,9 @@ class Partitioner:
         self._turn = itertools.count(first)
 
     def partitions(self, keys: pa.Array, given: pa.Array, count: int) -> pa.Array:
-        """The partition of each row of a topic that has `count` partitions, int32; `given` ones are not changed."""
+        """Return the partition of each row of a topic that has `count` partitions, int32; `given` ones are not
+        changed.
+        """
         import pyarrow as pa  # noqa: PLC0415
         from pyarrow import compute  # noqa: PLC0415
 
@@ -109,7 +111,7 @@ class RowProducer:
             waiting = {place: ready for place, ready in waiting.items() if ready}
 
     def _placed(self, batch: pa.RecordBatch) -> Mapping[TopicPartition, pa.RecordBatch]:
-        """The rows of each partition, in their order."""
+        """Return the rows of each partition, in their order."""
         from pyarrow import compute  # noqa: PLC0415
 
         placed: dict[TopicPartition, pa.RecordBatch] = {}

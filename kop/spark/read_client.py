@@ -36,7 +36,7 @@ class FetchRequest(ApiMessage):
 
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        """The schema by which kafka-python encodes it."""
+        """Return the schema by which kafka-python encodes it."""
         schema["fields"].append(
             {
                 "name": "EntryPlaces",
@@ -61,7 +61,7 @@ class FetchSettings:
     wait_ms: int = 500
     rack: str = ""
     places: bool = False
-    """Whether it asks where Pulsar keeps the records."""
+    """True if it asks where Pulsar keeps the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class ReadClient:
         self._connection.close()
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
-        """The topics of these names that there are, or all; no topic is made by asking."""
+        """Return the topics of these names that there are, or all; no topic is made by asking."""
 
         def ask() -> dict[str, TopicMetadata]:
             topics: dict[str, TopicMetadata] = {}
@@ -134,7 +134,7 @@ class ReadClient:
         return topics
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
-        """The offset for each time (ms), EARLIEST or LATEST; -1 where no record is that late."""
+        """Return the offset for each time (ms), EARLIEST or LATEST; -1 where no record is that late."""
         left, offsets = dict(wanted), Offsets()
 
         def ask() -> None:
@@ -173,7 +173,7 @@ class ReadClient:
         return offsets
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Bytes of each log as its leader says (DescribeLogDirs); 0 where it does not."""
+        """Return bytes of each log as its leader says (DescribeLogDirs); 0 where it does not."""
 
         def ask() -> dict[TopicPartition, int]:
             sizes = dict.fromkeys(partitions, 0)
@@ -197,7 +197,7 @@ class ReadClient:
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), doubtful=GONE)
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """The settings of these names that a server has and tells; none where this user may not ask."""
+        """Return the settings of these names that a server has and tells; none where this user may not ask."""
 
         def ask() -> dict[str, str]:
             self._connection.metadata([])
@@ -217,7 +217,7 @@ class ReadClient:
         return self._connection.patiently(ask)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
-        """Batches of a partition from the one on that holds `offset`; none where there is none within the wait.
+        """Return batches of a partition from the one on that holds `offset`; none where there is none within the wait.
 
         With a topic id, and servers that know ids in Fetch (KIP-516), the answer is UnknownTopicIdError where the topic
         is another one by now. OffsetOutOfRangeError is raised at once.
@@ -275,7 +275,7 @@ class ReadClient:
             raise errors.LeaderNotAvailableError(f"{error.__name__}, and metadata still has {topic} {index}")
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Who leads each; topics are asked for first where they, or partitions of them, are not known."""
+        """Return who leads each; topics are asked for first where they, or partitions of them, are not known."""
         partitions = list(partitions)
         unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}
         if unknown:
@@ -297,7 +297,7 @@ class ReadClient:
 
 
 def _preferred(answer: Any) -> int:
-    """The server of the client's rack that the leader wants to be asked instead; -1 for none."""
+    """Return the server of the client's rack that the leader wants to be asked instead; -1 for none."""
     if answer.error_code or answer.API_VERSION < 11 or not answer.responses:
         return -1
     server: int = answer.responses[0].partitions[0].preferred_read_replica

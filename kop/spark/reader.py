@@ -33,7 +33,7 @@ _clients: dict[str, ReadClient] = {}
 
 
 def client_of_process(connection: ConnectionOptions) -> ReadClient:
-    """The client of this worker process for these settings, connected."""
+    """Return the client of this worker process for these settings, connected."""
     key = repr(connection)
     if key not in _clients:
         _clients[key] = ReadClient(connection.settings, connection.patience_ms)
@@ -48,7 +48,7 @@ class RangePartition(InputPartition):
 
 
 def read_settings(options: ReadOptions) -> ReadSettings:
-    """What a task needs of the options."""
+    """Return what a task needs of the options."""
     return ReadSettings(
         options.fetch,
         options.include_headers or options.decoder is not None,
@@ -61,7 +61,7 @@ def read_settings(options: ReadOptions) -> ReadSettings:
 def read_task(
     options: ReadOptions, decoded: pa.DataType | None, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value.
+    """Yield the rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value.
 
     `decoded` is the type of the column `decoded`, where there is a decoder.
     """
@@ -83,7 +83,7 @@ def read_task(
 
 
 def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangePartition]:
-    """The tasks of some ranges."""
+    """Return the tasks of some ranges."""
     return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
 
@@ -95,11 +95,11 @@ class KopBatchReader(DataSourceReader):
         self._decoded = decoded
 
     def partitions(self) -> list[RangePartition]:
-        """The tasks, from the starting offsets to the ending ones as they are now."""
+        """Return the tasks, from the starting offsets to the ending ones as they are now."""
         return as_tasks(self._options, find_ranges(client_of_process(self._options.connection), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
+        """Return the rows of a task."""
         return read_task(self._options, self._decoded, partition)
 
 
@@ -119,15 +119,15 @@ class KopStreamReader(DataSourceStreamReader):
         return self._state
 
     def initialOffset(self) -> OffsetDict:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         return to_dict(self.stream.initial())
 
     def partitions(self, start: OffsetDict, end: OffsetDict) -> list[RangePartition]:
-        """The tasks of a batch."""
+        """Return the tasks of a batch."""
         return as_tasks(self.options, self.stream.ranges(from_dict(start), from_dict(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
+        """Return the rows of a task."""
         return read_task(self.options, self._decoded, partition)
 
 
@@ -139,5 +139,5 @@ class KopPlainStreamReader(KopStreamReader):
     """
 
     def latestOffset(self) -> OffsetDict:
-        """Where the next batch ends."""
+        """Return where the next batch ends."""
         return to_dict(self.stream.next_end())

@@ -37,7 +37,9 @@ _ROWS: Final = 4096
 
 
 def schema() -> pa.Schema:
-    """The columns of a batch that is to be written; key and value are bytes, the timestamp microseconds of UTC."""
+    """Return the columns of a batch that is to be written; key and value are bytes, the timestamp microseconds of
+    UTC.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -64,7 +66,7 @@ class SinkColumns:
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
-        """The columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written."""
+        """Return the columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written."""
         places: dict[str, int] = {}
         for index, (field, kind) in enumerate(fields):
             name = field.lower()
@@ -91,7 +93,7 @@ class SinkColumns:
         return cls(places, topic)
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch with the columns of the DataFrame, in the form of `schema()`."""
+        """Return the rows of a batch with the columns of the DataFrame, in the form of `schema()`."""
         import pyarrow as pa  # noqa: PLC0415
 
         rows = batch.num_rows
@@ -115,7 +117,7 @@ class SinkColumns:
         return made
 
     def batches(self, rows: Iterable[Sequence[Any]]) -> Iterable[pa.RecordBatch]:
-        """The same for rows that come one by one, as a Spark without Arrow writers gives them."""
+        """Yield the same for rows that come one by one, as a Spark without Arrow writers gives them."""
         held: list[Sequence[Any]] = []
         for row in rows:
             held.append(row)
@@ -137,7 +139,7 @@ class SinkColumns:
 
 
 def _plain(value: Any) -> Any:
-    """A value as pyarrow takes it for the types of `schema()`."""
+    """Return a value as pyarrow takes it for the types of `schema()`."""
     if isinstance(value, datetime):
         return value.astimezone()  # a row's time has no zone and is that of the process
     if isinstance(value, str):

@@ -46,11 +46,13 @@ class KopDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What is given to `format`."""
+        """Return what is given to `format`."""
         return "kop"
 
     def schema(self) -> StructType | str:
-        """The columns of a read, all nullable: `headers` and `metadata` where they are wanted, what a decoder gives."""
+        """Return the columns of a read, all nullable: `headers` and `metadata` where they are wanted, what a decoder
+        gives.
+        """
         options = {name.lower(): value for name, value in self.options.items()}
         own = self._own_columns()
         name, columns = options.get("decoder", ""), options.get("decoderschema", "")
@@ -70,14 +72,14 @@ class KopDataSource(DataSource):
         return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads a batch; OptionError."""
+        """Return what reads a batch; OptionError."""
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
         return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """What reads a stream; OptionError."""
+        """Return what reads a stream; OptionError."""
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)
@@ -94,7 +96,9 @@ class KopDataSource(DataSource):
         return KopLimitedStreamReader(options, decoded)
 
     def _checked(self, schema: StructType, options: ReadOptions) -> Any:
-        """The Arrow type of the column `decoded`, None without a decoder; OptionError where the columns are others."""
+        """Return the Arrow type of the column `decoded`, None without a decoder; OptionError where the columns are
+        others.
+        """
         own = self._own_columns()
         if options.decoder is None:
             _check_columns(schema, own)
@@ -108,11 +112,11 @@ class KopDataSource(DataSource):
         return to_arrow_type(schema[DECODED].dataType)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """What writes a batch."""
+        """Return what writes a batch."""
         return import_module("kop.spark.writer").make_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """What writes a stream."""
+        """Return what writes a stream."""
         return import_module("kop.spark.writer").make_stream_writer(dict(self.options), schema, overwrite)
 
 

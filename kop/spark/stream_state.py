@@ -71,7 +71,7 @@ class StreamState:
         self._target: Offsets | None = None
 
     def initial(self) -> Offsets:
-        """Where a new query starts; the same each time it is asked."""
+        """Return where a new query starts; the same each time it is asked."""
         if self._initial is None:
             self._discover(strict=True)
             self._initial, self._at_latest = find_start(self._lookup, self._options, self._partitions.keys())
@@ -79,12 +79,12 @@ class StreamState:
         return dict(self._initial)
 
     def stop_at_latest(self) -> None:
-        """No batch goes beyond the end of the logs as it is now, and no partition is added."""
+        """Let no batch go beyond the end of the logs as it is now, and add no partition."""
         self._discover()
         self._target = self._ask_latest(self._partitions)
 
     def next_end(self, start: Offsets | None = None, *, limited: bool = True) -> Offsets:
-        """Where the next batch ends. It is `start` where there is nothing to read.
+        """Return where the next batch ends. It is `start` where there is nothing to read.
 
         Without `start` the batch goes on where the last one ended, of which `ranges` or this method heard, and a query
         of which neither did is a new one. Waits up to IDLE_SECONDS where nothing was new the last time, either.
@@ -102,7 +102,7 @@ class StreamState:
         return dict(self._reached)
 
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """What a batch reads. Partitions that `start` does not have are read from their first offset on."""
+        """Return what a batch reads. Partitions that `start` does not have are read from their first offset on."""
         self._reached = end
         if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
             start = {p: min(offset, end.get(p, offset)) for p, offset in start.items()}
@@ -140,11 +140,12 @@ class StreamState:
         return ranges
 
     def _has_packed_offsets(self) -> bool:
-        """Whether offsets are made of Pulsar's message ids: no log begins at 0 then."""
+        """Return true if offsets are made of Pulsar's message ids: no log begins at 0 then."""
         return self._lookup.server_configs([OFFSETS_SETTING]).get(OFFSETS_SETTING) == "packed"
 
     def _is_first(self, start: Offsets) -> bool:
-        """Whether the batch from there on is the first of a query some of whose partitions start at their latest.
+        """Return true if the batch from there on is the first of a query some of whose partitions start at their
+        latest.
 
         Spark keeps where a batch ends, and asks anew where the first one starts if that was not finished: by then
         latest is another offset, and nobody would read what lies between. So the first batch reads nothing of these
@@ -226,7 +227,7 @@ class StreamState:
         return latest
 
     def _known_ends(self, bound: Bound, partitions: Collection[TopicPartition]) -> Offsets:
-        """The stop points of those partitions that have one already: a time may still be to come."""
+        """Return the stop points of those partitions that have one already: a time may still be to come."""
         left = [p for p in partitions if p not in self._ends]
         if left:
             asked = bound.only(left) if self._ends_asked else bound
@@ -272,7 +273,9 @@ class StreamState:
 
 
 def _no_further(latest: Offsets, ends: Offsets, start: Mapping[TopicPartition, int]) -> Offsets:
-    """Where a batch ends that goes no further than `ends`, where there is one: not before its start because of that."""
+    """Return where a batch ends that goes no further than `ends`, where there is one: not before its start because of
+    that.
+    """
     return {p: min(end, max(ends.get(p, end), start.get(p, 0))) for p, end in latest.items()}
 
 

@@ -31,16 +31,16 @@ class OffsetLookup(Protocol):
     """What is asked of the servers; `kop.spark.read_client.ReadClient` is one."""
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
-        """The topics of these names that there are, or all."""
+        """Return the topics of these names that there are, or all."""
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
-        """The offset for each time, EARLIEST or LATEST; -1 where no record is that late."""
+        """Return the offset for each time, EARLIEST or LATEST; -1 where no record is that late."""
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Bytes of each log as its server says; 0 where it does not."""
+        """Return bytes of each log as its server says; 0 where it does not."""
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """The settings of these names that a server has and tells."""
+        """Return the settings of these names that a server has and tells."""
 
 
 class MissingTopicError(Exception):
@@ -56,7 +56,7 @@ def find_partitions(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Partitions:
-    """All partitions of the read, in order; MissingTopicError where one that was named is not there."""
+    """Return all partitions of the read, in order; MissingTopicError where one that was named is not there."""
     partitions, missing = settle_partitions(lookup, options, now, sleep)
     if missing:
         raise MissingTopicError(missing)
@@ -72,7 +72,7 @@ def settle_partitions(
     known: Collection[TopicPartition] = (),
     given_up: Collection[str] = (),
 ) -> tuple[Partitions, tuple[str, ...]]:
-    """All partitions of the read, in order, and the names of those that were named and are not there.
+    """Return all partitions of the read, in order, and the names of those that were named and are not there.
 
     A server may be asked that has not heard of them yet. So `known` partitions, and named ones that are not in
     `given_up`, are looked for again for SETTLE_SECONDS.
@@ -119,7 +119,7 @@ def find_ranges(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[OffsetRange]:
-    """What a batch reads: each partition as it is now, from its starting offset to its ending one.
+    """Return what a batch reads: each partition as it is now, from its starting offset to its ending one.
 
     DataLossError where an option names an offset behind the end of a log.
     """
@@ -143,14 +143,18 @@ def find_ranges(
 
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
-    """The first offset of each partition that is read; OptionError where the option does not fit the partitions."""
+    """Return the first offset of each partition that is read; OptionError where the option does not fit the
+    partitions.
+    """
     return find_start(lookup, options, partitions)[0]
 
 
 def find_start(
     lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
 ) -> tuple[Offsets, set[TopicPartition]]:
-    """The same, and the partitions that are read from the end of their logs on, which is elsewhere the next time."""
+    """Return the same, and the partitions that are read from the end of their logs on, which is elsewhere the next
+    time.
+    """
     bound = options.starting
     starts = find_offsets(lookup, options, bound, partitions)
     late = [p for p, offset in starts.items() if offset < 0]
@@ -168,7 +172,9 @@ def find_start(
 def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """The first offset of each partition that is not read any more; where no record is that late, the log's end."""
+    """Return the first offset of each partition that is not read any more; where no record is that late, the log's
+    end.
+    """
     ends = find_offsets(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
     return ends | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
@@ -177,7 +183,7 @@ def resolve_end(
 def find_offsets(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """The offset that `bound` names in each partition; -1 where no record is that late.
+    """Return the offset that `bound` names in each partition; -1 where no record is that late.
 
     OptionError where it names other partitions than these.
     """

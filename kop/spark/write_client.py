@@ -80,7 +80,7 @@ class WriteClient:
     # -- topics
 
     def leaders(self, topic: str, *, make: bool = True) -> Mapping[int, int]:
-        """The server that leads each partition, -1 for none at the moment. Empty: there is no such topic.
+        """Return the server that leads each partition, -1 for none at the moment. Empty: there is no such topic.
 
         `make`: a cluster that makes topics by their first use makes this one.
         """
@@ -144,7 +144,7 @@ class WriteClient:
     # -- producing
 
     def init_producer(self, transactional_id: str | None, timeout_ms: int) -> Identity:
-        """A producer id and epoch. With a transactional id it fences earlier producers of that id (KIP-98)."""
+        """Return a producer id and epoch. With a transactional id it fences earlier producers of that id (KIP-98)."""
 
         def ask() -> Identity:
             node = None if transactional_id is None else self._connection.coordinator((TRANSACTION, transactional_id))
@@ -259,7 +259,9 @@ class WriteClient:
     # -- offsets and the end
 
     def committed(self, group: str, topic: str, partitions: Iterable[int], stable: int) -> dict[int, tuple[int, str]]:
-        """Offset and metadata that a group committed, by partition; partition `stable` with no transaction open."""
+        """Return offset and metadata that a group committed, by partition; partition `stable` with no transaction
+        open.
+        """
         asked = sorted(partitions)
 
         def ask() -> dict[int, tuple[int, str]]:
@@ -372,7 +374,7 @@ class WriteClient:
             self._topics.pop(topic, None)
 
     def _change_transaction(self, producer: Identity, request_class: Any, **fields: Any) -> None:
-        """A request that changes the producer's transaction and is answered by an error code alone."""
+        """Send a request that changes the producer's transaction and is answered by an error code alone."""
         of = TRANSACTION, producer.transactional_id or ""
 
         def ask() -> None:
@@ -417,7 +419,7 @@ _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochE
 def _cut(
     batches: Mapping[TopicPartition, bytes | bytearray], places: Iterable[TopicPartition], max_bytes: int
 ) -> list[list[TopicPartition]]:
-    """Which batches go into a request together: as many as fit into `max_bytes`, one at least."""
+    """Return which batches go into a request together: as many as fit into `max_bytes`, one at least."""
     requests: list[list[TopicPartition]] = []
     room = 0
     for place in places:

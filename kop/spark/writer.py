@@ -33,7 +33,7 @@ BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """How Spark tells a task which query and batch it belongs to. The names are not documented; a test holds them."""
 
 HAS_ARROW_STREAMS: Final = hasattr(api, "DataSourceStreamArrowWriter")
-"""Whether this PySpark has Arrow writers of streams: from 4.1 on."""
+"""True if this PySpark has Arrow writers of streams: from 4.1 on."""
 _ArrowStreamBase: Any = getattr(api, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
@@ -167,7 +167,9 @@ class _StreamEnd:
         _check_tasks(self._write.options.exactly_once, messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Nothing is left to be done: a transaction that did not end is aborted by the next attempt, or in time."""
+        """Do nothing: a transaction that did not end is aborted by the next attempt, or in
+        time.
+        """
 
 
 class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
@@ -207,20 +209,20 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
 
 
 def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
-    """What the tasks need; OptionError, SinkError."""
+    """Return what the tasks need; OptionError, SinkError."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     return Write(made, SinkColumns.of(fields, made.topic))
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
-    """What writes a batch; OptionError, SinkError."""
+    """Return what writes a batch; OptionError, SinkError."""
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
     return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
-    """What writes a stream; OptionError, SinkError. In complete mode each batch is written whole."""
+    """Return what writes a stream; OptionError, SinkError. In complete mode each batch is written whole."""
     write = make_write(options, schema, streaming=True)
     return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

@@ -114,17 +114,19 @@ class AppendWaiter(Protocol):
     """
 
     def reserve(self, size: int) -> None:
-        """An engine that checks records (`Promises.checks_records`) will decompress a batch to at most `size` bytes.
+        """Note that an engine that checks records (`Promises.checks_records`) will decompress a batch to at most `size`
+        bytes.
 
         Below zero: so many fewer they were. BackendError where the request had its share: the batch is refused.
         """
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """The batch that was submitted with `place` is durable."""
+        """Note that the batch that was submitted with `place` is durable."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """That batch was refused, or it is not known whether it is stored. Others may be given the same `error`:
-        who keeps or raises it makes a `fresh_copy`."""
+        """Note that this batch was refused, or it is not known whether it is stored. Others may be given the same
+        `error`: who keeps or raises it makes a `fresh_copy`.
+        """
 
 
 class ReadResult(NamedTuple):
@@ -195,7 +197,7 @@ class LeaderOfLog(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this broker leads the log since `lead`, and surely nobody else has begun to.
+        """True if this broker leads the log since `lead`, and surely nobody else has begun to.
 
         False some seconds after storage was last asked: what is in memory may be of the past then.
         """
@@ -230,7 +232,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
-        """The aborted transactions of which records may lie from the offset `start` on and before `end`.
+        """Return the aborted transactions of which records may lie from the offset `start` on and before `end`.
 
         Readers of committed records step over those records. There are none where storage shows no reader such records.
         """
@@ -254,7 +256,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Make the log ready to serve. Cheap to call again."""
 
     async def measure(self) -> int:
-        """Bytes of the stored batches, without attaching."""
+        """Return bytes of the stored batches, without attaching."""
 
     async def refresh(self) -> None:
         """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches where that is needed."""
@@ -294,7 +296,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Submit one batch, and return a future of its result or KopError; see `submit`."""
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
+        """Return what is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
 
         Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An
         offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one
@@ -307,14 +309,15 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether transactional batches of that producer id and epoch may be submitted as they are.
+        """Return true if transactional batches of that producer id and epoch may be submitted as they are.
 
         Else the coordinator has to be asked, and `join_transaction` to be called, be it again: storage may have lost
         what it had of the producer.
         """
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """The partition is in the open transaction of that producer, and was prepared (`TransactionStorage.add`).
+        """Note that the partition is in the open transaction of that producer, and was prepared
+        (`TransactionStorage.add`).
 
         Transactional batches of that producer id and epoch that are submitted from now on belong to it, until the next
         call for them. The caller submits none before this was called.
@@ -327,10 +330,10 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """The first record whose timestamp is at or after `timestamp` (ms), or None."""
+        """Return the first record whose timestamp is at or after `timestamp` (ms), or None."""
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp, or None on an empty log (KIP-734)."""
+        """Return the first record with the largest timestamp, or None on an empty log (KIP-734)."""
 
     async def delete_records(self, before_offset: int) -> int:
         """Move the log start to `before_offset` (-1: the high watermark); returns the new log start.
@@ -434,7 +437,7 @@ class Topics(Protocol):
         """`tenant/namespace` of the topics without one in their names; None: no name may have one."""
 
     def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
+        """Return the topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
 
     async def find(self, names: Collection[str]) -> None:
         """Look at topics in storage: those of other namespaces that `get` does not know, and all those that another
@@ -442,13 +445,13 @@ class Topics(Protocol):
         """
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""
+        """Return why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, or None. A deleted and recreated topic has a new id."""
+        """Return the topic of that id, or None. A deleted and recreated topic has a new id."""
 
     def all(self) -> Sequence[TopicInfo]:
-        """Every topic, internal ones too, ordered by name."""
+        """Return every topic, internal ones too, ordered by name."""
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """Configs of which storage holds other values than the topic's configs say: somebody changed them there."""
@@ -482,7 +485,7 @@ class SmallValues(Protocol):
     """Small durable values that all brokers share: dynamic broker configs."""
 
     async def get_state(self, key: str) -> str | None:
-        """The value, or None."""
+        """Return the value, or None."""
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or, with None, remove a value; durable when it returns."""
@@ -550,13 +553,13 @@ class Engine(SmallValues, Brokers, Protocol):
         """Where on this machine the data is; None where it is on no disk of this machine."""
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """The log of a partition, or None where there is no such partition. The same object each time."""
+        """Return the log of a partition, or None where there is no such partition. The same object each time."""
 
     async def reserve_producer_ids(self) -> range:
         """Reserve a block of producer ids for good: nobody had one of them before. Its size is the engine's choice."""
 
     def policies_changed(self) -> None:
-        """A broker default was altered: ask for every topic's policy again."""
+        """Ask for every topic's policy again: a broker default was altered."""
 
     async def maintain(self, now_ms: int) -> None:
         """Do what is due at `now_ms`, as retention and compaction. See `Promises.upkeep_on_request`."""

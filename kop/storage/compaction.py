@@ -28,7 +28,7 @@ _LAST_MS: Final = 2**63 - 1
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
-    """Whether a log has enough that no compaction has seen, or something that has waited too long.
+    """Return true if a log has enough that no compaction has seen, or something that has waited too long.
 
     `cleanable_bytes` are those of the part that may be cleaned, the dirty ones among them; `oldest_ms` is the oldest
     max timestamp of the dirty part.
@@ -60,7 +60,7 @@ class NewestOffsets:
         """Producers of whose present transaction this pass has left records."""
 
     def has_room_for(self, header: BatchHeader) -> bool:
-        """Whether the batch may be added; the first one always may."""
+        """Return true if the batch may be added; the first one always may."""
         return not self._offsets or len(self._offsets) + header.record_count <= self._max_keys
 
     def add(self, data: Buffer, header: BatchHeader) -> None:
@@ -72,7 +72,7 @@ class NewestOffsets:
                 self._offsets[_digest(record.key)] = record.offset
 
     def clean(self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int) -> Buffer | None:
-        """What stays of a batch: `data` itself where nothing changes, None where no record stays.
+        """Return what stays of a batch: `data` itself where nothing changes, None where no record stays.
 
         Batches come in the order of the log, from its start on.
         Records without a key go, and so do tombstones whose delete horizon has come; a tombstone that is seen for the

@@ -77,7 +77,7 @@ class BatchMetadata:
     timestamp: int
     """The batch's max timestamp (ms)."""
     pending: bool = True
-    """Whether the batch is not durable yet, so that a duplicate has to wait for it."""
+    """True if the batch is not durable yet, so that a duplicate has to wait for it."""
     owner: object = None
     """The caller's, untouched here: who is told when the pending batch is durable, say."""
 
@@ -136,7 +136,7 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         )
 
     def then(self, epoch: int, batch: BatchT) -> ProducerWindow[BatchT]:
-        """The window after a batch of that epoch was taken."""
+        """Return the window after a batch of that epoch was taken."""
         older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
         return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
 
@@ -208,7 +208,7 @@ class ProducerStates:
         return batch
 
     def check_marker(self, producer_id: int, epoch: int, *, bumps_epoch: bool) -> PeerError | None:
-        """Why a producer's transaction may not be ended under that epoch: INVALID_PRODUCER_EPOCH, or None.
+        """Return why a producer's transaction may not be ended under that epoch: INVALID_PRODUCER_EPOCH, or None.
 
         `bumps_epoch`: its client goes by version 2 of transactions, where a marker's epoch lies above that of the data
         (KIP-890, KIP-1228).
@@ -225,13 +225,15 @@ class ProducerStates:
         )
 
     def needs_marker(self, producer_id: int, epoch: int) -> bool:
-        """False where a marker of that epoch changes nothing: it was written before, and only the answer was lost."""
+        """Return false if a marker of that epoch changes nothing: it was written before, and only the answer
+        was lost.
+        """
         known = self._producers.get(producer_id)
         open_one = self.transactions.first_offset(producer_id) is not None
         return open_one or known is None or known.window.epoch < epoch
 
     def pending_marker(self, producer_id: int) -> BatchMetadata | None:
-        """The producer's last marker where that is not durable yet."""
+        """Return the producer's last marker where that is not durable yet."""
         return next(
             (
                 batch
@@ -400,7 +402,7 @@ class ProducerStates:
         return states
 
     def views(self) -> Sequence[ProducerInfo]:
-        """The committed producers, by id."""
+        """Return the committed producers, by id."""
         begun = self.transactions.open_transactions
         return [
             ProducerInfo(

@@ -32,7 +32,7 @@ class AppendFuture:
         self.future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
     def reserve(self, size: int) -> None:
-        """One batch by itself is not bounded."""
+        """Do nothing: one batch by itself is not bounded."""
 
     def appended(self, place: int, result: AppendResult) -> None:
         """End the future, where nobody has given it up."""
@@ -54,7 +54,7 @@ class MarkerFuture:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def reserve(self, size: int) -> None:
-        """A marker is never compressed."""
+        """Do nothing: a marker is never compressed."""
 
     def appended(self, place: int, result: AppendResult) -> None:
         """End the future, where nobody has given it up."""
@@ -144,7 +144,7 @@ class Partition:
         raise self._out_of_range(offset, self.log_start_offset)
 
     def deletable(self, before_offset: int) -> int:
-        """The offset that DeleteRecords with `before_offset` asks the log to start at; -1 is the high watermark.
+        """Return the offset that DeleteRecords with `before_offset` asks the log to start at; -1 is the high watermark.
 
         Raises OFFSET_OUT_OF_RANGE beyond the high watermark. An offset below the log start comes back as it is: the
         caller has nothing to do then.
@@ -157,7 +157,7 @@ class Partition:
         return before_offset
 
     def gone(self) -> PeerError:
-        """The error of everything that is asked of a log whose topic was deleted."""
+        """Return the error of everything that is asked of a log whose topic was deleted."""
         return PeerError(f"topic {self.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _out_of_range(self, offset: int, first: int) -> PeerError:
@@ -169,7 +169,7 @@ class Partition:
 
     @property
     def observed(self) -> bool:
-        """Whether somebody waits for the log to move."""
+        """True if somebody waits for the log to move."""
         return self._observers is not None
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -195,14 +195,16 @@ class Partition:
                 _log.exception("an observer of %s failed", self.title)
 
     def remove(self) -> None:
-        """The topic was deleted: the observers are told for the last time, everything asked from now on is refused."""
+        """End the log of a deleted topic: the observers are told for the last time, everything asked from now on is
+        refused.
+        """
         self.deleted = True
         self.tell()
         self._observers = None
 
 
 def stamped(batch: Buffer, base_offset: int, append_time_ms: int) -> Buffer:
-    """The batch as it is stored: with its base offset, leader epoch 0 and, unless -1, the append time.
+    """Return the batch as it is stored: with its base offset, leader epoch 0 and, unless -1, the append time.
 
     A writable `batch` is changed in place and comes back itself, anything else is copied.
     """

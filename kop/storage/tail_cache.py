@@ -44,7 +44,7 @@ class Tail:
     def get(
         self, offset: int, max_bytes: int, min_one: bool, end: int | None = None
     ) -> tuple[list[Buffer], int] | None:
-        """Batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it.
+        """Return batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it.
 
         With `end`, those that lie before that offset.
         """
@@ -64,7 +64,7 @@ class Tail:
         return batches, size
 
     def holds(self, offset: int) -> bool:
-        """Whether what is kept begins at or before `offset`."""
+        """Return true if what is kept begins at or before `offset`."""
         return self.first < len(self.lasts) and self.start <= offset
 
     def pop(self) -> int:

@@ -22,19 +22,21 @@ log = logging.getLogger(__name__)
 
 
 def is_usable(value: UUID) -> bool:
-    """Whether a topic may have the id: it is none of Kafka's reserved ones, and its text does not begin with a dash."""
+    """Return true if a topic may have the id: it is none of Kafka's reserved ones, and its text does not begin with a
+    dash.
+    """
     return value.bytes[0] >> 2 != 62 and value.int >= 256
 
 
 def new_uuid() -> UUID:
-    """A random id that a topic may have."""
+    """Return a random id that a topic may have."""
     while not is_usable(value := clock.uuid4()):
         pass
     return value
 
 
 def new_cluster_id() -> str:
-    """A random cluster id as Kafka writes it: 22 characters, the first of them no dash."""
+    """Return a random cluster id as Kafka writes it: 22 characters, the first of them no dash."""
     return base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
 
 
@@ -54,15 +56,15 @@ class TopicTable:
         return self._version
 
     def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
+        """Return the topic of that name, or None."""
         return self._by_name.get(name)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, or None."""
+        """Return the topic of that id, or None."""
         return self._by_id.get(topic_id)
 
     def all(self) -> Sequence[TopicInfo]:
-        """Every topic, ordered by name."""
+        """Return every topic, ordered by name."""
         return [self._by_name[name] for name in self._names]
 
     def on_change(self, callback: ChangeCallback) -> None:
@@ -91,7 +93,7 @@ class TopicTable:
             )
 
     def _enter(self, topic: TopicInfo) -> None:
-        """A new topic, or the new value of a known one."""
+        """Enter a new topic, or the new value of a known one."""
         if topic.name not in self._by_name:
             insort(self._names, topic.name)
         self._by_name[topic.name] = self._by_id[topic.topic_id] = topic

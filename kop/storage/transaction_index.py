@@ -67,12 +67,12 @@ class TransactionIndex:
         return next(iter(self._first_offsets), None)
 
     def last_stable(self, log_start_offset: int, high_watermark: int) -> int:
-        """The last stable offset of a log with those bounds."""
+        """Return the last stable offset of a log with those bounds."""
         first_open = self.first_open
         return high_watermark if first_open is None else min(max(first_open, log_start_offset), high_watermark)
 
     def first_offset(self, producer_id: int) -> int | None:
-        """Where a producer's open transaction begins; None where it has none."""
+        """Return where a producer's open transaction begins; None where it has none."""
         return self._producers.get(producer_id)
 
     @property
@@ -92,38 +92,44 @@ class TransactionIndex:
         return [AbortedTransaction._make(row) for row in zip(*self._aborted, strict=True)]
 
     def aborted_copy(self) -> Iterator[AbortedTransaction]:
-        """All of `aborted` as they are now, one by one, for another thread: a copy is taken at once, and is small."""
+        """Return all of `aborted` as they are now, one by one, for another thread: a copy is taken at once, and is
+        small.
+        """
         columns = [column[:] for column in self._aborted]
         return map(AbortedTransaction._make, zip(*columns, strict=True))
 
     def aborted_from(self, offset: int) -> Iterator[AbortedTransaction]:
-        """Those of `aborted` whose markers lie at or behind the offset, one by one; meanwhile nothing may change."""
+        """Yield those of `aborted` whose markers lie at or behind the offset, one by one; meanwhile nothing may
+        change.
+        """
         for index in range(self._aborted_before(offset), len(self._aborted[0])):
             yield AbortedTransaction._make(column[index] for column in self._aborted)
 
     def has_aborted_before(self, offset: int) -> bool:
-        """Whether there are aborted transactions whose markers lie before the offset."""
+        """Return true if there are aborted transactions whose markers lie before the offset."""
         return self._aborted_before(offset) > 0
 
     def _aborted_before(self, offset: int) -> int:
         return bisect_left(self._aborted[_MARKERS], offset)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """A transactional batch has the offset; it begins a transaction where the producer has none."""
+        """Note that a transactional batch has the offset; it begins a transaction where the producer has none."""
         if producer_id not in self._producers:
             self._steps.append(_Step(producer_id, offset, offset, None))  # first: it undoes the rest
             self._producers[producer_id] = offset
             self._first_offsets[offset] = producer_id
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
-        """A marker has the offset. Nothing changes where the producer has no transaction: markers may be repeated."""
+        """Note that a marker has the offset. Nothing changes where the producer has no transaction: markers may be
+        repeated.
+        """
         first_offset = self._producers.get(producer_id)
         if first_offset is not None:
             self._steps.append(_Step(producer_id, offset, first_offset, commit))
             del self._producers[producer_id]
 
     def commit(self, end: int) -> None:
-        """All that lies before the offset `end` is durable."""
+        """Note that all that lies before the offset `end` is durable."""
         while self._steps and self._steps[0].offset < end:
             step = self._steps.popleft()
             if step.commit is None:
@@ -138,7 +144,7 @@ class TransactionIndex:
                     column.append(value)
 
     def rollback(self, offset: int) -> None:
-        """What lies at or behind the offset, and was not durable, is not stored."""
+        """Note that what lies at or behind the offset, and was not durable, is not stored."""
         while self._steps and self._steps[-1].offset >= offset:
             step = self._steps.pop()
             if step.commit is None:
@@ -148,7 +154,7 @@ class TransactionIndex:
                 self._producers[step.producer_id] = step.first_offset
 
     def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
-        """The aborted transactions of which records may lie from the offset `start` on and before `end`."""
+        """Return the aborted transactions of which records may lie from the offset `start` on and before `end`."""
         overlapping = []
         for transaction in self.aborted_from(start):
             if transaction.first_offset < end:
@@ -173,7 +179,7 @@ class TransactionIndex:
 
 
 def _columns(aborted: Iterable[AbortedTransaction]) -> Sequence[array[int]]:
-    """The fields of the transactions, each as an array."""
+    """Return the fields of the transactions, each as an array."""
     columns = tuple(array("q") for _ in AbortedTransaction._fields)
     for transaction in aborted:
         for column, value in zip(columns, transaction, strict=True):
@@ -190,7 +196,7 @@ class AbortedRecords:
             self._of_producer.setdefault(transaction.producer_id, []).append(transaction)
 
     def hold(self, producer_id: int, offset: int) -> bool:
-        """Whether a transactional batch of the producer at the offset is of an aborted transaction."""
+        """Return true if a transactional batch of the producer at the offset is of an aborted transaction."""
         of_producer = self._of_producer.get(producer_id)
         if of_producer is None:
             return False

@@ -63,13 +63,13 @@ def kop_broker_factory(request: pytest.FixtureRequest) -> Iterator[Callable[...,
 
 @pytest.fixture
 def kop_broker(request: pytest.FixtureRequest, kop_broker_factory: Callable[..., Broker]) -> Broker:
-    """A running broker of the test alone, empty; with the settings of the marker `kop` if the test has one."""
+    """Return a running broker of the test alone, empty; with the settings of the marker `kop` if the test has one."""
     return kop_broker_factory(**_settings(request))
 
 
 @pytest.fixture
 def kop_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of the test alone, empty: three brokers, or as many as `brokers` in the marker `kop` says."""
+    """Yield a cluster of the test alone, empty: three brokers, or as many as `brokers` in the marker `kop` says."""
     with kop.testing.Cluster(**_settings(request)) as cluster:
         request.node.stash.setdefault(_BROKERS, []).extend(cluster.brokers)
         yield cluster
@@ -77,7 +77,7 @@ def kop_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kop_shared_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """One running broker for all tests of the run; each test takes topics and groups of its own names."""
+    """Yield one running broker for all tests of the run; each test takes topics and groups of its own names."""
     with kop.testing.Broker() as broker:
         request.session.stash[_BROKERS] = [broker]
         yield broker

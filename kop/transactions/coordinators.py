@@ -32,10 +32,10 @@ class LeaderOfPartition(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether there can be no other broker."""
+        """True if there can be no other broker."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
-        """The id of the broker that leads, or coordinates, a partition."""
+        """Return the id of the broker that leads, or coordinates, a partition."""
 
 
 class TransactionCoordinators:
@@ -47,7 +47,7 @@ class TransactionCoordinators:
         self._peers = peers
 
     def _elsewhere(self, transactional_id: str) -> int | None:
-        """The other broker that coordinates an id; None where this one does, or nobody does yet."""
+        """Return the other broker that coordinates an id; None where this one does, or nobody does yet."""
         place = self._own.coordinator_of(transactional_id)
         if place is None or self._own.refusal_of(transactional_id) is not ErrorCode.NOT_COORDINATOR:
             return None

@@ -68,14 +68,14 @@ class BrokersOfCluster(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether there can be no other broker."""
+        """True if there can be no other broker."""
 
     @property
     def ids(self) -> Sequence[int]:
         """Ids of the live brokers, this one's among them."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
-        """The id of the broker that coordinates a partition."""
+        """Return the id of the broker that coordinates a partition."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change."""

@@ -93,7 +93,9 @@ class Transaction:
 
     @classmethod
     def of(cls, value: TransactionValue) -> Transaction:
-        """The transaction that a record tells of. One that is being ended is pending until its markers are written."""
+        """Return the transaction that a record tells of. One that is being ended is pending until its markers are
+        written.
+        """
         return cls(
             value.producer_id,
             value.producer_epoch,
@@ -182,7 +184,7 @@ def init_producer_id(
 
 
 def _may_be(transaction: Transaction, producer_id: int, epoch: int) -> bool:
-    """Whether a running client can have that producer id and epoch."""
+    """Return true if a running client can have that producer id and epoch."""
     return (
         transaction.producer_epoch == NO_PRODUCER_EPOCH
         or producer_id == transaction.producer_id
@@ -221,7 +223,7 @@ def add_partitions(
 def verify_partitions(
     transaction: Transaction, *, producer_id: int, epoch: int, partitions: Collection[Partition]
 ) -> ErrorCode | dict[Partition, ErrorCode]:
-    """Whether the partitions are in the open transaction (KIP-890, part 1): an error of all, or one for each."""
+    """Return true if the partitions are in the open transaction (KIP-890, part 1): an error of all, or one for each."""
     if error := _mismatch(transaction, producer_id, epoch):
         return error
     open_ones = transaction.partitions if transaction.status is TransactionStatus.ONGOING else frozenset[Partition]()
@@ -344,7 +346,9 @@ def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) ->
 
 
 def completed(transaction: Transaction, now: int) -> Transaction:
-    """The transaction once all its markers are written, to be made durable; a successor takes over its producer id."""
+    """Return the transaction once all its markers are written, to be made durable; a successor takes over its producer
+    id.
+    """
     if transaction.status not in _PREPARED:
         raise InternalError(f"a transaction of the state {transaction.status.label} cannot be completed")
     commit = transaction.status is TransactionStatus.PREPARE_COMMIT
@@ -384,7 +388,9 @@ def is_long_open_after(transaction: Transaction) -> int | None:
 
 
 def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:
-    """When the transactional id may be forgotten; None while it has an open transaction or one that is being ended."""
+    """Return when the transactional id may be forgotten; None while it has an open transaction or one that is being
+    ended.
+    """
     if transaction.pending or not (transaction.status is TransactionStatus.EMPTY or transaction.status in _COMPLETE):
         return None
     return transaction.last_update_timestamp + expiration_ms

@@ -131,14 +131,14 @@ class _Age:
 
     began: int
     told: bool = False
-    """Whether the log says that the transaction is open for long."""
+    """True if the log says that the transaction is open for long."""
     pause: int = 0
     """Milliseconds between the last try to abort it and the next."""
     not_before: int = 0
     """When it may be tried again to abort it."""
 
     def tried(self, now: int) -> None:
-        """It could not be aborted."""
+        """Note that the transaction could not be aborted."""
         self.pause = min(max(2 * self.pause, _FENCE_AGAIN_MS), _FENCE_AGAIN_MOST_MS)
         self.not_before = now + self.pause
 
@@ -152,7 +152,7 @@ class _Begun(NamedTuple):
     """By the clock that never goes back."""
 
     def suits(self, timeout_ms: int, now: int) -> bool:
-        """Whether a transaction that begins now may have it: storage keeps it open for long enough."""
+        """Return true if a transaction that begins now may have it: storage keeps it open for long enough."""
         return timeout_ms == self.timeout_ms and now - self.at < self.timeout_ms
 
 
@@ -273,7 +273,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         )
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Another broker made the topic: some of its partitions are given to this one."""
+        """Note that another broker made the topic: some of its partitions are given to this one."""
         if old is None and new is not None and new.name == TRANSACTIONS_TOPIC and not self._stopped:
             self._begin()
 
@@ -320,7 +320,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._follow(entry)
 
     def _unload(self, partition: int) -> None:
-        """Another broker coordinates the partition: it goes on with what is being ended."""
+        """Note that another broker coordinates the partition: it goes on with what is being ended."""
         for transactional_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[transactional_id]
@@ -410,7 +410,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """Whether the partitions are in the open transaction; see `machine.verify_partitions`.
+        """Return true if the partitions are in the open transaction; see `machine.verify_partitions`.
 
         Those that are may be written to when this has ended. It is an answer from memory: where another broker may have
         taken the transactional id over, storage is asked first. That one may have ended the transaction, and what is
@@ -477,18 +477,18 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return ProducerIdentity(error) if error else after
 
     def get(self, transactional_id: str) -> Transaction | None:
-        """The transactional id as it is now, or None where it is not known here."""
+        """Return the transactional id as it is now, or None where it is not known here."""
         entry = self._entries.get(transactional_id)
         return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
 
     def all(self) -> Sequence[tuple[str, Transaction]]:
-        """Every transactional id that this broker coordinates."""
+        """Return every transactional id that this broker coordinates."""
         return [
             (name, entry.transaction) for name, entry in self._entries.items() if entry.transaction.producer_epoch >= 0
         ]
 
     async def described(self, transactional_id: str) -> tuple[Transaction | None, ErrorCode]:
-        """The transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ...
+        """Return the transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ...
 
         It is an answer from memory: see `verify_partitions`.
         """
@@ -586,11 +586,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return entry
 
     def _is_prepared(self, entry: _Entry, partitions: Collection[Partition]) -> bool:
-        """Whether storage has prepared these partitions. Those of groups' offsets need nothing."""
+        """Return true if storage has prepared these partitions. Those of groups' offsets need nothing."""
         return entry.prepared.issuperset(self._stored(partitions).values())
 
     def _stored(self, partitions: Collection[Partition]) -> dict[Partition, PreparedPartition]:
-        """The partitions of records, as they are in storage now."""
+        """Return the partitions of records, as they are in storage now."""
         stored: dict[Partition, PreparedPartition] = {}
         for name, index in partitions:
             if name != KAFKA_OFFSETS_TOPIC:
@@ -646,7 +646,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return ErrorCode.NONE
 
     def _may_have_ended(self, entry: _Entry) -> bool:
-        """Whether an open transaction is open for so long that storage may have ended it."""
+        """Return true if an open transaction is open for so long that storage may have ended it."""
         if entry.age is None or not entry.transaction.storage_transaction:
             return False
         return self._clock() - entry.age.began >= CONFIRM_MS
@@ -673,7 +673,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return answer_for(error.code)
 
     def _is_current(self, entry: _Entry) -> bool:
-        """Whether the entry is of the term in which its partition is led now."""
+        """Return true if the entry is of the term in which its partition is led now."""
         return entry.term == self.ownership.term(entry.partition)
 
     def _write(self, entry: _Entry, decision: Decision) -> asyncio.Future[ErrorCode]:
@@ -808,7 +808,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._write_complete_in(COMPLETE_AGAIN_SECONDS)
 
     def _due(self, entry: _Entry, now: int) -> None:
-        """The open transaction of an id may have timed out."""
+        """Note that the open transaction of an id may have timed out."""
         transaction = entry.transaction
         age, after = entry.age, machine.times_out_after(transaction)
         if age is None or after is None or transaction.pending or not self._is_current(entry):
@@ -899,7 +899,7 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 
 def _passes(error: BaseException) -> bool:
-    """What was decided is tried until it succeeds, whatever stands in its way."""
+    """Return what was decided is tried until it succeeds, whatever stands in its way."""
     return isinstance(error, Exception)
 
 

@@ -93,7 +93,9 @@ class TransactionVerifier:
         return len(self._verified)
 
     def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
-        """Whether the partition is in the producer's open transaction, and no earlier request still waits for that."""
+        """Return true if the partition is in the producer's open transaction, and no earlier request still waits for
+        that.
+        """
         verified = self._verified.get(producer_id)
         return (
             verified is not None
@@ -183,7 +185,7 @@ class TransactionVerifier:
     async def verify_offsets(
         self, producer: TransactionalProducer, offsets_partition: int, *, add: bool
     ) -> VerifiedPartitions:
-        """Whether the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before.
+        """Return true if the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before.
 
         Where it has not, the answer is an `error` of all.
         """
@@ -197,7 +199,9 @@ class TransactionVerifier:
         return await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)
 
     def forget(self, producer_id: int) -> None:
-        """The producer's transaction ends: it has to be verified again before anything more is taken for it."""
+        """Note that the producer's transaction ends: it has to be verified again before anything more is taken for
+        it.
+        """
         self._verified.pop(producer_id, None)
         if producer_id in self._waiting:
             self._overtaken.add(producer_id)

@@ -98,7 +98,9 @@ def encode_request(correlation_id: int, client_id: str, message: Message, header
 
 
 def refusal(response_class: type[Message], version: int, error_code: int) -> Message | None:
-    """The response that has nothing but an error code; None where that version has none for the whole request."""
+    """Return the response that has nothing but an error code; None where that version has none for the whole
+    request.
+    """
     field = response_class._struct.fields.get("error_code")
     if field is None or not field.for_version_q(version):
         return None
@@ -106,7 +108,7 @@ def refusal(response_class: type[Message], version: int, error_code: int) -> Mes
 
 
 def error_codes(message: Message) -> Iterator[int]:
-    """Every error code in a response that is not zero, at any depth."""
+    """Yield every error code in a response that is not zero, at any depth."""
     for path in _error_paths(message.__class__):
         yield from _walk(message, path)
 

@@ -189,8 +189,8 @@ def _topic(body: memoryview, pos: int, end: int, version: int) -> tuple[str | UU
 
 
 def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int, frozenset[int]]:
-    """The request's own tags: 1 is the replica's state (KIP-903). The numbers of those that Kafka does not have come
-    last.
+    """Return the request's own tags: 1 is the replica's state (KIP-903). The numbers of those that Kafka does not have
+    come last.
     """
     count, pos = uvarint(body, pos)
     others: list[int] = []
@@ -267,7 +267,7 @@ def encode_response(
 
 
 def _with_aborted(version: int, answer: FetchPartitionAnswer, aborted: Sequence[tuple[int, int]]) -> bytearray:
-    """What goes before a partition's records where transactions were aborted."""
+    """Return what goes before a partition's records where transactions were aborted."""
     flexible = version >= 12
     head = (answer.partition, answer.error_code, answer.high_watermark, answer.last_stable_offset)
     if version >= 5:

@@ -65,22 +65,22 @@ def parse_header(frame: memoryview) -> RequestHeader:
 
 
 def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
-    """The fields of `RequestHeader`; as `parse_header`."""
+    """Return the fields of `RequestHeader`; as `parse_header`."""
     return _twin.read_header(frame, _FLEXIBLE_FROM) or parse_header(frame)
 
 
 def read_header(frame: memoryview, flexible_from: bytes) -> tuple[int, int, int, str | None, int] | None:
-    """The readable twin of the compiled function. That gives None for a damaged header; this one always does."""
+    """Return the readable twin of the compiled function. That gives None for a damaged header; this one always does."""
     return None
 
 
 def header_tags(frame: memoryview, body: int) -> dict[int, bytes]:
-    """The tagged fields in the header of a flexible request whose body begins at `body`."""
+    """Return the tagged fields in the header of a flexible request whose body begins at `body`."""
     return read_tags(frame, _FIXED.size + max(int.from_bytes(frame[8:10], "big", signed=True), 0), body)[0]
 
 
 def foreign_protocol(start: bytes) -> str | None:
-    """The name of another protocol that begins with these bytes, or None.
+    """Return the name of another protocol that begins with these bytes, or None.
 
     The first four bytes of a Kafka frame are its size; of a TLS hello or an HTTP request they are a size that no
     Kafka client sends.

@@ -170,7 +170,7 @@ def _topic_id(body: memoryview, pos: int, end: int) -> tuple[UUID | None, int]:
 
 
 def encode_response(correlation_id: int, version: int, answer: OffsetCommitAnswer) -> tuple[set[int], bytes]:
-    """The error codes in an answer, and the whole response frame: size, header, body."""
+    """Return the error codes in an answer, and the whole response frame: size, header, body."""
     flexible = version >= 8
     pack = _ANSWER_FLEXIBLE.pack if flexible else _ANSWER.pack
     codes = set()

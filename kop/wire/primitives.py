@@ -113,12 +113,12 @@ def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
 
 
 def too_many() -> DecodeError:
-    """What a message with more than `MOST_ELEMENTS` is refused with."""
+    """Return what a message with more than `MOST_ELEMENTS` is refused with."""
     return DecodeError(f"more than {MOST_ELEMENTS} elements in one message")
 
 
 def varint_bytes(value: int) -> bytes:
-    """An unsigned varint."""
+    """Return an unsigned varint."""
     if value < 0x80:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -130,7 +130,7 @@ def varint_bytes(value: int) -> bytes:
 
 
 def encode_tags(tags: Mapping[int, bytes]) -> bytes:
-    """A section of tagged fields, in the order of their tags."""
+    """Return a section of tagged fields, in the order of their tags."""
     out = bytearray(varint_bytes(len(tags)))
     for tag, raw in sorted(tags.items()):
         out += varint_bytes(tag) + varint_bytes(len(raw)) + raw
@@ -141,7 +141,7 @@ _ONE_BYTE = [bytes((value,)) for value in range(128)]
 
 
 def encode_nullable(text: str | None, flexible: bool) -> bytes:
-    """A nullable string, cut at 32,767 bytes."""
+    """Return a nullable string, cut at 32,767 bytes."""
     if text is None:
         return b"\0" if flexible else b"\xff\xff"
     raw = text.encode()

@@ -177,7 +177,7 @@ def encode_rows(
     topics: Sequence[tuple[str | bytes | UUID, Sequence[bytes]]],
     throttle_ms: int = 0,
 ) -> bytes:
-    """A whole response frame: size, header, body; of each topic (bytes are its id) the encoded partitions."""
+    """Return a whole response frame: size, header, body; of each topic (bytes are its id) the encoded partitions."""
     flexible = version >= 9
     parts = [b"\0" + varint_bytes(len(topics) + 1) if flexible else _INT32.pack(len(topics))]
     for topic, rows in topics:
@@ -210,7 +210,7 @@ def encode_response(
 
 
 def encode_partition(version: int, answer: ProducePartitionAnswer) -> bytes:
-    """One partition of a response."""
+    """Return one partition of a response."""
     parts: list[bytes] = []
     _encode_partition(parts, answer, version, version >= 9)
     return b"".join(parts)

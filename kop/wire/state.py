@@ -134,12 +134,12 @@ class GroupMetadataValue:
 
 
 def fits(name: str) -> bool:
-    """Whether the records have room for a name."""
+    """Return true if the records have room for a name."""
     return len(name.encode()) <= LONGEST_STRING
 
 
 def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:
-    """The bytes of a key, kind 1, 2 or 1000."""
+    """Return the bytes of a key, kind 1, 2 or 1000."""
     if isinstance(key, OffsetCommitKey):
         return encode_offset_key(key.group, key.topic, key.partition)
     if isinstance(key, GroupMetadataKey):
@@ -155,12 +155,14 @@ def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> by
 
 
 def encode_offset_key(group: str, topic: str, partition: int) -> bytes:
-    """The bytes of an `OffsetCommitKey` of these fields, without a writer: there is one for each committed offset."""
+    """Return the bytes of an `OffsetCommitKey` of these fields, without a writer: there is one for each committed
+    offset.
+    """
     return b"".join((_OFFSET_KEY_KIND, short_string(group), short_string(topic), _INT32.pack(partition)))
 
 
 def decode_key(data: Buffer) -> Key:
-    """The key in `data`. StateRecordError where it is none."""
+    """Return the key in `data`. StateRecordError where it is none."""
     reader = RecordReader(data)
     kind = reader.int16()
     if kind in (0, 1):
@@ -175,7 +177,7 @@ def decode_key(data: Buffer) -> Key:
 def encode_offset_value(
     value: OffsetCommitValue, version: int | None = None, own_tags: Mapping[int, bytes] = MappingProxyType({})
 ) -> bytes:
-    """The bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given.
+    """Return the bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given.
 
     `own_tags` are further tagged fields, from version 4 on.
     """
@@ -215,12 +217,12 @@ def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
 
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:
-    """The committed offset in `data`. StateRecordError where it is none."""
+    """Return the committed offset in `data`. StateRecordError where it is none."""
     return _read_offset_value(RecordReader(data))[0]
 
 
 def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping[int, bytes]]:
-    """A committed offset, and its tagged fields."""
+    """Return a committed offset, and its tagged fields."""
     version = _known(reader.int16())
     reader.flexible = version >= 4
     offset = reader.int64()
@@ -239,7 +241,7 @@ def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping
 
 
 def encode_pending_value(value: PendingOffsetValue) -> bytes:
-    """The bytes of a pending offset: the producer's epoch, then the committed offset as it will be.
+    """Return the bytes of a pending offset: the producer's epoch, then the committed offset as it will be.
 
     The name of its transaction is a tagged field of that offset.
     """
@@ -254,7 +256,7 @@ def encode_pending_value(value: PendingOffsetValue) -> bytes:
 
 
 def decode_pending_value(data: Buffer) -> PendingOffsetValue:
-    """The pending offset in `data`. StateRecordError where it is none."""
+    """Return the pending offset in `data`. StateRecordError where it is none."""
     reader = RecordReader(data)
     version = reader.int16()
     if version != PENDING_OFFSET_VALUE_VERSION:
@@ -265,7 +267,7 @@ def decode_pending_value(data: Buffer) -> PendingOffsetValue:
 
 
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:
-    """The bytes of a group."""
+    """Return the bytes of a group."""
     _known(version)
     writer = RecordWriter(version, flexible=version >= 4)
     writer.string(value.protocol_type)
@@ -292,7 +294,7 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VER
 
 
 def decode_group_value(data: Buffer) -> GroupMetadataValue:
-    """The group in `data`. StateRecordError where it is none."""
+    """Return the group in `data`. StateRecordError where it is none."""
     reader = RecordReader(data)
     version = _known(reader.int16())
     reader.flexible = version >= 4

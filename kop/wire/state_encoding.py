@@ -25,7 +25,7 @@ LONGEST_STRING: Final = 32_767
 
 
 def short_string(text: str) -> bytes:
-    """A string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
+    """Return a string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
     raw = text.encode()
     if len(raw) > LONGEST_STRING:
         raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
@@ -43,7 +43,7 @@ class RecordReader:
         self.flexible = False
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         end = self.pos + size
         if size < 0 or end > len(self.data):
             raise StateRecordError(f"a field of {size} bytes at {self.pos} in a record of {len(self.data)} bytes")
@@ -52,19 +52,19 @@ class RecordReader:
         return part
 
     def int16(self) -> int:
-        """A number of 16 bits."""
+        """Return a number of 16 bits."""
         return int.from_bytes(self.take(2), "big", signed=True)
 
     def int32(self) -> int:
-        """A number of 32 bits."""
+        """Return a number of 32 bits."""
         return int.from_bytes(self.take(4), "big", signed=True)
 
     def int64(self) -> int:
-        """A number of 64 bits."""
+        """Return a number of 64 bits."""
         return int.from_bytes(self.take(8), "big", signed=True)
 
     def uvarint(self) -> int:
-        """A number of up to 32 bits without a sign."""
+        """Return a number of up to 32 bits without a sign."""
         value = 0
         for shift in range(0, 35, 7):
             (byte,) = self.take(1)
@@ -74,7 +74,7 @@ class RecordReader:
         raise StateRecordError("a varint of more than 32 bits")
 
     def nullable_string(self) -> str | None:
-        """A string, or None."""
+        """Return a string, or None."""
         length = self.uvarint() - 1 if self.flexible else self.int16()
         if length == -1:
             return None
@@ -84,18 +84,18 @@ class RecordReader:
             raise StateRecordError(f"a string is not UTF-8: {error}") from None
 
     def string(self) -> str:
-        """A string; null is an error."""
+        """Return a string; null is an error."""
         text = self.nullable_string()
         if text is None:
             raise StateRecordError("a string is null")
         return text
 
     def blob(self) -> bytes:
-        """Bytes."""
+        """Return bytes."""
         return self.take(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """How many elements follow; no more than there is room for."""
+        """Return how many elements follow; no more than there is room for."""
         count = self.nullable_count()
         if count < 0:
             raise StateRecordError("a list is null")
@@ -109,7 +109,7 @@ class RecordReader:
         return count
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields by their numbers; none outside the flexible encoding."""
+        """Return the tagged fields by their numbers; none outside the flexible encoding."""
         fields: dict[int, bytes] = {}
         if self.flexible:
             for _ in range(self.uvarint()):
@@ -128,26 +128,26 @@ class RecordWriter:
         self.flexible = flexible
 
     def int16(self, value: int) -> None:
-        """A number of 16 bits."""
+        """Write a number of 16 bits."""
         self.out += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
-        """A number of 32 bits."""
+        """Write a number of 32 bits."""
         self.out += _INT32.pack(value)
 
     def int64(self, value: int) -> None:
-        """A number of 64 bits."""
+        """Write a number of 64 bits."""
         self.out += _INT64.pack(value)
 
     def uvarint(self, value: int) -> None:
-        """A number without a sign."""
+        """Write a number without a sign."""
         while value >= 0x80:
             self.out.append(value & 0x7F | 0x80)
             value >>= 7
         self.out.append(value)
 
     def string(self, text: str | None) -> None:
-        """A string, or null."""
+        """Write a string, or null."""
         if text is None:
             self.out += b"\0" if self.flexible else b"\xff\xff"
             return
@@ -159,7 +159,7 @@ class RecordWriter:
         self.out += raw
 
     def blob(self, raw: Buffer) -> None:
-        """Bytes."""
+        """Write bytes."""
         if self.flexible:
             self.uvarint(len(raw) + 1)
         else:
@@ -167,14 +167,14 @@ class RecordWriter:
         self.out += raw
 
     def count(self, count: int) -> None:
-        """How many elements follow; -1: the list is null."""
+        """Write how many elements follow; -1: the list is null."""
         if self.flexible:
             self.uvarint(count + 1)
         else:
             self.out += _INT32.pack(count)
 
     def no_tags(self) -> None:
-        """An end without tagged fields; nothing outside the flexible encoding."""
+        """Write an end without tagged fields; nothing outside the flexible encoding."""
         if self.flexible:
             self.out.append(0)
 

@@ -74,20 +74,20 @@ class TransactionValue:
 
 
 def encode_transaction_key(transactional_id: str) -> bytes:
-    """The bytes of a key. StateRecordError where the id does not fit."""
+    """Return the bytes of a key. StateRecordError where the id does not fit."""
     writer = RecordWriter(_KEY_KIND)
     writer.string(transactional_id)
     return bytes(writer.out)
 
 
 def decode_transaction_key(data: Buffer) -> str | None:
-    """The transactional id in `data`; None for a key of another kind. StateRecordError where it is none."""
+    """Return the transactional id in `data`; None for a key of another kind. StateRecordError where it is none."""
     reader = RecordReader(data)
     return reader.string() if reader.int16() == _KEY_KIND else None
 
 
 def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
-    """The bytes of a transactional id's state."""
+    """Return the bytes of a transactional id's state."""
     _check(version)
     writer = RecordWriter(version, flexible=version >= 1)
     writer.int64(value.producer_id)
@@ -123,7 +123,7 @@ def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSI
 
 
 def decode_transaction_value(data: Buffer) -> TransactionValue:
-    """The state in `data`. StateRecordError where it is none."""
+    """Return the state in `data`. StateRecordError where it is none."""
     reader = RecordReader(data)
     version = _check(reader.int16())
     reader.flexible = version >= 1

@@ -81,7 +81,7 @@ class ClassicGroup:
         self.roster = Roster(canonical_name=settings.canonical_name)
         self.next_deadline = NEVER
         self._joined_meanwhile = False
-        """Whether a member joined during the present part of the initial delay."""
+        """True if a member joined during the present part of the initial delay."""
         self._join_deadline = NEVER
         self._initial_delay: tuple[int, int] | None = None
         """In ms: the present part of the initial delay, and by how much it may still be extended."""
@@ -93,7 +93,7 @@ class ClassicGroup:
 
     @classmethod
     def load(cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, now: int) -> ClassicGroup:
-        """The group that a record describes. Call `resume` when everything is loaded."""
+        """Return the group that a record describes. Call `resume` when everything is loaded."""
         group = cls(group_id, settings, now)
         group.generation = value.generation
         group.protocol = value.protocol
@@ -143,17 +143,19 @@ class ClassicGroup:
         return -1 if known and self.protocol_type == CONSUMER_PROTOCOL_TYPE else None
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """True when members consume `topic`, or may do so as far as can be known."""
+        """Return true if members consume `topic`, or may do so as far as can be known."""
         return self.roster.is_subscribed_to(topic)
 
     def describe(self) -> Description:
-        """The group as DescribeGroups shows it: metadata and protocol only while it is stable."""
+        """Return the group as DescribeGroups shows it: metadata and protocol only while it is stable."""
         protocol = self.protocol if self.state is State.STABLE else None
         members = self.roster.describe(protocol)
         return Description(self.group_id, self.state.value, self.protocol_type or "", protocol or "", members)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
-        """May this member commit offsets? A commit by a member keeps its session alive."""
+        """Return the error if this member may not commit offsets, else NONE. A commit by a member keeps its session
+        alive.
+        """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
@@ -171,7 +173,7 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def check_commit_in_transaction(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """May a transaction commit offsets for this member?
+        """Return the error if a transaction may not commit offsets for this member, else NONE.
 
         Old clients name no member: they may at any time. A rebalance is no reason to refuse. No session goes on by it.
         """

@@ -34,9 +34,9 @@ class JoinRequest:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     needs_known_member_id: bool = True
-    """Whether a new member is first told its id, as from version 4 on (KIP-394)."""
+    """True if a new member is first told its id, as from version 4 on (KIP-394)."""
     can_skip_assignment: bool = True
-    """Whether a leader may be told to leave the assignment as it is, as from version 9 on (KIP-814)."""
+    """True if a leader may be told to leave the assignment as it is, as from version 9 on (KIP-814)."""
     reason: str | None = None
     """The client's reason, for the log (KIP-800)."""
 

@@ -24,7 +24,7 @@ MOST_TOPICS: Final = 1 << 16
 
 
 def topics_of(metadata: bytes) -> frozenset[str] | None:
-    """The topics that a consumer subscribes to; None where these bytes are no subscription, or are not read.
+    """Return the topics that a consumer subscribes to; None where these bytes are no subscription, or are not read.
 
     All versions of `ConsumerProtocolSubscription` begin with what is read here.
     """
@@ -61,14 +61,14 @@ class Member:
     rebalance_timeout_ms: int
     assignment: bytes = b""
     is_new: bool = False
-    """Whether the member's first JoinGroup waits. It does not know its id then, so it cannot send heartbeats."""
+    """True if the member's first JoinGroup waits. It does not know its id then, so it cannot send heartbeats."""
     join_token: Token | None = None
     sync_token: Token | None = None
     deadline: int = NEVER
 
     @classmethod
     def of(cls, member_id: str, request: JoinRequest) -> Member:
-        """The member that `request` asks to become."""
+        """Return the member that `request` asks to become."""
         return cls(
             member_id,
             request.instance_id,
@@ -81,7 +81,7 @@ class Member:
 
     @classmethod
     def loaded(cls, stored: MemberMetadata, protocol: str) -> Member:
-        """The member that a record holds: of its protocols only the chosen one is known."""
+        """Return the member that a record holds: of its protocols only the chosen one is known."""
         rebalance_timeout_ms = stored.rebalance_timeout_ms
         return cls(
             stored.member_id,
@@ -105,14 +105,14 @@ class Member:
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
     def metadata(self, protocol: str) -> bytes:
-        """What the member sent for `protocol`."""
+        """Return what the member sent for `protocol`."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
         raise InternalError(f"member {self.member_id} does not support protocol {protocol!r}")
 
     def stored(self, protocol: str, assignment: bytes) -> MemberMetadata:
-        """The member as a record holds it."""
+        """Return the member as a record holds it."""
         return MemberMetadata(
             self.member_id,
             self.instance_id,
@@ -239,19 +239,21 @@ class Roster:
         return False
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """True when a member like this could join those that are here: same type, one protocol that all support."""
+        """Return true if a member like this could join those that are here: same type, one protocol that all
+        support.
+        """
         return self.protocol_type == protocol_type and any(
             self.support[name] == len(self.members) for name, _ in protocols
         )
 
     def select_protocol(self) -> str:
-        """The protocol that most members like best among those that all support."""
+        """Return the protocol that most members like best among those that all support."""
         common = {name for name, count in self.support.items() if count == len(self.members)}
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in self)
         return votes.most_common(1)[0][0]
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Is this a member, and the instance's present one?"""
+        """Return the error if this is no member, or not the instance's present one, else NONE."""
         if instance_id is not None:
             current = self.static.get(instance_id)
             if current is None:
@@ -261,11 +263,11 @@ class Roster:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def seen_by_leader(self, protocol: str) -> tuple[JoinedMember, ...]:
-        """The members with their metadata for `protocol`."""
+        """Return the members with their metadata for `protocol`."""
         return tuple(JoinedMember(m.member_id, m.instance_id, m.metadata(protocol)) for m in self)
 
     def describe(self, protocol: str | None) -> tuple[DescribedMember, ...]:
-        """The members for DescribeGroups, with their metadata for `protocol` if there is one."""
+        """Return the members for DescribeGroups, with their metadata for `protocol` if there is one."""
         return tuple(
             DescribedMember(
                 m.member_id,
@@ -292,12 +294,12 @@ class Roster:
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """True when members consume `topic`, or may do so as far as can be known."""
+        """Return true if members consume `topic`, or may do so as far as can be known."""
         if self.subscribed is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed
 
 
 def new_member_id(client_id: str, instance_id: str | None) -> str:
-    """An id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
+    """Return an id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
     return f"{client_id if instance_id is None else instance_id}-{clock.uuid4()}"

@@ -63,17 +63,17 @@ class MemoryTopics(TopicTable):
         """There are no namespaces."""
 
     async def find(self, names: Collection[str]) -> None:
-        """Nothing to do: all topics are known."""
+        """Do nothing: all topics are known."""
 
     def missing(self, name: str) -> None:
-        """Nothing to say: all topics are known."""
+        """Do nothing: all topics are known."""
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """None: nobody else changes topics."""
+        """Return nothing: nobody else changes topics."""
         return {}
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Nothing to do: nobody else changes topics."""
+        """Do nothing: nobody else changes topics."""
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
@@ -154,12 +154,14 @@ class MemoryEngine:
             )
 
     def log(self, topic_id: UUID, partition: int) -> MemoryLog | None:
-        """The log of a partition, or None; the same object each time."""
+        """Return the log of a partition, or None; the same object each time."""
         logs = self._logs.get(topic_id, ())
         return logs[partition] if 0 <= partition < len(logs) else None
 
     def topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """A topic changed, nobody is told yet: give its logs the new value, make new ones, let go of deleted ones."""
+        """Take a topic's change, before anybody is told: give its logs the new value, make new ones, let go of deleted
+        ones.
+        """
         if new is None:
             assert old is not None
             for log in self._logs.pop(old.topic_id):
@@ -171,7 +173,7 @@ class MemoryEngine:
         logs.extend(self.new_log(self._space, new, index, policy) for index in range(len(logs), new.partitions))
 
     def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
-        """The log of a new partition; an engine with another kind of log makes that."""
+        """Return the log of a new partition; an engine with another kind of log makes that."""
         return MemoryLog(space, topic, index, policy)
 
     def policies_changed(self) -> None:
@@ -187,7 +189,7 @@ class MemoryEngine:
         return range(first, first + _PRODUCER_IDS)
 
     async def get_state(self, key: str) -> str | None:
-        """A small value, or None."""
+        """Return a small value, or None."""
         return self._memory.state.get(key)
 
     async def put_state(self, key: str, value: str | None) -> None:
@@ -199,13 +201,13 @@ class MemoryEngine:
             self._memory.state[key] = value
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Nothing to tell: one process changes values."""
+        """Do nothing: one process changes values."""
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Nothing to tell: there are no others."""
+        """Do nothing: there are no others."""
 
     async def join(self, broker: LiveBroker) -> None:
-        """Nothing to do: there is nobody to join."""
+        """Do nothing: there is nobody to join."""
 
     async def maintain(self, now_ms: int) -> None:
         """Do all that is due at `now_ms`: retention, compaction; producers expire by a clock of their own."""

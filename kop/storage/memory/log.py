@@ -129,7 +129,7 @@ class MemoryLog(Partition):
         self._producers = ProducerStates()
 
     def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
-        """The same log for another engine, as after a restart: it has no observers."""
+        """Return the same log for another engine, as after a restart: it has no observers."""
         log = type(self)(space, self.topic, self.index, policy)
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
         log.size_bytes, log._batches = self.size_bytes, self._batches
@@ -273,7 +273,9 @@ class MemoryLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Batches from the one that holds `offset` on; see `PartitionLog.read_cached`. All of them are in memory."""
+        """Return batches from the one that holds `offset` on; see `PartitionLog.read_cached`. All of them are in
+        memory.
+        """
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -292,11 +294,11 @@ class MemoryLog(Partition):
         return self.read_cached(offset, max_bytes, min_one=min_one)
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms), or None."""
+        """Return the first record at or after `timestamp` (ms), or None."""
         return await self._look_up(_first_at, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp, or None where no record has one."""
+        """Return the first record with the largest timestamp, or None where no record has one."""
         return await self._look_up(_newest)
 
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
@@ -386,7 +388,7 @@ class MemoryLog(Partition):
         self._producers.expire(steady_ms(), ttl_ms)
 
     def remove(self) -> None:
-        """The topic was deleted: appends of this turn end with an error, the memory is free."""
+        """End the log of a deleted topic: appends of this turn end with an error, the memory is free."""
         held = (*self._batches, *self._taken)
         self._space.free(sum(len(batch.data) for batch in held), len(held))
         self._batches, self._taken, self.size_bytes = [], [], 0
@@ -395,26 +397,26 @@ class MemoryLog(Partition):
     # --- what there is nothing to do for: one process, all in memory
 
     async def attach(self) -> None:
-        """Nothing to do: the log is always ready."""
+        """Do nothing: the log is always ready."""
 
     async def measure(self) -> int:
-        """Bytes of the stored batches."""
+        """Return bytes of the stored batches."""
         return self.size_bytes
 
     async def refresh(self) -> None:
-        """Nothing to do: nobody else writes."""
+        """Do nothing: nobody else writes."""
 
     async def refresh_start(self) -> None:
-        """Nothing to do: nobody else deletes."""
+        """Do nothing: nobody else deletes."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Nothing to do: nobody else writes."""
+        """Do nothing: nobody else writes."""
 
     async def verify_lead(self) -> None:
-        """Nothing to ask."""
+        """Do nothing."""
 
     async def resign(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _first_at(batches: Sequence[StoredBatch], start: int, timestamp: int) -> TimestampOffset | None:
@@ -448,7 +450,7 @@ def _cleaned(
     now_ms: int,
     title: str,
 ) -> list[tuple[StoredBatch, StoredBatch | None]]:
-    """The batches that compaction changes, each with what takes its place; on a thread.
+    """Return the batches that compaction changes, each with what takes its place; on a thread.
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """

@@ -20,7 +20,7 @@ class Access:
         self._settings = settings
 
     def tls(self) -> TlsOptions:
-        """The TLS settings; used where an address begins with pulsar+ssl or https."""
+        """Return the TLS settings; used where an address begins with pulsar+ssl or https."""
         return TlsOptions(
             ca_file=self._settings.kop_pulsar_tls_ca_file or None,
             cert_file=self._settings.kop_pulsar_tls_cert_file or None,
@@ -38,13 +38,13 @@ class Access:
             )
 
     def _of_issuer(self) -> TlsOptions:
-        """The TLS settings for an OAuth2 issuer. Its certificate may be from a public authority or from Pulsar's own
-        one.
+        """Return the TLS settings for an OAuth2 issuer. Its certificate may be from a public authority or from Pulsar's
+        own one.
         """
         return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
 
     def credentials(self) -> Credentials | None:
-        """The credentials, or None. BackendError says what is wrong with the text, without it."""
+        """Return the credentials, or None. BackendError says what is wrong with the text, without it."""
         if not self._settings.kop_pulsar_auth:
             return None
         try:

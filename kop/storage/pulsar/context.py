@@ -34,7 +34,7 @@ class PulsarContext:
         self.naming = TopicNaming(settings.kop_pulsar_namespace, settings.kop_pulsar_metadata_namespace)
         self.faults = Faults(self.loop.time, client.outage)
         self.closed = False
-        """Whether the engine is being closed. No new work is taken from then on."""
+        """True if the engine is being closed. No new work is taken from then on."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def count(self, fault: Fault) -> None:

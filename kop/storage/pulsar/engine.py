@@ -164,7 +164,7 @@ class PulsarEngine:
     # --- for handlers and coordinators: see kop.storage.base.Engine
 
     def log(self, topic_id: UUID, partition: int) -> PulsarLog | None:
-        """The log of a partition, or None; the same object each time."""
+        """Return the log of a partition, or None; the same object each time."""
         return self._logs.get(topic_id, partition)
 
     async def reserve_producer_ids(self) -> range:
@@ -177,7 +177,7 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
-        """A small durable value, or None."""
+        """Return a small durable value, or None."""
         read = partial(self._cluster_topic.get_state, key)
         try:
             if self._registry.own is None:  # no client is there that would retry while the broker starts
@@ -204,7 +204,7 @@ class PulsarEngine:
 
     @property
     def brokers_fresh(self) -> bool:
-        """Whether `brokers` was read within the last seconds."""
+        """True if `brokers` was read within the last seconds."""
         return self._registry.fresh
 
     def on_brokers(self, callback: Callable[[], None]) -> None:

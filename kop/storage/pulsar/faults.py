@@ -224,7 +224,9 @@ _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC
 
 
 def kafka_error(error: PulsarError, doing: str) -> KopError:
-    """The Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can do."""
+    """Return the Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can
+    do.
+    """
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
     if (row := _said(error)) is not None:
@@ -252,7 +254,7 @@ class Alike:
         self._since: dict[object, tuple[float, int]] = {}
 
     def left(self, kind: object, now: float) -> int:
-        """How many more lines of a kind may be logged now, the one asked about included; 0 where it may not."""
+        """Return how many more lines of a kind may be logged now, the one asked about included; 0 where it may not."""
         since, times = self._since.get(kind, (now, 0))
         if now - since > _ALIKE_SECONDS:
             since, times = now, 0

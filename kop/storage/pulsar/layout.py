@@ -77,7 +77,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 def topic_of(name: str) -> str:
-    """The topic that a partition belongs to; any other name as it is."""
+    """Return the topic that a partition belongs to; any other name as it is."""
     match = _PARTITION.match(name)
     return match[1] if match else name
 
@@ -88,7 +88,9 @@ def namespace_of(full_name: str) -> str:
 
 
 def may_be_named(name: str) -> bool:
-    """Whether clients may use `tenant/namespace/topic`: not Pulsar's own topics, and not a partition by its name."""
+    """Return true if clients may use `tenant/namespace/topic`: not Pulsar's own topics, and not a partition by its
+    name.
+    """
     match = _FOREIGN.match(name)
     return match is not None and match[1] != _SYSTEM and topic_of(name) == name
 
@@ -118,18 +120,18 @@ class TopicNaming:
         return f"{PERSISTENT}{self.metadata_namespace}/{BROKERS_TOPIC}"
 
     def probe_topic(self, instance: str) -> str:
-        """The full name of a broker's own topic to try transactions on."""
+        """Return the full name of a broker's own topic to try transactions on."""
         return f"{PERSISTENT}{self.metadata_namespace}/{PROBE_TOPIC}-{instance}"
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Pulsar's name of a topic; one of another namespace has that in its name."""
+        """Return Pulsar's name of a topic; one of another namespace has that in its name."""
         if "/" in name:
             return PERSISTENT + name
         return f"{PERSISTENT}{self.metadata_namespace if internal else self.namespace}/{name}"
 
     def kafka_name(self, full_name: str) -> tuple[str, bool] | None:
-        """The name for Kafka clients, and whether the topic is internal. None for a topic that Kafka clients do not
-        see.
+        """Return the name for Kafka clients, and whether the topic is internal. None for a topic that Kafka clients do
+        not see.
         """
         namespace, _, local = full_name.removeprefix(PERSISTENT).rpartition("/")
         if not full_name.startswith(PERSISTENT) or not local:
@@ -151,7 +153,7 @@ class ProducerNaming:
     instance: str
 
     def of(self, producer_id: int) -> str:
-        """The Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
+        """Return the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
 
         It holds the cluster id, because the brokers of another cluster, or of a metadata namespace that was made
         again, hand out the same producer ids.
@@ -165,7 +167,7 @@ class ProducerNaming:
         return f"kop-{self.cluster_id}-leader-{self.instance}"
 
     def leaders_instance(self, producer: str) -> str | None:
-        """The `instance` of the broker of this cluster whose `leader` has this name; None for any other name."""
+        """Return the `instance` of the broker of this cluster whose `leader` has this name; None for any other name."""
         prefix = f"kop-{self.cluster_id}-leader-"
         return producer.removeprefix(prefix) if producer.startswith(prefix) else None
 
@@ -183,12 +185,12 @@ FENCE_MARKER: Final = 77
 
 
 def transaction_name(txn: EntryTransaction) -> bytes:
-    """What is kept of a Pulsar transaction in the record of its transactional id."""
+    """Return what is kept of a Pulsar transaction in the record of its transactional id."""
     return _TRANSACTION.pack(_RECORDS if txn.sent_in else _WHOLE_BATCHES, txn.most, txn.least)
 
 
 def transaction_of(name: bytes) -> EntryTransaction | None:
-    """The transaction of such a name; None where the name is none."""
+    """Return the transaction of such a name; None where the name is none."""
     if len(name) != _TRANSACTION.size:
         return None
     kind, most, least = _TRANSACTION.unpack(name)
@@ -196,7 +198,7 @@ def transaction_of(name: bytes) -> EntryTransaction | None:
 
 
 def remembered(what: str, partition: int, value: int) -> str:
-    """The name of a number that is kept of one partition, the largest that any broker kept.
+    """Return the name of a number that is kept of one partition, the largest that any broker kept.
 
     The name holds the number: brokers that keep different ones at once write different properties, so none overwrites
     a larger one.
@@ -205,7 +207,7 @@ def remembered(what: str, partition: int, value: int) -> str:
 
 
 def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
-    """The numbers that are kept of partitions, by what they are and the partition."""
+    """Return the numbers that are kept of partitions, by what they are and the partition."""
     largest: dict[tuple[str, int], int] = {}
     for key in properties:
         named = _OF_PARTITION.match(key)
@@ -216,12 +218,12 @@ def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
 
 
 def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
-    """The largest number `what` that is kept of a partition; 0 where none is kept."""
+    """Return the largest number `what` that is kept of a partition; 0 where none is kept."""
     return all_remembered(properties).get((what, partition), 0)
 
 
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
-    """Names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
+    """Return names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
     return [
         key
         for key in properties
@@ -231,7 +233,7 @@ def outdated(properties: Mapping[str, str], what: str, partition: int, value: in
 
 
 def id_of(properties: Mapping[str, str]) -> UUID | None:
-    """The topic's id; None where there is none, or none that a topic may have."""
+    """Return the topic's id; None where there is none, or none that a topic may have."""
     try:
         topic_id = UUID(properties[ID_PROPERTY])
     except (KeyError, ValueError, AttributeError, TypeError):
@@ -240,12 +242,12 @@ def id_of(properties: Mapping[str, str]) -> UUID | None:
 
 
 def is_copied(properties: Mapping[str, str], full_name: str) -> bool:
-    """Whether the properties say themselves that their id was made for another topic."""
+    """Return true if the properties say themselves that their id was made for another topic."""
     return properties.get(NAME_PROPERTY, full_name) != full_name
 
 
 def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
-    """A number of 64 bits, not negative; the default where there is none."""
+    """Return a number of 64 bits, not negative; the default where there is none."""
     text = properties.get(key, "")
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
         return default
@@ -254,7 +256,7 @@ def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
-    """The topic's own Kafka configs; None where they do not parse."""
+    """Return the topic's own Kafka configs; None where they do not parse."""
     try:
         configs: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
     except (ValueError, TypeError, RecursionError):
@@ -265,7 +267,7 @@ def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The properties with unusable ones mended, and the names of those that do not parse.
+    """Return the properties with unusable ones mended, and the names of those that do not parse.
 
     A mended property has the value of `before`, the last good properties of the same topic, or is left out.
     """
@@ -291,7 +293,8 @@ def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[
 
 
 def of_the_original(properties: Mapping[str, str]) -> list[str]:
-    """Names of those properties that mean nothing on a topic that they were copied to: they are of the original's log.
+    """Return names of those properties that mean nothing on a topic that they were copied to: they are of the
+    original's log.
 
     Kafka configs mean the same on both, and nobody knows whether entries were copied, too.
     """
@@ -311,11 +314,11 @@ class PulsarTopic:
     full_name: str
     """`persistent://tenant/namespace/name`."""
     plain: bool
-    """Whether the topic is not partitioned. Its only partition then has the topic's own name."""
+    """True if the topic is not partitioned. Its only partition then has the topic's own name."""
     properties: Mapping[str, str]
 
     def partition(self, index: int) -> str:
-        """Pulsar's name of a partition."""
+        """Return Pulsar's name of a partition."""
         return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
 
     def is_young(self, now_ms: int) -> bool:

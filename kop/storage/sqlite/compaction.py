@@ -72,7 +72,7 @@ class Cleaner:
     snapshot: Callable[[Sequence[SqliteLog]], Awaitable[None]]
     """Stores size and producers of logs: what a restart needs of batches that are rewritten."""
     closing: Callable[[], bool]
-    """Whether no further step shall begin."""
+    """True if no further step shall begin."""
 
     async def clean(self, log: SqliteLog, target: int, now_ms: int) -> bool:
         """Compact `log` up to the offset `target` in one pass; False where nothing is due, or the pass did not end."""
@@ -107,7 +107,7 @@ class Cleaner:
         return True
 
     async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
-        """False where it did not come to the end: the topic went, or the engine closes."""
+        """Return false if it did not come to the end: the topic went, or the engine closes."""
         offset = start
         horizon = delete_horizon(log.policy, now_ms)
         while offset < end:
@@ -137,7 +137,7 @@ def find(
     size: int,
     now_ms: int,
 ) -> Part | None:
-    """The part of the log before `end` that is due, or None where it is too little or too young."""
+    """Return the part of the log before `end` that is due, or None where it is too little or too young."""
     last = conn.execute(
         "SELECT base FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ? ORDER BY last DESC LIMIT 1",
         (log_id, high_watermark),
@@ -172,7 +172,7 @@ def find(
 def _batches_with_headers(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
 ) -> tuple[list[tuple[BatchRow, Buffer, BatchHeader]], int]:
-    """Some batches, and where to go on where there are none: behind one that is lost, which stays as it is."""
+    """Return some batches, and where to go on where there are none: behind one that is lost, which stays as it is."""
     try:
         rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
     except LostBatchError as error:
@@ -214,7 +214,7 @@ def plan(
     now_ms: int,
     horizon: int,
 ) -> tuple[list[Change], int]:
-    """What becomes of some batches, and the offset reached."""
+    """Return what becomes of some batches, and the offset reached."""
     changes: list[Change] = []
     batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
     for row, data, header in batches:
@@ -270,7 +270,7 @@ def _numbers(changes: Sequence[Change]) -> str:
 
 
 def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
-    """The changes in parts that one statement writes."""
+    """Yield the changes in parts that one statement writes."""
     first = size = 0
     for i, change in enumerate(changes):
         if i > first and (i - first == _UPDATE_ROWS or size + change.row.size > _UPDATE_BYTES):

@@ -132,7 +132,7 @@ class SqliteEngine:
     # For handlers and coordinators: see kop.storage.base.Engine.
 
     def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
-        """The log of a partition, or None; the same object each time."""
+        """Return the log of a partition, or None; the same object each time."""
         return self.logs.log(topic_id, partition)
 
     async def reserve_producer_ids(self) -> range:
@@ -147,11 +147,11 @@ class SqliteEngine:
         return await self.writer.run(write)
 
     async def get_state(self, key: str) -> str | None:
-        """A small durable value, or None."""
+        """Return a small durable value, or None."""
         return await self.readers.run(reader.get_state, key)
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Nothing to tell: one process changes values."""
+        """Do nothing: one process changes values."""
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
@@ -171,7 +171,7 @@ class SqliteEngine:
         """They never change."""
 
     async def join(self, broker: LiveBroker) -> None:
-        """There is nobody to join."""
+        """Do nothing: there is nobody to join."""
 
     about = None
     """No other server has the data."""
@@ -229,7 +229,7 @@ class SqliteEngine:
     # For the parts of the engine.
 
     def _refusal(self, size: int) -> KopError | None:
-        """Why a batch of `size` bytes cannot be taken now, or None."""
+        """Return why a batch of `size` bytes cannot be taken now, or None."""
         if self._closed:
             return BackendError("the storage engine is closed")
         if self.writer.ended is not None:
@@ -282,7 +282,7 @@ class SqliteEngine:
                 log.producer_states = stored.producers
 
     def _thread_ended(self, name: str, error: BaseException) -> None:
-        """A thread of the engine has ended unexpectedly, this one: say so, and take no more batches."""
+        """Note that a thread of the engine has ended unexpectedly, this one: say so, and take no more batches."""
         self._ended(name, error)
         try:
             self.loop.call_soon_threadsafe(self.writer.fail, f"the thread {name} has ended: {error!r}")
@@ -367,7 +367,9 @@ def _load(conn: sqlite3.Connection) -> _State:
 
 
 def _load_aborted(conn: sqlite3.Connection) -> dict[int, list[AbortedTransaction]]:
-    """The aborted transactions of each log, by its id. Those that end before the other bounds have no records left."""
+    """Return the aborted transactions of each log, by its id. Those that end before the other bounds have no records
+    left.
+    """
     aborted: dict[int, list[AbortedTransaction]] = {}
     for log_id, *values in conn.execute(
         "SELECT aborted.log, producer_id, first_offset, last_offset, last_stable_offset"
@@ -522,7 +524,7 @@ def _segments(
 
 
 def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
-    """The settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
+    """Return the settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
     disk = os.statvfs(directory)
     total = disk.f_blocks * disk.f_frsize
     sizes = {

@@ -93,22 +93,22 @@ class SqliteLog(Partition):
         the batches.
         """
         self.snapshot_outdated = False
-        """Whether the stored producers have to be stored again, though no batch came: some were forgotten."""
+        """True if the stored producers have to be stored again, though no batch came: some were forgotten."""
         self.producer_states: ProducerStates | None = None
         self.tail: Tail | None = None
 
     async def attach(self) -> None:
-        """Nothing to do: the log is ready when the engine is open."""
+        """Do nothing: the log is ready when the engine is open."""
 
     async def measure(self) -> int:
-        """Bytes of the stored batches."""
+        """Return bytes of the stored batches."""
         return self.size_bytes
 
     async def refresh(self) -> None:
-        """Nothing to do: one process writes."""
+        """Do nothing: one process writes."""
 
     async def refresh_start(self) -> None:
-        """Nothing to do: nobody else deletes."""
+        """Do nothing: nobody else deletes."""
 
     def submit(
         self,
@@ -248,7 +248,7 @@ class SqliteLog(Partition):
         return states.transactions.last_stable(self.log_start_offset, self.high_watermark)
 
     def aborted_copy(self) -> Iterable[AbortedTransaction]:
-        """The aborted transactions of which records may be left, for another thread."""
+        """Return the aborted transactions of which records may be left, for another thread."""
         return () if self.producer_states is None else self.producer_states.transactions.aborted_copy()
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
@@ -289,7 +289,7 @@ class SqliteLog(Partition):
             self.producer_states.rollback(offset)
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        """Return what the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -297,7 +297,7 @@ class SqliteLog(Partition):
         return None if rows is None else ReadResult(*rows)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Batches from the database; see `PartitionLog.read`."""
+        """Return batches from the database; see `PartitionLog.read`."""
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -308,11 +308,11 @@ class SqliteLog(Partition):
         return ReadResult(rows, sum(map(len, rows)))
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms), or None."""
+        """Return the first record at or after `timestamp` (ms), or None."""
         return await self._look_up(reader.by_time, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp, or None where no record has one."""
+        """Return the first record with the largest timestamp, or None where no record has one."""
         return await self._look_up(reader.max_timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
@@ -329,13 +329,13 @@ class SqliteLog(Partition):
         return [ProducerView(*info) for info in self.producer_states.views()]
 
     async def verify_lead(self) -> None:
-        """Nothing to ask."""
+        """Do nothing."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Nothing to do: the file has one process."""
+        """Do nothing: the file has one process."""
 
     async def resign(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def remove(self) -> None:
         """Close the log of a deleted topic: waiters are told, and later requests are refused."""
@@ -351,7 +351,7 @@ class SqliteLog(Partition):
 
 
 def head_of(batch: Buffer, header: BatchHeader) -> bytes:
-    """What of an idempotent producer's batch a start has to read: of a marker also how the transaction ended."""
+    """Return what of an idempotent producer's batch a start has to read: of a marker also how the transaction ended."""
     return bytes(batch if header.control else batch[:HEADER_SIZE])
 
 
@@ -364,16 +364,16 @@ class SqliteLogTable:
         self._logs: dict[UUID, list[SqliteLog]] = {}
 
     def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
-        """The log of a partition, or None; the same object each time."""
+        """Return the log of a partition, or None; the same object each time."""
         logs = self._logs.get(topic_id)
         return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
 
     def of(self, topic_id: UUID) -> Sequence[SqliteLog]:
-        """The logs of a topic, in the order of its partitions."""
+        """Return the logs of a topic, in the order of its partitions."""
         return self._logs.get(topic_id, ())
 
     def all(self) -> list[SqliteLog]:
-        """Every log of every topic."""
+        """Return every log of every topic."""
         return list(itertools.chain.from_iterable(self._logs.values()))
 
     def add(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:

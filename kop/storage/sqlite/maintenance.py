@@ -137,7 +137,7 @@ class Maintenance:
         self._checkpoint_at = settings.kop_wal_bytes
         self._failing: set[str] = set()
         self.closing = False
-        """Whether the engine is being closed: steps under way end, no further ones begin."""
+        """True if the engine is being closed: steps under way end, no further ones begin."""
 
     def start(self) -> None:
         """Start the background task; the first round looks for what an earlier process left to do."""
@@ -146,7 +146,7 @@ class Maintenance:
             self._task = self._loop.create_task(self._rounds())
 
     def wake(self) -> None:
-        """A topic was deleted or a log start has moved: rows can go now."""
+        """Note that a topic was deleted or a log start has moved: rows can go now."""
         self._dead_logs = True
         self._wake.set()
 
@@ -503,7 +503,7 @@ _DELETE_EMPTY_DEAD = "DELETE FROM log WHERE topic IS NULL AND NOT EXISTS (SELECT
 
 
 def _expired(conn: sqlite3.Connection, limits: Sequence[DeletableByRetention]) -> list[int | None]:
-    """The new log start of each log, None where it stays."""
+    """Return the new log start of each log, None where it stays."""
     return [_expired_of(conn, limit) for limit in limits]
 
 
@@ -529,7 +529,9 @@ def _expired_of(conn: sqlite3.Connection, limit: DeletableByRetention) -> int | 
 def _next_removals(
     conn: sqlite3.Connection, todo: Sequence[tuple[int, int]]
 ) -> tuple[Removal | None, list[tuple[int, int]]]:
-    """A step of removing the rows of logs that end before an offset, None for nothing; and what it leaves to do."""
+    """Return a step of removing the rows of logs that end before an offset, None for nothing; and what it leaves to
+    do.
+    """
     ids: list[int] = []
     sizes: dict[int, int] = {}
     room = _REMOVE_BYTES
@@ -548,7 +550,7 @@ def _next_removals(
 
 
 def _delete(conn: sqlite3.Connection, step: Removal) -> None:
-    """Three statements whatever the number of rows: each may wait for the interpreter's lock."""
+    """Delete rows by three statements, however many there are: each may wait for the interpreter's lock."""
     ids = _places(len(step.ids))
     conn.execute(
         f"DELETE FROM aborted WHERE (log, last_offset) IN (SELECT log, last FROM batch WHERE id IN ({ids}))", step.ids
@@ -562,7 +564,7 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
 
 
 def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[tuple[int, int]]:
-    """The files that take no more batches, and of which no more than half are batches that are wanted.
+    """Return the files that take no more batches, and of which no more than half are batches that are wanted.
 
     Each with the bytes that are left, the emptiest first.
     """
@@ -598,7 +600,7 @@ def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> 
 
 
 def _new_aborted(log: SqliteLog) -> Iterator[tuple[int, int, int, int, int]]:
-    """The aborted transactions that are not stored yet."""
+    """Yield the aborted transactions that are not stored yet."""
     states = log.producer_states
     for aborted in () if states is None else states.transactions.aborted_from(log.snapshot_offset):
         yield (

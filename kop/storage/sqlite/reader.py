@@ -113,7 +113,9 @@ class Readers:
 def scan(
     conn: sqlite3.Connection, log_id: int, first_offset: int, before_offset: int, limit: int = 1000
 ) -> list[BatchRow]:
-    """Batches that hold or follow `first_offset` and end before `before_offset`, in order, without their bytes."""
+    """Return batches that hold or follow `first_offset` and end before `before_offset`, in order, without their
+    bytes.
+    """
     return list(
         map(
             BatchRow._make,
@@ -129,7 +131,7 @@ def scan(
 def _fitting(
     conn: sqlite3.Connection, log_id: int, offset: int, end: int, max_bytes: int, min_one: bool
 ) -> tuple[int, int]:
-    """How many batches from `offset` on fit in `max_bytes`, by the index alone, and their bytes."""
+    """Return how many batches from `offset` on fit in `max_bytes`, by the index alone, and their bytes."""
     count = total = 0
     for (size,) in conn.execute(
         "SELECT size FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
@@ -211,7 +213,7 @@ def read_rows(
 
 
 def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: int) -> Buffer | None:
-    """The batch that ends at offset `last`, or None where it is gone or lost."""
+    """Return the batch that ends at offset `last`, or None where it is gone or lost."""
 
     def query() -> list[Buffer]:
         return _bring_up(
@@ -231,7 +233,7 @@ def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: in
 
 
 def _again(query: Callable[[], T]) -> T:
-    """The outcome of a query, made again where a file went between a row and the look into the file."""
+    """Return the outcome of a query, made again where a file went between a row and the look into the file."""
     for _ in range(_TRIES - 1):
         try:
             return query()
@@ -244,7 +246,7 @@ def _again(query: Callable[[], T]) -> T:
 
 
 def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
-    """The batches of rows (base offset, size, segment, position, data). What follows in a file is read at once.
+    """Return the batches of rows (base offset, size, segment, position, data). What follows in a file is read at once.
 
     Where a batch cannot be read they end before it; an error is raised where it is the first.
     """
@@ -281,7 +283,7 @@ def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int
 
 
 def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Batches that lie behind one another; those before one that is damaged, where there are any."""
+    """Return batches that lie behind one another; those before one that is damaged, where there are any."""
     data = segments.read(segment, begin, sum(size for _, size in run))
     whole = memoryview(data)
     batches: list[Buffer] = []
@@ -300,7 +302,7 @@ def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, 
 
 
 def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, end: int) -> BatchRow | None:
-    """The first batch of [start, end) whose max timestamp is at or after `timestamp`, by the index alone."""
+    """Return the first batch of [start, end) whose max timestamp is at or after `timestamp`, by the index alone."""
     row = conn.execute(
         "SELECT id, base, last, timestamp, size FROM batch INDEXED BY batch_of_log"
         " WHERE log = ? AND last >= ? AND last < ? AND timestamp >= ? ORDER BY last LIMIT 1",
@@ -310,7 +312,7 @@ def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, 
 
 
 def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int | None:
-    """The largest max timestamp among the batches of [start, end), or None where no batch has one."""
+    """Return the largest max timestamp among the batches of [start, end), or None where no batch has one."""
     timestamp: int | None = conn.execute(
         "SELECT max(timestamp) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ?",
         (log_id, start, end),
@@ -319,7 +321,7 @@ def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int |
 
 
 def referenced(conn: sqlite3.Connection) -> list[int]:
-    """The numbers of the files in which batches lie. Looks into the index once for each of them."""
+    """Return the numbers of the files in which batches lie. Looks into the index once for each of them."""
     numbers: list[int] = []
     query = "SELECT min(segment) FROM batch INDEXED BY batch_of_segment WHERE segment > ?"
     while (number := conn.execute(query, (numbers[-1] if numbers else 0,)).fetchone()[0]) is not None:
@@ -328,7 +330,7 @@ def referenced(conn: sqlite3.Connection) -> list[int]:
 
 
 def count_in(conn: sqlite3.Connection, segment: int) -> int:
-    """The number of batches that lie in a file."""
+    """Return the number of batches that lie in a file."""
     count: int = conn.execute(
         "SELECT count(*) FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
     ).fetchone()[0]
@@ -336,7 +338,7 @@ def count_in(conn: sqlite3.Connection, segment: int) -> int:
 
 
 def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
-    """The bytes of batches in each file that has any, by its number."""
+    """Return the bytes of batches in each file that has any, by its number."""
     return dict(
         conn.execute(
             "SELECT segment, sum(size) FROM batch INDEXED BY batch_of_segment"
@@ -346,7 +348,7 @@ def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
 
 
 def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_bytes: int) -> list[BatchInFile]:
-    """Some of the batches that are left in a file: at least one, and one more than fits at most."""
+    """Return some of the batches that are left in a file: at least one, and one more than fits at most."""
     rest: list[BatchInFile] = []
     for row_id, base, size, position in conn.execute(
         "SELECT id, base, size, position FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
@@ -359,7 +361,7 @@ def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_byte
 
 
 def get_state(conn: sqlite3.Connection, key: str) -> str | None:
-    """A small value of the gateway's own, or None."""
+    """Return a small value of the gateway's own, or None."""
     row = conn.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
@@ -367,7 +369,7 @@ def get_state(conn: sqlite3.Connection, key: str) -> str | None:
 def by_time(
     conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int, timestamp: int
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record at or after `timestamp`."""
+    """Return offset and timestamp of the first record at or after `timestamp`."""
     offset = start
     while (row := first_at(conn, log_id, timestamp, offset, end)) is not None:
         data = read_one(conn, segments, log_id, row.last)
@@ -385,7 +387,7 @@ def by_time(
 def max_timestamp(
     conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record with the largest timestamp."""
+    """Return offset and timestamp of the first record with the largest timestamp."""
     best: tuple[int, int] | None = None
     offset = start
     while (largest := newest(conn, log_id, offset, end)) is not None and (best is None or largest > best[1]):

@@ -92,7 +92,7 @@ _UNRELEASED: Final = (
 
 
 def segments_of(path: Path) -> Path:
-    """The folder of the files that hold large batches of a database."""
+    """Return the folder of the files that hold large batches of a database."""
     return Path(f"{path}-batches")
 
 

@@ -62,7 +62,7 @@ class Segments:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether there is a file that takes more batches."""
+        """True if there is a file that takes more batches."""
         return self._file is not None
 
     def append(self, batches: Sequence[Buffer]) -> list[Place]:
@@ -87,7 +87,7 @@ class Segments:
         return places
 
     def read(self, segment: int, position: int, size: int) -> bytes:
-        """Bytes of a file, fewer where it ends before. FileNotFoundError where the file is gone."""
+        """Return bytes of a file, fewer where it ends before. FileNotFoundError where the file is gone."""
         file = os.open(self.path(segment), os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(file, size, position)
@@ -101,7 +101,9 @@ class Segments:
         return data
 
     def complete(self) -> dict[int, int]:
-        """The files that take no more batches, without those that are kept: the size of each in bytes by its number."""
+        """Return the files that take no more batches, without those that are kept: the size of each in bytes by its
+        number.
+        """
         current = self.current  # asked first: what has a smaller number now stays as it is
         files = files_in(self._folder)
         return {number: size for number, size in files.items() if number < current and number not in self.kept}
@@ -111,7 +113,7 @@ class Segments:
         self.path(segment).unlink(missing_ok=True)
 
     def path(self, segment: int) -> Path:
-        """Where a file lies."""
+        """Return where a file lies."""
         return self._folder / f"{segment:010d}"
 
     def release(self) -> None:
@@ -199,7 +201,7 @@ class Segments:
 
 
 def files_in(folder: Path) -> dict[int, int]:
-    """The size in bytes of each file in a folder of segments, by its number. OSError where it cannot be read."""
+    """Return the size in bytes of each file in a folder of segments, by its number. OSError where it cannot be read."""
     files: dict[int, int] = {}
     try:
         with os.scandir(folder) as entries:

@@ -30,7 +30,7 @@ Finish: TypeAlias = Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]
 
 
 def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
-    """A read-only copy."""
+    """Return a read-only copy."""
     return MappingProxyType(dict(configs))
 
 
@@ -61,10 +61,10 @@ class SqliteTopics(TopicTable):
         """There are no namespaces."""
 
     async def find(self, names: Collection[str]) -> None:
-        """All is in memory."""
+        """Do nothing: all is in memory."""
 
     def missing(self, name: str) -> None:
-        """All is in memory."""
+        """Do nothing: all is in memory."""
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
@@ -85,11 +85,11 @@ class SqliteTopics(TopicTable):
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """None: nobody else changes topics."""
+        """Return nothing: nobody else changes topics."""
         return {}
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Nothing to do: one process changes topics."""
+        """Do nothing: one process changes topics."""
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
         """Run one change at a time, to its end even where the caller goes away: memory has to follow the disk."""
@@ -167,7 +167,7 @@ class SqliteTopics(TopicTable):
 
 
 def load(conn: sqlite3.Connection) -> list[tuple[int, TopicInfo]]:
-    """Every topic with the id of its row."""
+    """Return every topic with the id of its row."""
     rows = conn.execute(
         "SELECT id, uuid, name, internal, configs, (SELECT count(*) FROM log WHERE log.topic = topic.id) FROM topic"
     )

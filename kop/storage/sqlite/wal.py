@@ -129,7 +129,7 @@ class _Log:
         return last
 
     def lost_behind(self, taken: int, database: int) -> LostCommits | None:
-        """What is lost behind the last frame that is taken. `database` is a descriptor of the database file."""
+        """Return what is lost behind the last frame that is taken. `database` is a descriptor of the database file."""
         commits = 0
         offsets: dict[int, int] = {}
         newest: dict[int, tuple[_Frame, set[_Sums]]] = {}  # of each page the last frame, and the sums before it
@@ -222,7 +222,7 @@ def offsets_in(page: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _integers(page: memoryview, start: int) -> list[int] | None:
-    """The values of a record of `_INDEX_COLUMNS` integers; None where it is another one."""
+    """Return the values of a record of `_INDEX_COLUMNS` integers; None where it is another one."""
     size, at = _varint(page, start)
     types: list[int] = []
     while at < start + size:
@@ -239,7 +239,7 @@ def _integers(page: memoryview, start: int) -> list[int] | None:
 
 
 def _varint(page: memoryview, at: int) -> tuple[int, int]:
-    """A number of SQLite's, of up to nine bytes, and where it ends."""
+    """Return a number of SQLite's, of up to nine bytes, and where it ends."""
     value = 0
     for number in range(8):
         byte = page[at + number]

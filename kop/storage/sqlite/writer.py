@@ -66,7 +66,7 @@ class Destination(Protocol):
     log_id: int
 
     def committed(self, entry: QueuedAppend) -> None:
-        """A batch is on disk."""
+        """Note that a batch is on disk."""
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """Undo all queued batches of the log from the first one of a failed commit on."""
@@ -125,7 +125,7 @@ class QueuedAppend:
         """The waiters of duplicates of this append, with the place of each."""
 
     goes_on = False
-    """Whether it is written also where the disk runs short."""
+    """True if it is written also where the disk runs short."""
 
     def follow(self, waiter: AppendWaiter, place: int) -> None:
         """Tell `waiter`, too, how this append ends."""
@@ -167,7 +167,7 @@ def _execute(conn: sqlite3.Connection, sql: str, values: Sequence[Any]) -> None:
 
 
 def _insert_sql(rows: int, token: int) -> str:
-    """An INSERT of up to so many rows; the places that are left over are bound to NULL and skipped.
+    """Return an INSERT of up to so many rows; the places that are left over are bound to NULL and skipped.
 
     It inserts nothing where another writer has put its token in the place of this one's.
     """
@@ -179,7 +179,7 @@ def _insert_sql(rows: int, token: int) -> str:
 
 
 def _writer_sql(token: int) -> str:
-    """A SELECT of one row while the writer with this token is the one that writes."""
+    """Return a SELECT of one row while the writer with this token is the one that writes."""
     return f"SELECT 1 FROM meta WHERE key = 'writer' AND value = {token}"
 
 
@@ -529,7 +529,7 @@ class Writer:
 
 
 def _split(group: Sequence[QueuedAppend]) -> tuple[list[QueuedAppend], list[QueuedAppend]]:
-    """What of a group is written where the disk runs short, and what is not; a log takes nothing behind that."""
+    """Return what of a group is written where the disk runs short, and what is not; a log takes nothing behind that."""
     written: list[QueuedAppend] = []
     lost: list[QueuedAppend] = []
     losers: set[Destination] = set()

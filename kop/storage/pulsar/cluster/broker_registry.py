@@ -57,7 +57,7 @@ _INSTANCE: Final = "instance"
 """The property of a broker's producer that names its instance."""
 
 Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
-"""Whether a broker answers Kafka clients at its address, within two or three seconds."""
+"""True if a broker answers Kafka clients at its address, within two or three seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +110,13 @@ class BrokerRegistry:
 
     @property
     def fresh(self) -> bool:
-        """Whether the others were seen in these last seconds; True before this broker joins."""
+        """True if the others were seen in these last seconds; True before this broker joins."""
         # Asked with each commit of offsets; in Python 3.11 it costs a system call to find out which loop runs.
         return self._live is None or self._loop.time() - self._seen < FRESH_SECONDS
 
     @property
     def counts_as_live(self) -> bool:
-        """Whether the others surely take this broker for live now; True before it joins, when they do not know it.
+        """True if the others surely take this broker for live now; True before it joins, when they do not know it.
 
         Where it is False they may be about to take over what this broker leads.
         """
@@ -126,14 +126,17 @@ class BrokerRegistry:
         return attached and self._live.own_counts(self._loop.time())
 
     def is_live(self, instance: str) -> bool | None:
-        """Whether the broker of this instance is live; None where it was never seen, as one that has just started."""
+        """Return true if the broker of this instance is live; None where it was never seen, as one that has just
+        started.
+        """
         node_id = self._instances.get(instance)
         if node_id is None:
             return None
         return self._newest[node_id] == instance and any(broker.node_id == node_id for broker in self.brokers)
 
     def is_chosen(self, key: str) -> bool:
-        """Whether this broker is the one of all to do a piece of work that `key` names, such as to give a topic an id.
+        """Return true if this broker is the one of all to do a piece of work that `key` names, such as to give a topic
+        an id.
 
         True while this broker knows of no others.
         """
@@ -329,7 +332,7 @@ class BrokerRegistry:
         self._set_brokers(self._live)
 
     def _next_one(self) -> LiveBroker | None:
-        """The broker after this one, in a ring by id: each is looked after by one other."""
+        """Return the broker after this one, in a ring by id: each is looked after by one other."""
         assert self._live is not None
         own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
         others = [

@@ -34,7 +34,7 @@ class ClusterTopic:
         self._state_listeners: list[Callable[[], None]] = []
 
     async def properties(self) -> Mapping[str, str]:
-        """All properties of the topic, as they are at this moment."""
+        """Return all properties of the topic, as they are at this moment."""
         return (await self._admin.partitioned_metadata(self.full_name)).properties
 
     # --- the start of a broker
@@ -92,7 +92,7 @@ class ClusterTopic:
     # --- small values
 
     async def get_state(self, key: str) -> str | None:
-        """A small durable value, or None."""
+        """Return a small durable value, or None."""
         return (await self.properties()).get(STATE_PREFIX + key)
 
     async def put_state(self, key: str, value: str | None) -> None:

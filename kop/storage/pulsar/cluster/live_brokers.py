@@ -45,7 +45,7 @@ class _Absence:
     since: float
     snapshots: int = 0
     answered: bool = False
-    """Whether the broker has answered at its Kafka address since it is absent."""
+    """True if the broker has answered at its Kafka address since it is absent."""
     silent: int = 0
     """How many probes in a row it has not answered since then."""
 
@@ -73,7 +73,7 @@ class LiveBrokers:
         self._attached: float | None = None
         """When `own` was last known to be attached."""
         self._missed = False
-        """Whether a snapshot since then lacked it."""
+        """True if a snapshot since then lacked it."""
         self._back = float("-inf")
         """When that was so again after an absence."""
 
@@ -117,7 +117,7 @@ class LiveBrokers:
         self._attached, self._missed = asked, False
 
     def own_counts(self, now: float) -> bool:
-        """Whether all others surely take `own` for live."""
+        """Return true if all others surely take `own` for live."""
         return self._attached is not None and not self._is_away(now) and now - self._back >= BACK_SECONDS
 
     def _is_away(self, now: float) -> bool:

@@ -47,7 +47,7 @@ class ProducerIdBlocks:
         self._spare: range | None = None
         """The block that `start` took."""
         self._told = False
-        """Whether the log has said that Pulsar brokers send no times of entries."""
+        """True if the log has said that Pulsar brokers send no times of entries."""
 
     async def start(self) -> None:
         """Take the first block: tells whether the Pulsar brokers send what offsets are made of."""

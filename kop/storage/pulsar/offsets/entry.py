@@ -53,7 +53,7 @@ _NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, Fal
 
 
 def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
-    """What an entry's metadata says, or that it says nothing and why."""
+    """Return what an entry's metadata says, or that it says nothing and why."""
     if entry.damaged:
         return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
     try:
@@ -63,7 +63,7 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
 
 
 def place(entry: Entry) -> EntryWithOffsets:
-    """The offsets of an entry, from the index that the Pulsar broker gave its last message; it may have none."""
+    """Return the offsets of an entry, from the index that the Pulsar broker gave its last message; it may have none."""
     if entry.index is None:
         return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)
     info, error = view_of(entry)

@@ -49,8 +49,8 @@ _ASK_EVERY: Final = 1 << 14
 
 
 def append_time(stored: EntryWithOffsets) -> int:
-    """When the Pulsar broker took an entry, in ms; from a Pulsar broker that does not say so, when its producer sent
-    it.
+    """Return when the Pulsar broker took an entry, in ms; from a Pulsar broker that does not say so, when its producer
+    sent it.
     """
     return stored.entry.broker_timestamp or stored.info.publish_time
 
@@ -67,13 +67,13 @@ class PartitionEntries(Protocol):
         """The first offset that can be read."""
 
     async def nearest(self, offset: int) -> Position:
-        """A position from which a reader meets the entry that holds `offset` after a few others at most."""
+        """Return a position from which a reader meets the entry that holds `offset` after a few others at most."""
 
     async def ledgers(self) -> Ledgers:
-        """The ledgers that Pulsar has of the partition."""
+        """Return the ledgers that Pulsar has of the partition."""
 
     async def end_by_index(self) -> int:
-        """The offset behind the last message that ever was, by the Pulsar brokers' index."""
+        """Return the offset behind the last message that ever was, by the Pulsar brokers' index."""
 
 
 class OffsetMapping(Protocol):
@@ -82,50 +82,52 @@ class OffsetMapping(Protocol):
     claim: str
     """The name of the way, on which all brokers have to agree."""
     dense: bool
-    """Whether each offset below the log end belongs to an entry, unless that entry is missing."""
+    """True if each offset below the log end belongs to an entry, unless that entry is missing."""
     last_entry: int
     """The last entry of a ledger whose offset may follow from its receipt."""
 
     def place(self, entry: Entry) -> EntryWithOffsets:
-        """The offsets of an entry; by the index some have none. KAFKA_STORAGE_ERROR where the cluster can give none."""
+        """Return the offsets of an entry; by the index some have none. KAFKA_STORAGE_ERROR where the cluster can give
+        none.
+        """
 
     def next_base(self, position: Position, end: int) -> int:
-        """The offset of the entry that lies directly behind the log end `end`, in the same ledger."""
+        """Return the offset of the entry that lies directly behind the log end `end`, in the same ledger."""
 
     def stored_base(self, position: Position, index: int | None, count: int) -> int:
-        """The offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave `index`.
+        """Return the offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave `index`.
 
         KAFKA_STORAGE_ERROR where it can have none.
         """
 
     def follows(self, end: int, stored: EntryWithOffsets) -> bool:
-        """Whether no offset that somebody could ask for lies between the log end and an entry."""
+        """Return true if no offset that somebody could ask for lies between the log end and an entry."""
 
     def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
-        """Whether entries are missing before one: retention or Pulsar itself may have passed over them."""
+        """Return true if entries are missing before one: retention or Pulsar itself may have passed over them."""
 
     def filler(self, first: int, last: int) -> bytes:
-        """The batch that stands for a gap where entries are missing; empty where none has to."""
+        """Return the batch that stands for a gap where entries are missing; empty where none has to."""
 
     def end_filler(self, first: int, last: int) -> bytes:
-        """The batch by which readers come over a gap at the end of a compacted log."""
+        """Return the batch by which readers come over a gap at the end of a compacted log."""
 
     def readable(self, stored: EntryWithOffsets) -> None:
         """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
 
     def append_time(self, stored: EntryWithOffsets) -> int:
-        """When the entry was taken, in ms; see `append_time`."""
+        """Return when the entry was taken, in ms; see `append_time`."""
 
     def reads_on(self, offset: int, start: int) -> bool:
-        """Whether an offset before the log start is answered with what is there from the start on."""
+        """Return true if an offset before the log start is answered with what is there from the start on."""
 
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
-        """The position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries before
-        it.
+        """Return the position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries
+        before it.
         """
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
-        """The log end of a partition without entries."""
+        """Return the log end of a partition without entries."""
 
     def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
         """Check a batch before it is sent behind `last`. MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have no
@@ -133,10 +135,14 @@ class OffsetMapping(Protocol):
         """
 
     def first_id(self, position: Position, count: int) -> int | None:
-        """The first of `count` numbers that are the entry's at `position` alone; None where the index has to tell."""
+        """Return the first of `count` numbers that are the entry's at `position` alone; None where the index has to
+        tell.
+        """
 
     def closes_ledger(self, position: Position) -> bool:
-        """Whether the ledger of this entry has to be closed, since it will have more entries than there are offsets."""
+        """Return true if the ledger of this entry has to be closed, since it will have more entries than there are
+        offsets.
+        """
 
 
 class _IndexMapping:
@@ -277,7 +283,7 @@ class _PackedMapping:
         return EARLIEST if at is None or at < back else ledgers.position(at - back)
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
-        """The beginning of the newest ledger: behind all that was, and not behind what comes."""
+        """Return the beginning of the newest ledger: behind all that was, and not behind what comes."""
         newest = (await entries.ledgers()).newest
         _refuse_ledger(Position(newest, 0))
         return pack(Position(newest, 0))
@@ -333,5 +339,5 @@ def _refuse_ledger(position: Position) -> None:
 
 
 def offset_mapping(name: str, faults: Faults) -> OffsetMapping:
-    """The mapping of that name: index or packed."""
+    """Return the mapping of that name: index or packed."""
     return _PackedMapping(faults) if name == "packed" else _IndexMapping()

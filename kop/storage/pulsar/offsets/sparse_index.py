@@ -39,12 +39,14 @@ class SparseIndex:
             del self._offsets[1:-1:2], self._positions[1:-1:2]
 
     def floor(self, offset: int) -> tuple[int, Position] | None:
-        """The last known entry before `offset`: from there on a reader meets the entry before the one that holds it."""
+        """Return the last known entry before `offset`: from there on a reader meets the entry before the one that holds
+        it.
+        """
         at = bisect_left(self._offsets, offset) - 1
         return (self._offsets[at], self._positions[at]) if at >= 0 else None
 
     def above(self, offset: int) -> tuple[int, Position] | None:
-        """The first known entry at or behind `offset`."""
+        """Return the first known entry at or behind `offset`."""
         at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
 
@@ -72,20 +74,20 @@ class Ledgers:
         return max(self._ids, default=0)
 
     def place(self, position: Position) -> int | None:
-        """How many entries lie before a position; None for a ledger that does not exist."""
+        """Return how many entries lie before a position; None for a ledger that does not exist."""
         at = bisect_left(self._ids, position.ledger)
         if at == len(self._ids) or self._ids[at] != position.ledger:
             return None
         return self._starts[at] + position.entry
 
     def position(self, place: int) -> Position:
-        """The position that has `place` entries before it."""
+        """Return the position that has `place` entries before it."""
         at = bisect_right(self._starts, place) - 1
         return Position(self._ids[at], place - self._starts[at])
 
 
 def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
-    """Ids of ledgers, and how many entries each has, by Pulsar's internal statistics.
+    """Return ids of ledgers, and how many entries each has, by Pulsar's internal statistics.
 
     While the newest ledger is open, its last entry tells how many.
     """
@@ -100,7 +102,8 @@ def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
 def next_probe(
     low: tuple[int, Position], high: tuple[int, Position], offset: int, ledgers: Ledgers, *, halve: bool
 ) -> Position | None:
-    """Where to look for `offset` between two known entries: by proportion or in the middle. None: reading is cheaper.
+    """Return where to look for `offset` between two known entries: by proportion or in the middle. None: reading is
+    cheaper.
 
     Proportion is right at once where entries are alike; taking turns with the middle bounds the bad cases.
     """

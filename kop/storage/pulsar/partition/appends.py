@@ -139,12 +139,12 @@ class Append:
         self.time = -1
         self.throttle_ms = 0
         self.scattered = False
-        """Whether other records lie between entries of the batch: then no base offset says where its records are."""
+        """True if other records lie between entries of the batch: then no base offset says where its records are."""
         self.error: KopError | None = None
 
     @classmethod
     def ended(cls, header: BatchHeader, base: int, budget: WriteBudget) -> Append:
-        """An append that has ended with that offset, as the window of its producer keeps it."""
+        """Return an append that has ended with that offset, as the window of its producer keeps it."""
         append = cls(_NOTHING, header, None, NOBODY, 0, budget)
         append.base = base
         return append
@@ -161,7 +161,7 @@ class Append:
 
     @property
     def idempotent(self) -> bool:
-        """Whether the batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
+        """True if the batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
         return self.header.producer_id >= 0
 
     def has_sequences_of(self, header: BatchHeader) -> bool:
@@ -171,7 +171,7 @@ class Append:
 
     @property
     def placed(self) -> bool:
-        """Whether the offset of the first record is known, and all others follow from it."""
+        """True if the offset of the first record is known, and all others follow from it."""
         return self.base >= 0 and not self.scattered
 
     def lies_at(self, base: int, first: int) -> None:
@@ -272,23 +272,23 @@ class InFlightEntry(PendingEntry):
         self.append = append
         self.first = made.first
         self.whole = whole
-        """Whether the entry is all of its batch. The frame of an entry of a split batch is kept until it is served."""
+        """True if the entry is all of its batch. The frame of an entry of a split batch is kept until it is served."""
         self.done = False
         self.is_stored = False
-        """Whether Pulsar has said that the entry is stored, so that only its offset is missing."""
+        """True if Pulsar has said that the entry is stored, so that only its offset is missing."""
         self.producer = producer
         self.sent = sent
         """Loop time at which the entry was sent."""
         self.before = before
         """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
         self.sent_again = False
-        """Whether Pulsar may have a copy already: the entry is sent so that Pulsar says whether that is so."""
+        """True if Pulsar may have a copy already: the entry is sent so that Pulsar says whether that is so."""
         self.since = 0.0
         """Loop time from which on the entry waits for its offset."""
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the entry belongs to a transaction: readers get it when that is committed."""
+        """True if the entry belongs to a transaction: readers get it when that is committed."""
         return self.append.txn is not None
 
     @property
@@ -351,7 +351,7 @@ class LogEnd(Protocol):
     log_start_offset: int
     high_watermark: int
     end_has_offset: bool
-    """Whether the entry at `last_position` has offsets, from which the next entry's offset follows."""
+    """True if the entry at `last_position` has offsets, from which the next entry's offset follows."""
 
     @property
     def title(self) -> str:
@@ -402,7 +402,7 @@ class Appends:
         self._stored: dict[Position, InFlightEntry] = {}
         """Entries that are stored, by position, which neither the chain nor the tail has reached."""
         self.verified_by_tail = True
-        """Whether the tail will bring what is placed, so that offsets can be compared. It does not while it pauses."""
+        """True if the tail will bring what is placed, so that offsets can be compared. It does not while it pauses."""
         self._unverified: deque[tuple[Position, int]] = deque()
         """Entries that the chain has placed and the tail has not brought yet: position, last offset."""
         self._answered: dict[Position, int] = {}
@@ -412,7 +412,7 @@ class Appends:
         self._duplicates: dict[InFlightEntry, None] = {}
         """Entries of which Pulsar has an earlier copy, at a position that is not known yet."""
         self._met_gap = False
-        """Whether the loop's next turn looks for others' entries between the log's end and an entry of this broker."""
+        """True if the loop's next turn looks for others' entries between the log's end and an entry of this broker."""
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asking_fences: dict[Position, asyncio.Task[None]] = {}
@@ -424,7 +424,7 @@ class Appends:
 
     @property
     def ahead_of_tail(self) -> bool:
-        """Whether entries were answered that the log does not end behind yet: the tail has to bring them."""
+        """True if entries were answered that the log does not end behind yet: the tail has to bring them."""
         return bool(self._answered)
 
     # --- what becomes of an entry
@@ -477,7 +477,7 @@ class Appends:
 
     @property
     def places_directly(self) -> bool:
-        """Whether an entry directly behind the log's last one has its offset by that; see `place_directly`."""
+        """True if an entry directly behind the log's last one has its offset by that; see `place_directly`."""
         return not self._stored and self._mapping.dense and self._may_chain()
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
@@ -526,7 +526,7 @@ class Appends:
             self._searching = self._loop.create_task(self._find_duplicates())
 
     def searched(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
-        """The entry of so many records of a producer whose earlier copy is being looked for; None for none."""
+        """Return the entry of so many records of a producer whose earlier copy is being looked for; None for none."""
         for entry in self._duplicates:
             if (entry.sequence_id, entry.count) == (sequence_id, count) and entry.producer.name == producer_name:
                 return entry
@@ -574,7 +574,7 @@ class Appends:
     # --- the chain
 
     def _comes_next(self, position: Position) -> bool:
-        """Whether an entry of ours at this position follows in the log, with an offset that is known by that."""
+        """Return true if an entry of ours at this position follows in the log, with an offset that is known by that."""
         log = self._log
         last = log.last_position
         return (
@@ -585,7 +585,7 @@ class Appends:
         )
 
     def _may_chain(self) -> bool:
-        """Whether the offset of an entry directly behind the log's end is known by its place."""
+        """Return true if the offset of an entry directly behind the log's end is known by its place."""
         log = self._log
         return (
             log.attached
@@ -680,13 +680,13 @@ class Appends:
             self._open_batches.take(self, first)
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
-        """The batch of an entry of this broker that the tail brought, in its own bytes where these are kept."""
+        """Return the batch of an entry of this broker that the tail brought, in its own bytes where these are kept."""
         position = tail_entry.position
         data = self._open_batches.take(self, position)
         return data if self._answered.get(position) == tail_entry.last else None
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
-        """The entry of this broker that the tail brought, if its receipt came before."""
+        """Return the entry of this broker that the tail brought, if its receipt came before."""
         self._verify_answer(tail_entry)
         return self._stored.pop(tail_entry.position, None)
 
@@ -815,7 +815,7 @@ class Appends:
             self._asking = None
 
     def _due(self, now: float) -> list[tuple[Position, InFlightEntry]] | float:
-        """The entries to ask Pulsar about now, the oldest first, or the seconds until there is one."""
+        """Return the entries to ask Pulsar about now, the oldest first, or the seconds until there is one."""
         chained = not self._log.policy.log_append_time
         due: list[tuple[Position, InFlightEntry]] = []
         soonest = LATE_TAIL_SECONDS
@@ -898,7 +898,9 @@ class Appends:
         self.duplicate(entry, old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
-        """Whether a record of a producer is found among the last entries; see `Wanted`. PulsarError and KopError."""
+        """Return true if a record of a producer is found among the last entries; see `Wanted`. PulsarError and
+        KopError.
+        """
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
         return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}
 

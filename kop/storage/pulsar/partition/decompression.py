@@ -33,7 +33,7 @@ class DecompressionTurns:
 
     @property
     def is_over(self) -> bool:
-        """Whether this turn of the loop has decompressed its share: further batches have to wait for the next turn."""
+        """True if this turn of the loop has decompressed its share: further batches have to wait for the next turn."""
         return self._bytes >= MOST_AT_ONCE
 
     def wait(self, go_on: Callable[[], None]) -> None:
@@ -64,8 +64,8 @@ class DirectCodecs:
         self._turns = turns
 
     def inflated(self, batch: bytearray, codec: int, most: int) -> Buffer | None:
-        """The records of a compressed batch. None where the ordinary path has to look at it: they are damaged, more
-        than `most` bytes, or this turn of the loop has inflated its share.
+        """Return the records of a compressed batch. None where the ordinary path has to look at it: they are damaged,
+        more than `most` bytes, or this turn of the loop has inflated its share.
         """
         if self._turns.is_over:
             return None
@@ -77,5 +77,5 @@ class DirectCodecs:
         return records
 
     def deflated(self, codec: int, payload: bytes) -> tuple[int, bytes]:
-        """The payload of an entry in a batch's codec, and Pulsar's number of that codec."""
+        """Return the payload of an entry in a batch's codec, and Pulsar's number of that codec."""
         return transcode.deflated(codec, payload)

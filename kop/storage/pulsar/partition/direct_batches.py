@@ -155,7 +155,7 @@ class DirectBatches:
             self._end()
 
     def _comes_later(self, receipt: Receipt) -> bool:
-        """Whether others' entries lie between the log's end and the entry that is waited for, in its ledger.
+        """Return true if others' entries lie between the log's end and the entry that is waited for, in its ledger.
 
         Their receipts may come behind this one: those of one read come producer by producer.
         """
@@ -220,7 +220,9 @@ class DirectBatches:
         return position <= self._log.last_position
 
     def _look_at_rate(self, taken: int, now: float, waited: float) -> bool:
-        """Whether Pulsar holds the entries back by a rate. The answers have to say so, which the ordinary path does."""
+        """Return true if Pulsar holds the entries back by a rate. The answers have to say so, which the ordinary path
+        does.
+        """
         held_back = False
         for _ in range(taken):
             held_back = self._throttle.received(now, waited)

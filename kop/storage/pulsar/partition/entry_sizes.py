@@ -49,7 +49,7 @@ class EntrySizeLimit:
         """The limit of the topic. It is 0 where only the Pulsar broker's own limit applies, or while it is not known.
         """
         self.known = False
-        """Whether Pulsar has told the limit."""
+        """True if Pulsar has told the limit."""
         self._clock = clock
         self._ask = ask
         self._spawn = spawn
@@ -110,7 +110,7 @@ class EntrySizeLimits:
         self._limits: dict[UUID, EntrySizeLimit] = {}
 
     def of(self, topic_id: UUID) -> EntrySizeLimit:
-        """The limit of a topic."""
+        """Return the limit of a topic."""
         limit = self._limits.get(topic_id)
         if limit is None:
             context = self._context

@@ -77,7 +77,7 @@ class PulsarLog(Partition):
         self.attached = False
         self.size_bytes = 0
         self.end_has_offset = True
-        """Whether the entry at `last_position` has offsets, from which the next entry's offset follows."""
+        """True if the entry at `last_position` has offsets, from which the next entry's offset follows."""
         self.clock_ahead = _CLOCK_TOLERANCE
         """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
         self._last = Position(-1, -1)
@@ -120,12 +120,12 @@ class PulsarLog(Partition):
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
         self._was_attached = False
-        """Whether the log was attached before, so that its start is known."""
+        """True if the log was attached before, so that its start is known."""
         self._waiting: deque[Append] = deque()
         self._give_up: asyncio.TimerHandle | None = None
         """Ends the appends in `_waiting` when attaching takes too long for them."""
         self._in_demand = True
-        """Whether somebody has asked for the partition since the last call of `close_idle`."""
+        """True if somebody has asked for the partition since the last call of `close_idle`."""
         self._demanded = self.loop.time()
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
@@ -137,7 +137,7 @@ class PulsarLog(Partition):
         self._looking: asyncio.TimerHandle | None = None
         """The next look whether the tail, which pauses, has to go on."""
         self._telling = False
-        """Whether the observers will be called in the loop's next turn."""
+        """True if the observers will be called in the loop's next turn."""
 
     @property
     def last_position(self) -> Position:
@@ -146,24 +146,24 @@ class PulsarLog(Partition):
 
     @property
     def may_shrink(self) -> bool:
-        """Whether retention may move the log start: the log holds records, and its policy deletes."""
+        """True if retention may move the log start: the log holds records, and its policy deletes."""
         return self.attached and not self.deleted and self.policy.delete and self.log_start_offset < self.high_watermark
 
     @property
     def producing(self) -> bool:
-        """Whether a Pulsar producer of this broker is attached to the partition, or being opened."""
+        """True if a Pulsar producer of this broker is attached to the partition, or being opened."""
         return bool(self._producers) or self._lease.producer is not None
 
     @property
     def holds_lease(self) -> bool:
-        """Whether this broker holds the exclusive producer; see `PartitionView.holds_lease`."""
+        """True if this broker holds the exclusive producer; see `PartitionView.holds_lease`."""
         return self._lease.producer is not None
 
     def _move_producers(self) -> None:
         self._producers.move()
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
-        """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
+        """Return the Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self._source.refused(error, doing)
 
     # --- attach
@@ -398,7 +398,7 @@ class PulsarLog(Partition):
 
     @property
     def leads(self) -> bool:
-        """Whether this broker surely leads now; see `PartitionLog.leads`."""
+        """True if this broker surely leads now; see `PartitionLog.leads`."""
         return self._lease.confirmed
 
     async def verify_lead(self) -> None:
@@ -410,7 +410,7 @@ class PulsarLog(Partition):
         await self._lease.end()
 
     async def measure(self) -> int:
-        """How many bytes Pulsar stores of the partition."""
+        """Return how many bytes Pulsar stores of the partition."""
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
@@ -469,7 +469,7 @@ class PulsarLog(Partition):
             self.context.spawn(self._look_at_tail())
 
     async def _ask_place(self, position: Position, count: int) -> EntryPlace:
-        """Where a stored entry of `count` records lies. PulsarError, KopError."""
+        """Return where a stored entry of `count` records lies. PulsarError, KopError."""
         head = await self.context.admin.entry_head(self.partition_name, *position)
         return EntryPlace(self._mapping.stored_base(position, head.index, count), head.append_time)
 
@@ -566,7 +566,7 @@ class PulsarLog(Partition):
 
     @property
     def tail_pauses(self) -> bool:
-        """Whether the tail pauses, and brings nothing, because nobody needs it."""
+        """True if the tail pauses, and brings nothing, because nobody needs it."""
         return self._demand.paused
 
     def _need_tail(self) -> None:
@@ -614,7 +614,7 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _kept_number(self, kind: str) -> int:
-        """The largest number of a kind that a broker kept beside this partition, or 0."""
+        """Return the largest number of a kind that a broker kept beside this partition, or 0."""
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
@@ -627,7 +627,9 @@ class PulsarLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What the tail cache holds from `offset` on, or a reader has read ahead; see `PartitionLog.read_cached`."""
+        """Return what the tail cache holds from `offset` on, or a reader has read ahead; see
+        `PartitionLog.read_cached`.
+        """
         self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
             return None  # another broker may have given it out already: `read` asks Pulsar
@@ -709,12 +711,12 @@ class PulsarLog(Partition):
         return self.log_start_offset
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms), or None."""
+        """Return the first record at or after `timestamp` (ms), or None."""
         await self.refresh()
         return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp, or None where no record has one."""
+        """Return the first record with the largest timestamp, or None where no record has one."""
         await self.refresh()
         return await self._look_up(self.search.max_timestamp())
 
@@ -725,7 +727,7 @@ class PulsarLog(Partition):
             raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
-        """The idempotent producers that this broker serves now."""
+        """Return the idempotent producers that this broker serves now."""
         return self._producers.views()
 
     # --- listeners, upkeep

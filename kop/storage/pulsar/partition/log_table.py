@@ -19,7 +19,7 @@ class TopicLog(Protocol):
     topic: TopicInfo
     policy: LogPolicy
     deleted: bool
-    """Whether the topic is being deleted, or gone."""
+    """True if the topic is being deleted, or gone."""
 
     def learn(self) -> None:
         """Read the topic's properties again, which may have changed."""
@@ -47,12 +47,12 @@ class LogTable(Generic[L]):
         self._logs: dict[UUID, list[L]] = {}
 
     def get(self, topic_id: UUID, partition: int) -> L | None:
-        """The log of a partition, or None; the same object each time."""
+        """Return the log of a partition, or None; the same object each time."""
         logs = self._logs.get(topic_id)
         return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
 
     def all(self) -> list[L]:
-        """The log of every partition."""
+        """Return the log of every partition."""
         return [log for logs in self._logs.values() for log in logs]
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:

@@ -125,7 +125,7 @@ class PartitionProducer:
         self.name = name
         self._encoded_name = name.encode()
         self.exclusive = exclusive
-        """Whether this is the only writer of the log, which fences the writer before it when it opens."""
+        """True if this is the only writer of the log, which fences the writer before it when it opens."""
         self.transactional = transactional
         """Its batches are of transactions. One that may have been stored is not sent again by itself: the transaction
         may have ended meanwhile. Its client sends it again, and then it is asked whether the transaction is open."""
@@ -167,13 +167,13 @@ class PartitionProducer:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch waits in the producer."""
+        """True if no batch waits in the producer."""
         waits = self._producer is not None and self._producer.pending
         return not waits and not self._queue and self._opening is None
 
     def find(self, sequence_id: int, count: int) -> InFlightEntry | None:
-        """An entry of so many records without a receipt, or with one that says "duplicate" because an earlier one was
-        lost.
+        """Return an entry of so many records without a receipt, or with one that says "duplicate" because an earlier
+        one was lost.
         """
         sent = self._under_way(sequence_id)
         if sent is not None and sent.count == count:
@@ -181,7 +181,7 @@ class PartitionProducer:
         return self._appends.searched(self.name, sequence_id, count)
 
     def _under_way(self, sequence_id: int) -> InFlightEntry | None:
-        """The entry without a receipt that begins with this sequence id."""
+        """Return the entry without a receipt that begins with this sequence id."""
         sent = None if self._producer is None else self._producer.find(sequence_id)
         return sent if isinstance(sent, InFlightEntry) and not sent.done else None
 
@@ -192,7 +192,7 @@ class PartitionProducer:
 
     @property
     def connected(self) -> bool:
-        """Whether the producer is attached: no other broker has its name now."""
+        """True if the producer is attached: no other broker has its name now."""
         return self._producer is not None and self._producer.connected
 
     async def verify(self) -> None:
@@ -327,7 +327,8 @@ class PartitionProducer:
         )  # fmt: skip
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """The error where the first batch that waits does not fit what Pulsar says is stored; None where it fits.
+        """Return the error where the first batch that waits does not fit what Pulsar says is stored; None where it
+        fits.
 
         A client that pipelines sends the batch that comes next once more, behind others, where it alone was refused.
         """
@@ -338,8 +339,9 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Whether a client knows of more than Pulsar says is stored: docs/quirks.md, "Deduplication forgets while a
-        topic is loaded"."""
+        """Return true if a client knows of more than Pulsar says is stored: docs/quirks.md, "Deduplication forgets
+        while a topic is loaded".
+        """
         if not self.idempotent:
             return False
         error = self._misfit(self._sequences(producer))
@@ -424,14 +426,14 @@ class PartitionProducer:
             pause = min(pause * 2, 0.5)
 
     def _patience(self, holder: str | None) -> float:
-        """How many seconds the producer named `holder` has to leave before this one pushes it out."""
+        """Return how many seconds the producer named `holder` has to leave before this one pushes it out."""
         live = None if holder is None or holder == self.name else self._services.leader_is_live(holder)
         if live is None:
             return UNKNOWN_HOLDER_SECONDS
         return LIVE_HOLDER_SECONDS if live else 0.0
 
     def _refusal(self, error: PulsarError) -> KopError:
-        """The error for the client; it is counted and logged."""
+        """Return the error for the client; it is counted and logged."""
         if error.code == QUOTA_EXCEEDED:
             self._services.over_quota(self._log.partition_name, self._log.title)
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
@@ -546,7 +548,9 @@ class PartitionProducer:
     # --- batches that compiled code takes
 
     def direct_writer(self) -> DirectWriter | None:
-        """The compiled writer, for batches behind all that `add` was given; None where `add` has to have them."""
+        """Return the compiled writer, for batches behind all that `add` was given; None where `add` has to have
+        them.
+        """
         if self._direct is not None:
             return self._direct.writer
         budget, now = self._services.write_budget.direct, self._loop.time()
@@ -649,12 +653,12 @@ class PartitionProducer:
         return entries
 
     def settled_sequences(self) -> SequenceWindow | None:
-        """The window of an idempotent producer, with what compiled code took for it."""
+        """Return the window of an idempotent producer, with what compiled code took for it."""
         self.end_direct()
         return self.sequences
 
     def _may_be_refused(self, entry: InFlightEntry) -> bool:
-        """Whether Pulsar may refuse an entry for its size while what its client sent behind it must not pass.
+        """Return true if Pulsar may refuse an entry for its size while what its client sent behind it must not pass.
 
         A batch of a transaction holds nothing up: its transaction may end before what waits is sent.
         """
@@ -817,7 +821,8 @@ class PartitionProducer:
         self._appends.failed(entry, refusal)
 
     def _had_before(self, entry: InFlightEntry) -> bool:
-        """Whether Pulsar has said that it has a copy of an entry: before it was sent, or when the connection came back.
+        """Return true if Pulsar has said that it has a copy of an entry: before it was sent, or when the connection
+        came back.
 
         A limit on sizes may have been lowered since that copy was stored.
         """

@@ -75,7 +75,7 @@ class WriterLease:
 
     @property
     def confirmed(self) -> bool:
-        """Whether this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
+        """True if this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < SURE_SECONDS
 
     async def make_sure(self) -> None:
@@ -131,7 +131,7 @@ class PartitionProducers:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch waits in any of the producers."""
+        """True if no batch waits in any of the producers."""
         return all(producer.idle for producer in self._producers.values())
 
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
@@ -141,17 +141,17 @@ class PartitionProducers:
             producer.end_direct()  # a batch outside of the transaction has to be refused
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether this producer id and epoch write in a transaction."""
+        """Return true if this producer id and epoch write in a transaction."""
         joined = self._joined.get(producer_id)
         return joined is not None and joined[0] == producer_epoch
 
     def transaction_of(self, header: BatchHeader) -> EntryTransaction | None:
-        """The transaction of a batch; None where its producer is in none, or not any more."""
+        """Return the transaction of a batch; None where its producer is in none, or not any more."""
         epoch, txn = self._joined.get(header.producer_id, (-1, None))
         return txn if epoch == header.producer_epoch else None
 
     def of(self, header: BatchHeader) -> PartitionProducer:
-        """The producer that takes a batch."""
+        """Return the producer that takes a batch."""
         leader = self.lease.producer
         if leader is not None:
             return leader
@@ -201,7 +201,9 @@ class PartitionProducers:
             pause = min(pause * 2, 0.5)
 
     def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
-        """The compiled writer for the batches that come behind this one of its producer; None where there is none."""
+        """Return the compiled writer for the batches that come behind this one of its producer; None where there is
+        none.
+        """
         if self.lease.producer is not None or header.producer_id in self._joined:  # whatever the batch's own epoch
             return None
         producer = self._producers.get(max(header.producer_id, -1))
@@ -292,7 +294,7 @@ class PartitionProducers:
             self._path.context.spawn(producer.close())
 
     def views(self) -> Sequence[ProducerView]:
-        """The idempotent producers that this broker serves now."""
+        """Return the idempotent producers that this broker serves now."""
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, producer in sorted(self._producers.items())

@@ -93,7 +93,7 @@ class SequenceWindow:
 
     @property
     def unbroken(self) -> bool:
-        """Whether a batch was taken in the producer's epoch, and Pulsar refused none of it."""
+        """True if a batch was taken in the producer's epoch, and Pulsar refused none of it."""
         return bool(self._window.batches) and not self._refused and not self._split
 
     @property
@@ -102,17 +102,17 @@ class SequenceWindow:
         return self._last + 1
 
     def known(self, sequence_id: int) -> bool:
-        """True for what Pulsar had stored, or refused, before."""
+        """Return true for what Pulsar had stored, or refused, before."""
         return sequence_id >> EPOCH_SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
-        """Whether a batch begins directly behind the last record, or a new epoch."""
+        """Return true if a batch begins directly behind the last record, or a new epoch."""
         if header.producer_epoch == self.epoch:
             return header.base_sequence == add_sequence(self.last_sequence, 1)
         return header.producer_epoch > self.epoch and header.base_sequence == 0
 
     def directly_before(self, header: BatchHeader) -> int:
-        """The sequence id of the record before a batch that lies ahead of what is known."""
+        """Return the sequence id of the record before a batch that lies ahead of what is known."""
         if header.producer_epoch == self.epoch:
             ahead = (header.base_sequence - self.last_sequence) & MAX_SEQUENCE
             return self.epoch << EPOCH_SHIFT | self._last + ahead - 1
@@ -226,7 +226,7 @@ class StoredSequences:
         self._highest: dict[str, int] = {}
 
     def __contains__(self, producer_name: str) -> bool:
-        """Whether a producer of this name has ended, or an entry of it was seen."""
+        """Return true if a producer of this name has ended, or an entry of it was seen."""
         return producer_name in self._highest
 
     def add(self, producer_name: str, sequence_id: int) -> None:
@@ -239,5 +239,5 @@ class StoredSequences:
             del self._highest[next(iter(self._highest))]
 
     def of(self, producer_name: str) -> int:
-        """The highest sequence id of a name; -1 where none was seen."""
+        """Return the highest sequence id of a name; -1 where none was seen."""
         return self._highest.get(producer_name, -1)

@@ -34,9 +34,9 @@ class PartitionView(Protocol):
     """Pulsar's full name of the partition; of a topic that is not partitioned, the topic's own."""
     policy: LogPolicy
     attached: bool
-    """Whether the log knows its bounds and follows its tail."""
+    """True if the log knows its bounds and follows its tail."""
     deleted: bool
-    """Whether the topic is gone or being deleted: nothing may subscribe or produce, since that would bring it back."""
+    """True if the topic is gone or being deleted: nothing may subscribe or produce, since that would bring it back."""
 
     @property
     def title(self) -> str:
@@ -44,11 +44,11 @@ class PartitionView(Protocol):
 
     @property
     def producing(self) -> bool:
-        """Whether a Pulsar producer of this broker is attached to the partition, or being opened."""
+        """True if a Pulsar producer of this broker is attached to the partition, or being opened."""
 
     @property
     def holds_lease(self) -> bool:
-        """Whether this broker holds the partition's exclusive producer, as far as it knows."""
+        """True if this broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
         """Ask whether retention has moved the log start, and whether the tail goes on."""
@@ -74,14 +74,14 @@ class PartitionServices:
     """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
 
     leader_is_live: Callable[[str], bool | None]
-    """Whether the broker whose only writer of a log has this name is live; None where this one has never seen it."""
+    """True if the broker whose only writer of a log has this name is live; None where this one has never seen it."""
     counts_as_live: Callable[[], bool]
-    """Whether the other brokers surely take this one for live now."""
+    """True if the other brokers surely take this one for live now."""
 
     over_quota: Callable[[str, str], None]
     """Called with the partition's name and title for each write that a backlog quota refused."""
     may_attach: Callable[[PartitionView], Awaitable[bool]]
-    """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""
+    """True if the topic and the partition are there. PulsarError where Pulsar does not answer."""
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]
     """Called with each producer that was attached. KopError where that brought back a topic that is gone."""
     retains: Callable[[UUID], Awaitable[None]]
@@ -89,12 +89,12 @@ class PartitionServices:
     deduplicates: Callable[[UUID], Awaitable[None]]
     """Makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
     knows_all_producers: Callable[[UUID], bool]
-    """Whether Pulsar cannot have forgotten a producer of the topic yet."""
+    """True if Pulsar cannot have forgotten a producer of the topic yet."""
     mark_raw: Callable[[UUID], Awaitable[None]]
     """Notes in the topic's properties that it holds batches as they came: Pulsar can then never compact it. KopError.
     """
     may_write_raw: Callable[[UUID], bool]
-    """Whether a batch may be stored as it came now. Where it may not, the topic's property is set in the background."""
+    """True if a batch may be stored as it came now. Where it may not, the topic's property is set in the background."""
     entry_size_limit: Callable[[UUID], EntrySizeLimit]
     """How large an entry the topic takes; one object for all of its partitions."""
     kept_number: Callable[[UUID, int, str], int]

@@ -57,10 +57,10 @@ class FollowedLog(Protocol):
         """The position of the entry before the high watermark."""
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """The tail brought an entry."""
+        """Note that the tail brought an entry."""
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
-        """The tail cannot go on."""
+        """Note that the tail cannot go on."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the log moves; returns the undo."""
@@ -103,7 +103,7 @@ class LogTail:
 
     @property
     def following(self) -> bool:
-        """Whether a stream is at the tail."""
+        """True if a stream is at the tail."""
         return self.stream is not None and not self.stream.closed
 
     async def begin(self, next_offset: int, last: Position) -> None:
@@ -128,7 +128,7 @@ class LogTail:
 
     @property
     def delivers(self) -> bool:
-        """Whether the stream has brought entries since it began, or went on after a pause."""
+        """True if the stream has brought entries since it began, or went on after a pause."""
         return self.stream is not None and self.stream.came > self._begun_behind
 
     def pause(self) -> None:
@@ -251,7 +251,7 @@ class LogTail:
         return True
 
     async def _not_served(self, stream: Stream) -> Position | None:
-        """An entry behind the log's end that readers may be given, where Pulsar has no cursor of `stream`.
+        """Return an entry behind the log's end that readers may be given, where Pulsar has no cursor of `stream`.
 
         None where there is none, where the stream is coming back to Pulsar, and where Pulsar does not tell.
         """
@@ -274,7 +274,7 @@ class LogTail:
         return last if last > self._log.last_position else None
 
     async def _last_position(self, stream: Stream) -> Position | None:
-        """The last entry that readers are given, entry -1 where there is none. PulsarError.
+        """Return the last entry that readers are given, entry -1 where there is none. PulsarError.
 
         None where the log ends behind all that is stored, while Pulsar names no last entry: it does not before the
         topic's transaction buffer is recovered. None, too, where entries of aborted transactions are the last ones, so
@@ -296,7 +296,7 @@ class LogTail:
         return None
 
     async def _ends_behind_all(self) -> bool:
-        """Whether the log ends behind the last entry that is stored. False where Pulsar does not tell."""
+        """Return true if the log ends behind the last entry that is stored. False where Pulsar does not tell."""
         try:
             async with asyncio.timeout(_PASSING_SECONDS):
                 stats = await self._source.internal_stats()
@@ -305,7 +305,8 @@ class LogTail:
         return self._log.attached and self._log.last_position >= stats_position(stats["lastConfirmedEntry"])
 
     async def _ends_in_aborted(self, stream: Stream) -> bool:
-        """Whether the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies before.
+        """Return true if the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies
+        before.
 
         False where Pulsar does not tell.
         """
@@ -348,7 +349,9 @@ class LogTail:
         return True
 
     async def _is_past(self, stream: Stream, last: Position) -> bool:
-        """Whether Pulsar has moved the reader behind `last` without handing that out. False where it does not tell."""
+        """Return true if Pulsar has moved the reader behind `last` without handing that out. False where it does not
+        tell.
+        """
         try:
             async with asyncio.timeout(_QUESTION_SECONDS):
                 stats = await self._source.internal_stats()
@@ -372,7 +375,7 @@ class LogTail:
         self.drop()
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What the cache holds from `offset` on; None where it holds nothing of that."""
+        """Return what the cache holds from `offset` on; None where it holds nothing of that."""
         end = None
         gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)
         if gap is not None:
@@ -385,7 +388,7 @@ class LogTail:
     # --- gaps
 
     def met_gap(self, gap: Gap, filler: Buffer) -> None:
-        """Nothing came for the offsets between two entries; `filler` stands for them.
+        """Let `filler` stand for the offsets between two entries for which nothing came.
 
         Pulsar is asked whether it moved the tail past entries that are there. Where it may have, `ColdReaders` reads.
         """

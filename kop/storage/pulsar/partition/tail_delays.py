@@ -34,7 +34,7 @@ _TEXTS: Final[Mapping[Fault, str]] = {
 
 
 def throttled_reads(stats: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """How often dispatch rates held reads back, by subscription and kind, ever since the topic was opened."""
+    """Return how often dispatch rates held reads back, by subscription and kind, ever since the topic was opened."""
     return {
         (subscription, name): value
         for subscription, counts in (stats.get("subscriptions") or {}).items()
@@ -49,7 +49,7 @@ def reason(
     last: Position | None = None,
     before: Mapping[tuple[str, str], int] = _NOTHING_COUNTED,
 ) -> Fault:
-    """Why readers are held back, from a topic's statistics and those of its transaction buffer.
+    """Return why readers are held back, from a topic's statistics and those of its transaction buffer.
 
     `last` is the entry that the tail is to come to; no transaction holds it back where it lies before all open ones.
     `before` are `throttled_reads` of a while ago: a rate holds readers back where there are more of them now.

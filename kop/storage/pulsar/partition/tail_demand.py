@@ -1,4 +1,5 @@
-"""Whether a log needs its tail, or the receipts of this broker's own entries tell all that the tail would bring.
+"""The decision if a log needs its tail, or if the receipts of this broker's own entries tell all that the tail
+would bring.
 
 Owns: that decision, from what happened and when. A pure machine: each call brings the time (s).
 Must not know: streams, appends, timers.
@@ -38,7 +39,7 @@ class TailDemand:
         self._end = -1
 
     def needed(self, now: float) -> bool:
-        """The tail may bring something. True where it has to go on."""
+        """Return the tail may bring something. True where it has to go on."""
         self._calm_since = now
         if not self.paused:
             return False
@@ -47,7 +48,9 @@ class TailDemand:
         return True
 
     def chained(self, now: float, end: int) -> bool:
-        """A number of entries follow each other, the log ends at `end`, nobody waits for it. True: the tail pauses."""
+        """Return a number of entries follow each other, the log ends at `end`, nobody waits for it. True: the tail
+        pauses.
+        """
         quick = now - self._chained_at <= SLOWEST_SECONDS
         self._chained_at = now
         if self.paused or not quick or now - self._calm_since < self._calm:
@@ -56,7 +59,7 @@ class TailDemand:
         return True
 
     def look(self, now: float, end: int) -> bool:
-        """The log ends at `end` while the tail pauses. True where it has to go on."""
+        """Return the log ends at `end` while the tail pauses. True where it has to go on."""
         if end == self._end:
             return self.needed(now)
         self._end = end

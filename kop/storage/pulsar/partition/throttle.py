@@ -1,5 +1,5 @@
-"""Whether Pulsar holds a partition's batches back by a publish rate, and for how long still; which subscription keeps a
-partition over its backlog quota.
+"""The state in which Pulsar holds a partition's batches back by a publish rate, and for how long still; which
+subscription keeps a partition over its backlog quota.
 
 Owns: the first question, asked of Pulsar's own count, the estimate for Kafka's throttle_time_ms, and which connection
 such a partition is written over; the second question and its log line.
@@ -60,12 +60,14 @@ _log = logging.getLogger(__name__)
 
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
-    """Milliseconds for `left` bytes, where `taken` bytes were taken while a batch waited (seconds)."""
+    """Return milliseconds for `left` bytes, where `taken` bytes were taken while a batch waited (seconds)."""
     return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
 
 
 class RateExceeded:
-    """Whether a publish rate is exceeded now, from a count that grows. A pure machine: each call brings the time."""
+    """The decision if a publish rate is exceeded now, from a count that grows. A pure machine: each call brings
+    the time.
+    """
 
     def __init__(self) -> None:
         self._count = -1
@@ -75,11 +77,11 @@ class RateExceeded:
         """Seconds that late receipts waited together, less what came in time since."""
 
     def in_time(self) -> None:
-        """A receipt came in time."""
+        """Note that a receipt came in time."""
         self.lateness = max(0.0, self.lateness - LATE_SECONDS)
 
     def wants_to_ask(self, now: float, waited: float) -> bool:
-        """A receipt came after `waited` seconds, late. True where Pulsar has to be asked for the reason.
+        """Return a receipt came after `waited` seconds, late. True where Pulsar has to be asked for the reason.
 
         That is once a second at most, and ever less where receipts are late for other reasons.
         """
@@ -100,11 +102,11 @@ class RateExceeded:
         return self.now(now) and not before
 
     def now(self, now: float) -> bool:
-        """Whether a publish rate holds the partition back at this time."""
+        """Return true if a publish rate holds the partition back at this time."""
         return self.within(_HOLDS_SECONDS, now)
 
     def within(self, seconds: float, now: float) -> bool:
-        """Whether a publish rate held the partition back in the last `seconds`."""
+        """Return true if a publish rate held the partition back in the last `seconds`."""
         return now - self._grew < seconds
 
 
@@ -115,7 +117,7 @@ class RateQuestions:
         self._next = float("-inf")
 
     def may_ask(self, now: float) -> bool:
-        """Whether a question may be asked now; it is counted then."""
+        """Return true if a question may be asked now; it is counted then."""
         if now < self._next:
             return False
         self._next = now + BETWEEN_SECONDS
@@ -157,15 +159,15 @@ class PublishThrottle:
 
     @property
     def late(self) -> bool:
-        """Whether receipts were late, and since then not enough came in time."""
+        """True if receipts were late, and since then not enough came in time."""
         return self._held.lateness > 0
 
     def holds_back(self, now: float) -> bool:
-        """Whether a publish rate holds the partition back at this time."""
+        """Return true if a publish rate holds the partition back at this time."""
         return self._held.now(now)
 
     def received(self, now: float, waited: float) -> bool:
-        """A receipt came after `waited` seconds. True where it was late because of a publish rate."""
+        """Return a receipt came after `waited` seconds. True where it was late because of a publish rate."""
         if self._questions is None:
             return False
         if waited <= LATE_SECONDS:

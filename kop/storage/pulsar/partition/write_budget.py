@@ -31,7 +31,7 @@ class WriteBudget:
         self._none_left.set()
 
     def refusal(self, size: int) -> KopError | None:
-        """Why a batch of that size cannot be taken now; None where it can."""
+        """Return why a batch of that size cannot be taken now; None where it can."""
         if self._context.closed:
             return BackendError("the storage engine is closed")
         held = self.bytes if self.direct is None else self.bytes + self.direct.used

@@ -60,12 +60,12 @@ class Gap(NamedTuple):
 
     @property
     def has_no_entries(self) -> bool:
-        """Whether the two entries directly follow each other."""
+        """True if the two entries directly follow each other."""
         before, behind = self.entry_before, self.entry_behind
         return before.ledger == behind.ledger and before.entry + 1 == behind.entry
 
     def passed_over(self, mark_delete: Position | None) -> bool:
-        """Whether Pulsar may have moved the reader over entries in the gap that are there.
+        """Return true if Pulsar may have moved the reader over entries in the gap that are there.
 
         `mark_delete` is where the cursor of the reader was marked when `entry_behind` had come; None: nobody knows.
         """
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
     data: Buffer
     error: KopError | None = None
     missing: bool = False
-    """Whether Pulsar handed out no entry for these offsets."""
+    """True if Pulsar handed out no entry for these offsets."""
     gap: Gap | None = None
     """The gap of missing offsets, where the entry before it was read."""
     place: PlacedEntry | None = None
@@ -125,11 +125,11 @@ class Converter:
         self.torn: set[int] = set()
         """Offsets of chunked messages whose first chunks were not read."""
         self.looks_back = False
-        """Whether a message without its first chunks is read again from further back, and is no error yet."""
+        """True if a message without its first chunks is read again from further back, and is no error yet."""
         self.tells_places = False
-        """Whether batches say where their entries are."""
+        """True if batches say where their entries are."""
         self.leaves_large = False
-        """Whether a message that is too large here is left to another reader, and is no error yet."""
+        """True if a message that is too large here is left to another reader, and is no error yet."""
 
     def feed(self, stored: EntryWithOffsets, data: Buffer | None = None) -> list[Batch]:
         """Make the batches of an entry: none where it lies before the next offset, otherwise one or two.
@@ -216,7 +216,9 @@ class Converter:
         return PlacedEntry(stored.base, *stored.position, info.publish_time, info.batched or info.raw)
 
     def _unreadable(self, stored: EntryWithOffsets, first: int, why: str) -> Batch:
-        """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
+        """Return the error that stands for an entry that cannot be read, from offset `first` on. It is counted and
+        logged.
+        """
         text = f"{self._name}: entry {stored.position.ledger}:{stored.position.entry}: {why}"
         self._count(Fault.ENTRIES_UNREADABLE_NOT_DECODED)
         log.error("%s; Kafka consumers stop at this entry until they seek past it, or retention takes it", text)

@@ -53,15 +53,15 @@ class ColdReader:
         self.wanted = converter.next_offset or 0
         """The offset that it was opened for, or that is read from it now."""
         self.far_back = False
-        """Whether the reader began well before the wanted offset, to read the first chunks of its message."""
+        """True if the reader began well before the wanted offset, to read the first chunks of its message."""
         self.used = 0.0
         """Loop time of the last use."""
         self.worked = False
-        """Whether the reader has read an entry."""
+        """True if the reader has read an entry."""
         self.taken = False
-        """Whether batches were taken from the reader."""
+        """True if batches were taken from the reader."""
         self.took_records = False
-        """Whether the batches that were taken last held records."""
+        """True if the batches that were taken last held records."""
         self.stream: Stream | None = None
         self._free = asyncio.Event()
         """Set while nobody reads from it."""
@@ -117,7 +117,7 @@ class ColdReader:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to take."""
+        """True if there is something to take."""
         return bool(self._batches)
 
     @property
@@ -128,7 +128,8 @@ class ColdReader:
         return None if self._batches[0].last < self._sure_until else self._batches[0]
 
     async def was_moved(self) -> bool | None:
-        """Whether Pulsar moved this reader over entries in the `gap` that comes next; None where nobody can tell.
+        """Return true if Pulsar moved this reader over entries in the `gap` that comes next; None where nobody can
+        tell.
 
         Where it did not, that one answer holds for all gaps in what was read ahead: none is a `gap` any more.
         """
@@ -150,11 +151,11 @@ class ColdReader:
 
     @property
     def failed(self) -> bool:
-        """Whether the stream has ended."""
+        """True if the stream has ended."""
         return self._error is not None
 
     def holds(self, offset: int) -> bool:
-        """Whether `take` can begin at `offset`: at once, or with what comes next."""
+        """Return true if `take` can begin at `offset`: at once, or with what comes next."""
         if self.converter.next_offset == offset:
             return True
         if not self._behind and not self._batches:
@@ -240,12 +241,12 @@ class ColdReader:
 
     @property
     def next_is_sure(self) -> bool:
-        """Whether there is something to take that does not begin with a gap of unknown reason."""
+        """True if there is something to take that does not begin with a gap of unknown reason."""
         return bool(self._batches) and self.gap is None
 
     @property
     def next_is_whole(self) -> bool:
-        """Whether what comes next is a batch, and neither an error nor a gap."""
+        """True if what comes next is a batch, and neither an error nor a gap."""
         return bool(self._batches) and self._batches[0].error is None and not self._batches[0].missing
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
@@ -328,7 +329,7 @@ class ColdReaders:
         """Bytes of a batch, as the reader saw it that was used last; 0 before the first."""
 
     def at_hand(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """What a reader that stands at `offset` has read ahead; None where `read` has to be asked.
+        """Return what a reader that stands at `offset` has read ahead; None where `read` has to be asked.
 
         That is so, too, where what comes next is in doubt, an error, or without records.
         """
@@ -347,7 +348,7 @@ class ColdReaders:
         return None
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
+        """Return batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
         reader = await self._at(offset, places)
         try:
             if not await self._comes_soon(reader, offset):
@@ -373,7 +374,8 @@ class ColdReaders:
         return result
 
     async def _with_records(self, reader: ColdReader, max_bytes: int, min_one: bool) -> ReadResult:
-        """What the reader has, together with what follows where that has no record, as the parts of a chunked message.
+        """Return what the reader has, together with what follows where that has no record, as the parts of a chunked
+        message.
 
         librdkafka takes an answer without any record for one that did not fit: it asks for twice as much each time, and
         gives up at 1 GiB.
@@ -397,7 +399,7 @@ class ColdReaders:
         return ReadResult(buffers, size, tuple(places))
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
-        """The reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
+        """Return the reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
 
         What a new reader, which was not moved, does not get either is really missing.
         """
@@ -479,7 +481,7 @@ class ColdReaders:
             await reader.close()
 
     async def _at(self, offset: int, places: bool) -> ColdReader:
-        """A reader that stands at `offset`, and tells `places` if they are wanted, or a new one."""
+        """Return a reader that stands at `offset`, and tells `places` if they are wanted, or a new one."""
         while True:
             at_work = None
             for reader in self._readers:

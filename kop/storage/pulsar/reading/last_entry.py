@@ -34,7 +34,8 @@ T = TypeVar("T")
 async def named_or_looked_for(
     stream: Stream, look: Callable[[], Awaitable[T | None]], *, within: float | None = None
 ) -> Position | T:
-    """The last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers by an error.
+    """Return the last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers by an
+    error.
 
     `look` is called after LAST_SECONDS or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
     Pulsar, which may take the seconds of `within`, see `Stream.last_position`. Raises Pulsar's PulsarError where
@@ -57,7 +58,7 @@ async def named_or_looked_for(
 
 
 def _has_answer(asking: asyncio.Future[Position]) -> bool:
-    """Whether Pulsar has named the last entry; False where it has answered with an error."""
+    """Return true if Pulsar has named the last entry; False where it has answered with an error."""
     return asking.done() and asking.exception() is None
 
 
@@ -68,7 +69,7 @@ class LastEntry:
         self._source = source
 
     async def position(self, stream: Stream) -> Position:
-        """The position of the last entry that readers are given; its entry number is -1 where there is none.
+        """Return the position of the last entry that readers are given; its entry number is -1 where there is none.
 
         Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
         """
@@ -100,7 +101,7 @@ class LastEntry:
             return None
 
     async def _edge(self, line: Ledgers, low: int, end: int) -> int:
-        """A place from `low` to `end` whose entry readers are given, and the one behind is not.
+        """Return a place from `low` to `end` whose entry readers are given, and the one behind is not.
 
         `low` is of such an entry, or -1; it is returned where no other is met. The steps back from the end double, so
         that entries which are all alike before those of the last transactions cost little, however many there are.
@@ -119,14 +120,14 @@ class LastEntry:
         return low
 
     async def _is_given(self, position: Position) -> bool:
-        """Whether readers are given the entry; False where Pulsar does not tell."""
+        """Return true if readers are given the entry; False where Pulsar does not tell."""
         try:
             return not (await self._source.context.admin.entry_head(self._source.partition_name, *position)).hidden
         except PulsarError:
             return False
 
     async def _next_given(self, start: Position, last: Position) -> Position | None:
-        """The first entry from `start` on that a reader is given; None where there is none up to `last`."""
+        """Return the first entry from `start` on that a reader is given; None where there is none up to `last`."""
         source = self._source
         given: asyncio.Future[Position] = source.context.loop.create_future()
 

@@ -38,7 +38,7 @@ class SearchedLog(LogBounds, Protocol):
     """The log that the searches are made in."""
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Batches of the log from an offset on; see `PartitionLog.read`."""
+        """Return batches of the log from an offset on; see `PartitionLog.read`."""
 
 
 class ProbedEntry(NamedTuple):
@@ -131,7 +131,8 @@ class PartitionSearch:
         return PartitionEnds(await self._start(first, end), end, first, last, older, size, end_position)
 
     async def _before_aborted(self, last: Position, oldest: Position) -> Position:
-        """The entry before aborted ones at the end of a log: a reader at its end waits for nothing that never comes.
+        """Return the entry before aborted ones at the end of a log: a reader at its end waits for nothing that never
+        comes.
 
         A few that came after the end of their transaction are passed; a broker tells none of the others as its last.
         The entry is -1 where all are aborted, down to the `oldest`.
@@ -147,13 +148,13 @@ class PartitionSearch:
         return Position(-1, -1) if last == oldest else last
 
     async def _has_index(self, ledger: int) -> bool:
-        """Whether the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which begins
-        another ledger.
+        """Return true if the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which
+        begins another ledger.
         """
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
     async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """The oldest entry with offsets, where the oldest one of all has none."""
+        """Return the oldest entry with offsets, where the oldest one of all has none."""
         ledgers = [ledger for ledger, _ in ledgers_with_entries(stats)]
         if not ledgers:
             return None
@@ -180,14 +181,15 @@ class PartitionSearch:
         return None
 
     async def _last_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """The newest entry with offsets, where the newest one of all has none."""
+        """Return the newest entry with offsets, where the newest one of all has none."""
         for ledger, entries in reversed(ledgers_with_entries(stats)):
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
         return None
 
     async def _oldest_and_newest(self, stats: dict[str, Any]) -> tuple[ProbedEntry | None, Position]:
-        """The oldest entry, and where the newest is that readers may have; the latter's entry is -1 where none is.
+        """Return the oldest entry, and where the newest is that readers may have; the latter's entry is -1 where none
+        is.
 
         None where the log was emptied just now. Only a reader tells the newest: REST names what is in open
         transactions. Only REST tells the oldest where readers are not given it, which they are not told: the log starts
@@ -209,12 +211,14 @@ class PartitionSearch:
             await stream.close()
 
     async def end_by_index(self) -> int:
-        """The log end of a partition without entries, by the index: what was there and is gone has been counted."""
+        """Return the log end of a partition without entries, by the index: what was there and is gone has been
+        counted.
+        """
         index = await self._source.context.admin.closed_index(self._source.partition_name)
         return 0 if index is None else index + 1
 
     async def start(self) -> int:
-        """The first offset that can be read; where there is none, the high watermark before Pulsar was asked."""
+        """Return the first offset that can be read; where there is none, the high watermark before Pulsar was asked."""
         end = self._log.high_watermark  # what comes while Pulsar is asked lies behind it
         stats = await self._source.internal_stats()
         if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
@@ -243,7 +247,9 @@ class PartitionSearch:
         return start
 
     async def _asked(self, position: Position) -> ProbedEntry | None:
-        """What REST tells of the entry at `position`; None where it tells nothing, or the entry has no offsets."""
+        """Return what REST tells of the entry at `position`; None where it tells nothing, or the entry has no
+        offsets.
+        """
         if position.entry < 0:
             return None
         source = self._source
@@ -256,7 +262,7 @@ class PartitionSearch:
         return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.aborted)
 
     async def at(self, position: Position) -> ProbedEntry:
-        """The entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""
+        """Return the entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""
         probed = await self._probe(position, maybe_empty=False)
         if probed is None or not probed.has_offsets or probed.position != position:
             text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"
@@ -264,7 +270,7 @@ class PartitionSearch:
         return probed
 
     async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
-        """The entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
+        """Return the entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
         if not compacted and (entry := await self._asked(position)) is not None:
             return entry
         stream, arrived = await self._open(position, compacted=compacted)
@@ -302,7 +308,7 @@ class PartitionSearch:
         return stream, arrived
 
     async def nearest(self, offset: int) -> Position:
-        """A position from which a reader meets the entry that holds `offset` after a few others at most."""
+        """Return a position from which a reader meets the entry that holds `offset` after a few others at most."""
         ledgers: Ledgers | None = None
         halve = False
         while True:
@@ -325,12 +331,12 @@ class PartitionSearch:
             halve = not halve
 
     async def ledgers(self) -> Ledgers:
-        """The entries of the partition as one line."""
+        """Return the entries of the partition as one line."""
         stats = await self._source.internal_stats()
         return Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
 
     async def size(self) -> int:
-        """Bytes that the partition has in Pulsar."""
+        """Return bytes that the partition has in Pulsar."""
         try:
             stats = await self._source.internal_stats()
         except PulsarError as error:
@@ -353,8 +359,9 @@ class PartitionSearch:
                         yield memoryview(buffer)[start : start + header.size]
 
     async def _from_time(self, timestamp: int, clock_ahead: int) -> int:
-        """The offset of an entry before which no record has `timestamp`: no record is newer than the time at which the
-        Pulsar broker took it, but for those of producers whose clocks run ahead. `clock_ahead` says by how much.
+        """Return the offset of an entry before which no record has `timestamp`: no record is newer than the time at
+        which the Pulsar broker took it, but for those of producers whose clocks run ahead. `clock_ahead` says by how
+        much.
         """
         try:
             ledger, entry = await self._source.context.admin.message_id_by_time(
@@ -377,7 +384,7 @@ class PartitionSearch:
         return max(min(probed.base, self._log.high_watermark), self._log.log_start_offset)
 
     async def by_time(self, timestamp: int, clock_ahead: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp`, by the records' own timestamps.
+        """Return the first record at or after `timestamp`, by the records' own timestamps.
 
         The search begins at the entries that the Pulsar broker took at that time: it takes a record when that was made,
         or later.
@@ -396,7 +403,7 @@ class PartitionSearch:
         return None
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp.
+        """Return the first record with the largest timestamp.
 
         All records have to be looked at. How far that came is kept here, so that the next look-up goes on with one that
         its client gave up.

@@ -66,7 +66,7 @@ class PartitionSource:
         on_lost: Callable[[PulsarError | KopError], None],
         on_many: OnMany | None = None,
     ) -> Stream:
-        """A stream of the partition's entries, for `start`."""
+        """Return a stream of the partition's entries, for `start`."""
         return Stream(on_entry, on_lost, self.mapping.place, on_many)
 
     async def close_ledger(self, ledger: int) -> None:
@@ -119,7 +119,7 @@ class PartitionSource:
         )
 
     async def internal_stats(self) -> dict[str, Any]:
-        """Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
+        """Return Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
         return await self.context.admin.internal_stats(self.partition_name)
 
     async def has_read_to(self, stream: Stream, last: Position) -> bool:
@@ -133,7 +133,7 @@ class PartitionSource:
         return cursor is not None and stats_position(cursor["readPosition"]) > last and stream.came == came
 
     async def last_readable(self) -> Position:
-        """The last position up to which no open transaction holds readers back.
+        """Return the last position up to which no open transaction holds readers back.
 
         Entries that readers are not given may be the last ones before it. PulsarError, also where Pulsar does not know
         yet which transactions are open.
@@ -145,7 +145,7 @@ class PartitionSource:
         return stats_position(buffer["maxReadPosition"])
 
     async def is_aborted(self, position: Position) -> bool:
-        """Whether the entry is of an aborted transaction; False where Pulsar does not tell.
+        """Return true if the entry is of an aborted transaction; False where Pulsar does not tell.
 
         A broker that was asked for its last entry names such a one where it came after the end of its transaction.
         """
@@ -155,10 +155,10 @@ class PartitionSource:
             return False
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
-        """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
+        """Return the Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self.context.faults.refused(error, Refused.READS, doing)
 
 
 def stats_position(text: str) -> Position:
-    """A position as Pulsar's statistics write it."""
+    """Return a position as Pulsar's statistics write it."""
     return Position(*map(int, text.split(":")))

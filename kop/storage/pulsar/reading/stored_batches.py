@@ -119,7 +119,7 @@ class Stretch:
         self._gaps.append(self._order)
 
     def find(self, wanted: Wanted) -> Stored:
-        """Where the messages lie."""
+        """Return where the messages lie."""
         first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
         at, base, scattered, others = first, -1, False, False
         before = after = None
@@ -148,7 +148,7 @@ class Stretch:
 
 
 def all_known(answers: Sequence[Stored]) -> bool:
-    """Whether nothing is left to look for."""
+    """Return true if nothing is left to look for."""
     return all(each.outcome not in {Outcome.UNKNOWN, Outcome.UNFINISHED} for each in answers)
 
 
@@ -203,7 +203,9 @@ class StoredBatches:
         return answers
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
-        """The entries from `start` to `end`; None where the Pulsar broker holds them back, or the reader is lost."""
+        """Return the entries from `start` to `end`; None where the Pulsar broker holds them back, or the reader is
+        lost.
+        """
         mapping = self._mapping
         stretch: Stretch | None = None
         expected = -1
@@ -284,7 +286,7 @@ class StoredBatches:
             yield _unfinished(answers) if any(head is None for _, head in heads) else answers
 
     async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
-        """The entry at a position; None where it is not known.
+        """Return the entry at a position; None where it is not known.
 
         Pulsar's answer that it is not there says nothing: it comes for each entry of a topic that is being unloaded.
         """
@@ -295,6 +297,6 @@ class StoredBatches:
 
 
 def _unfinished(answers: Sequence[Stored]) -> list[Stored]:
-    """The answers of a search that did not see all entries within its bounds."""
+    """Return the answers of a search that did not see all entries within its bounds."""
     unfinished = Stored(Outcome.UNFINISHED)
     return [unfinished if answer.outcome is Outcome.UNKNOWN else answer for answer in answers]

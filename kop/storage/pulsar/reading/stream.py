@@ -43,7 +43,7 @@ class Chunks:
         """Bytes of the chunks that wait for others."""
 
     def add(self, info: transcode.EntryView, payload: memoryview) -> Buffer | None:
-        """The whole payload with the last chunk, None before it.
+        """Return the whole payload with the last chunk, None before it.
 
         Of an encrypted message, which nobody here can put together, the last chunk stands for the whole payload.
         CORRUPT_MESSAGE with the last chunk where chunks before it are missing, or the message is larger than may be.
@@ -113,7 +113,7 @@ class Stream:
         self._paused = False
         self.closed = False
         self.compacted = False
-        """Whether the stream reads the compacted log."""
+        """True if the stream reads the compacted log."""
         self._start = self._came = EARLIEST
         """Where the stream began, and the last entry that it read since then."""
 
@@ -173,11 +173,11 @@ class Stream:
 
     @property
     def connected(self) -> bool:
-        """Whether a Pulsar broker has the stream's consumer, as far as is known."""
+        """True if a Pulsar broker has the stream's consumer, as far as is known."""
         return self._reader is not None and self._reader.connected
 
     async def last_position(self, *, within: float | None = None) -> Position:
-        """The position of the last entry in the topic; its entry number is -1 where the topic holds none.
+        """Return the position of the last entry in the topic; its entry number is -1 where the topic holds none.
 
         `within`: see `Reader.last_position`.
         """
@@ -192,7 +192,7 @@ class Stream:
             return None
 
     async def exhausted(self) -> bool:
-        """Whether nothing follows what was read. In a compacted topic the last entries may be gone."""
+        """Return true if nothing follows what was read. In a compacted topic the last entries may be gone."""
         last = await self.last_position()
         return last.entry < 0 or last < self._start or last <= self._came
 

@@ -63,12 +63,14 @@ class Uncompacted:
 
     @property
     def late(self) -> bool:
-        """Whether the partition should have been compacted long ago."""
+        """True if the partition should have been compacted long ago."""
         return self.size >= LATE_BYTES and self.seconds >= LATE_SECONDS
 
 
 def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
-    """What no compaction has seen, from a partition's stats with backlogs; None where compaction has no cursor."""
+    """Return what no compaction has seen, from a partition's stats with backlogs; None where compaction has no
+    cursor.
+    """
     cursor = stats.get("subscriptions", {}).get(CURSOR)
     if cursor is None:
         return None
@@ -78,7 +80,7 @@ def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
 
 
 def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
-    """How long a topic has to be kept, from the internal stats of all its partitions."""
+    """Return how long a topic has to be kept, from the internal stats of all its partitions."""
     held = all(CURSOR in stats.get("cursors", {}) for stats in partitions)
     proven = any(stats.get("compactedLedger", {}).get("ledgerId", -1) >= 0 for stats in partitions)
     return AFTERWARDS if held and proven else FOREVER
@@ -103,7 +105,7 @@ class Compactions:
         self._due: dict[str, float] = {}
 
     def collect(self) -> Sequence[Metric]:
-        """The metrics of what no compaction has seen."""
+        """Return the metrics of what no compaction has seen."""
         labels = ["topic", "partition"]
         size = gauge_family(
             "kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels

@@ -1,4 +1,4 @@
-"""Whether a topic is still there, and taking back what a returning producer brought back.
+"""The check that a topic is still there, and taking back what a returning producer brought back.
 
 Owns: that question and its answers of just now; when a partition that came back is deleted again.
 Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
@@ -69,7 +69,7 @@ class DeletionGuard:
         self._asked.pop(topic_id, None)
 
     async def may_attach(self, partition: PartitionView) -> bool:
-        """Whether the topic and this partition of it exist. PulsarError where Pulsar does not answer.
+        """Return true if the topic and this partition of it exist. PulsarError where Pulsar does not answer.
 
         LEADER_NOT_AVAILABLE of `PulsarTopics.until_made` where the topic is being made.
         """
@@ -99,7 +99,7 @@ class DeletionGuard:
         self._context.spawn(self._topics.refresh(partition.topic.topic_id))
 
     async def still_there(self, partition: PartitionView, since: float | None = None) -> bool:
-        """Whether Pulsar has the topic under the same id. PulsarError where Pulsar does not answer.
+        """Return true if Pulsar has the topic under the same id. PulsarError where Pulsar does not answer.
 
         One answer serves all partitions of a topic. With `since` (loop time) the question was asked after that; without
         it the answer is at most `_FRESH_SECONDS` old.
@@ -161,8 +161,8 @@ class DeletionGuard:
         raise PeerError(f"topic {partition.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
-        """When the topic's ledger was made, if that was while `producer` attached; None where somebody else made the
-        topic.
+        """Return when the topic's ledger was made, if that was while `producer` attached; None where somebody else made
+        the topic.
 
         Both times are by the Pulsar broker's clock; how long the attaching took is by ours.
         """
@@ -233,5 +233,5 @@ class DeletionGuard:
 
 
 def _base(partition: PartitionView) -> str:
-    """Pulsar's name of the topic. The partition of a topic that is not partitioned has the same name."""
+    """Return Pulsar's name of the topic. The partition of a topic that is not partitioned has the same name."""
     return partition.partition_name.removesuffix(f"-partition-{partition.index}")

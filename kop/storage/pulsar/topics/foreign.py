@@ -38,14 +38,14 @@ class _Missing:
     until: float
     error: KopError
     refused: bool
-    """Whether it failed to make the topic; otherwise it failed to look for it."""
+    """True if it failed to make the topic; otherwise it failed to look for it."""
 
 
 class Table(Protocol):
     """What topics of other namespaces need of the table of topics."""
 
     def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
+        """Return the topic of that name, or None."""
 
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
         """Call `callback(old, new)` after each change."""
@@ -77,7 +77,7 @@ class ForeignTopics:
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
-        """Pulsar's names of the topics that clients of this or another broker have named. PulsarError."""
+        """Return Pulsar's names of the topics that clients of this or another broker have named. PulsarError."""
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
             for name in names - self._kept:
@@ -100,7 +100,7 @@ class ForeignTopics:
                 self._note(name, absent, refused=False)
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Why a topic was not found, or could not be made, in the last seconds."""
+        """Return why a topic was not found, or could not be made, in the last seconds."""
         failure = self._fresh(name)
         return None if failure is None else failure.error.code
 

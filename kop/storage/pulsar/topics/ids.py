@@ -39,7 +39,7 @@ class TopicIds:
         self._is_chosen = is_chosen
 
     async def metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
-        """How many partitions a topic has, 0 for a plain one, and its properties as they are."""
+        """Return how many partitions a topic has, 0 for a plain one, and its properties as they are."""
         topic = await self._admin.partitioned_metadata(full_name)
         if topic.partitions:
             return topic.partitions, topic.properties
@@ -94,7 +94,8 @@ class TopicIds:
         return None
 
     async def _of_the_oldest_ledger(self, full_name: str, plain: bool, foreign: UUID | None) -> UUID | None:
-        """An id, the same from each broker that asks at this moment; None where Pulsar does not say enough for that.
+        """Return an id, the same from each broker that asks at this moment; None where Pulsar does not say enough for
+        that.
 
         It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
         """
@@ -107,7 +108,7 @@ class TopicIds:
         return topic_id
 
     async def _oldest_ledger(self, full_name: str, plain: bool) -> int | None:
-        """The id of the oldest ledger; None for a partition that no client has used yet."""
+        """Return the id of the oldest ledger; None for a partition that no client has used yet."""
         try:
             stats = await self._admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
         except PulsarError as error:

@@ -31,7 +31,7 @@ class PartitionNumbers:
         """By topic: its properties, and the numbers in exactly these properties."""
 
     def largest(self, topic_id: UUID, partition: int, kind: str) -> int:
-        """The largest number that a broker kept of a partition, or 0."""
+        """Return the largest number that a broker kept of a partition, or 0."""
         properties = self._topics.pulsar(topic_id).properties
         parsed = self._parsed.get(topic_id)
         if parsed is None or parsed[0] is not properties:

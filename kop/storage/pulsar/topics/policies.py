@@ -59,7 +59,7 @@ class _Policy(NamedTuple):
 
 
 def retention_of(policy: LogPolicy) -> Retention:
-    """Pulsar's retention for a topic: minutes and MiB, -1 where there is no limit."""
+    """Return Pulsar's retention for a topic: minutes and MiB, -1 where there is no limit."""
     if not policy.delete:
         return Retention(-1, -1)
     return Retention(
@@ -68,7 +68,7 @@ def retention_of(policy: LogPolicy) -> Retention:
 
 
 def _limit(value: int, unit: int, most: int) -> int:
-    """A limit in units of Pulsar, rounded up; -1 if there is none, or Pulsar cannot count so far.
+    """Return a limit in units of Pulsar, rounded up; -1 if there is none, or Pulsar cannot count so far.
 
     What Pulsar cannot count is kept for ever: its largest limit would delete records that are to stay.
     """
@@ -77,19 +77,25 @@ def _limit(value: int, unit: int, most: int) -> int:
 
 
 def keeps(retention: Retention) -> bool:
-    """Whether records stay after all subscriptions have read them. Records go as soon as either limit is exceeded."""
+    """Return true if records stay after all subscriptions have read them. Records go as soon as either limit is
+    exceeded.
+    """
     return 0 not in retention
 
 
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
-    """Pulsar's compaction threshold for a topic: bytes of backlog from which it compacts by itself, 0 for never."""
+    """Return Pulsar's compaction threshold for a topic: bytes of backlog from which it compacts by itself, 0 for
+    never.
+    """
     if not policy.compact:
         return 0
     return OWN_COMPACTION_THRESHOLD if internal else COMPACTION_THRESHOLD
 
 
 def max_size_of(policy: LogPolicy, largest: int) -> int:
-    """Pulsar's limit of an entry in bytes, at most the Pulsar brokers' own `largest`; 0 stands for that one alone."""
+    """Return Pulsar's limit of an entry in bytes, at most the Pulsar brokers' own `largest`; 0 stands for that one
+    alone.
+    """
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 

@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def is_unused(stored: Mapping[str, Any]) -> bool:
-    """Whether nothing was ever written to a partition, and nobody has a subscription; from its internal stats."""
+    """Return true if nothing was ever written to a partition, and nobody has a subscription; from its internal
+    stats.
+    """
     cursors = set(stored.get("cursors", ())) - {_DEDUPLICATION_CURSOR}
     return not stored["entriesAddedCounter"] and not stored["numberOfEntries"] and not cursors
 
@@ -38,7 +40,7 @@ class StrayPartitions:
         self._context = context
 
     async def id_or_none(self, full_name: str) -> str | None:
-        """The id of a partitioned topic, empty where it has none; None where there is no such topic."""
+        """Return the id of a partitioned topic, empty where it has none; None where there is no such topic."""
         try:
             return (await self._context.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY, "")
         except PulsarError as error:

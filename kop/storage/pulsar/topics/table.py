@@ -89,7 +89,7 @@ class OtherBrokers(Protocol):
         """Tell the other brokers that a topic's properties changed."""
 
     def is_chosen(self, key: str) -> bool:
-        """Whether this broker is the one of all to do a piece of work that `key` names."""
+        """Return true if this broker is the one of all to do a piece of work that `key` names."""
 
 
 class TopicLogs(Protocol):
@@ -160,14 +160,14 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(self._look_at(again), self._foreign.find(others))
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
+        """Return why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
         full_name = self._context.naming.full_name(name, False)
         if full_name in self._unread or full_name in self._awaited:
             return ErrorCode.LEADER_NOT_AVAILABLE
         return self._foreign.missing(name)
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
-        """The Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
+        """Return the Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
         topic = self._pulsar.get(topic_id)
         if topic is None:
             raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
@@ -211,7 +211,7 @@ class PulsarTopics(TopicTable):
             self._brokers.announce(known.full_name)
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
-        """The properties that lie beside a topic in Pulsar at this moment."""
+        """Return the properties that lie beside a topic in Pulsar at this moment."""
         call = self._ids.metadata(self.pulsar(topic_id).full_name)
         return (await self._ask("cannot read properties", call))[1]
 
@@ -535,8 +535,8 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Topics to look at in this listing: another broker may have failed to announce a change, or pulsar-admin made
-        one.
+        """Return topics to look at in this listing: another broker may have failed to announce a change, or
+        pulsar-admin made one.
         """
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
@@ -550,7 +550,9 @@ class PulsarTopics(TopicTable):
         return failed
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """What Pulsar's policies of a topic say otherwise than its configs: by pulsar-admin, or from its namespace."""
+        """Return what Pulsar's policies of a topic say otherwise than its configs: by pulsar-admin, or from its
+        namespace.
+        """
         topic, known = self._find(topic_id), self.pulsar(topic_id)
         if topic.internal:
             return {}
@@ -568,7 +570,9 @@ class PulsarTopics(TopicTable):
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
     ) -> None:
-        """The watcher's callback: names of Pulsar's topics, partitions among them. A snapshot is one of `namespace`."""
+        """Take what the watcher says: names of Pulsar's topics, partitions among them. A snapshot is one of
+        `namespace`.
+        """
         names = [*added, *removed]
         for name in map(topic_of, removed):
             for delay in _LOOK_AGAIN:
@@ -619,7 +623,7 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> dict[str, int]:
-        """The topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
+        """Return the topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
         partitions: dict[str, int] = {}
         for namespace in self._context.naming.namespaces:
             partitions |= dict.fromkeys(await self._context.admin.list_partitioned(namespace), 1)
@@ -651,7 +655,9 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*(look(name) for name in sorted(names)))
 
     def _gate_of(self, name: str) -> asyncio.Semaphore:
-        """The bound on topics that are read at a time: those that could not be read last time have one of their own."""
+        """Return the bound on topics that are read at a time: those that could not be read last time have one of their
+        own.
+        """
         return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
@@ -699,7 +705,7 @@ class PulsarTopics(TopicTable):
         )
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
-        """Another topic that has the same id in memory; None where there is none."""
+        """Return another topic that has the same id in memory; None where there is none."""
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
 
@@ -736,7 +742,9 @@ class PulsarTopics(TopicTable):
         return info, PulsarTopic(full_name, plain, properties)
 
     async def _usable(self, full_name: str, plain: bool, raw: Mapping[str, str]) -> Mapping[str, str]:
-        """The properties, mended where they do not parse, with an id of the topic's own, which is written to Pulsar."""
+        """Return the properties, mended where they do not parse, with an id of the topic's own, which is written to
+        Pulsar.
+        """
         known = self._known(full_name)
         before = {} if known is None else known.properties
         known_id = id_of(before)

@@ -116,7 +116,7 @@ class WriteChecks:
     # --- batches that are stored as Kafka clients sent them: Pulsar's compaction fails on these, for good
 
     def may_write_raw(self, topic_id: UUID) -> bool:
-        """Whether such an entry may be written now. Where it may not, the property is set on the side."""
+        """Return true if such an entry may be written now. Where it may not, the property is set on the side."""
         if self._is_marked(topic_id):
             return True
         self._context.spawn(self.mark_raw(topic_id))
@@ -188,7 +188,7 @@ class WriteChecks:
             raise self._refused(name, error) from error
 
     async def _retention(self, name: str) -> Retention:
-        """The retention in force for a topic, wherever it is set. PulsarError."""
+        """Return the retention in force for a topic, wherever it is set. PulsarError."""
         admin = self._context.admin
         try:
             return await admin.get_retention(name, applied=True) or Retention(0, 0)
@@ -205,7 +205,7 @@ class WriteChecks:
         )
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
-        """The error for the client: a record that Pulsar would drop is not accepted."""
+        """Return the error for the client: a record that Pulsar would drop is not accepted."""
         refusal = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "

@@ -113,7 +113,7 @@ class EndsOnPartitions:
             self._late.answered(doubt, now())
 
     async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
-        """Whether a transaction has ended on all of its partitions. PulsarError where that is not known."""
+        """Return true if a transaction has ended on all of its partitions. PulsarError where that is not known."""
         try:
             await self._transactions.add(txn, list(names))
         except PulsarError as error:

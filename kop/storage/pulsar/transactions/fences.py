@@ -39,7 +39,7 @@ class FencedPartition(Protocol):
         """Raise a KopError where the producer, which was attached just now, brought back a topic that is gone."""
 
     def fenced(self, position: Position) -> None:
-        """A fence is stored at this position, and batches come behind it."""
+        """Note that a fence is stored at this position, and batches come behind it."""
 
 
 class _FenceProducer:
@@ -109,7 +109,7 @@ class Fences:
             self._open[name] = task.result()
 
     def _lost(self, name: str) -> None:
-        """The next fence of that partition opens another producer."""
+        """Forget a producer: the next fence of its partition opens another one."""
         self._open.pop(name, None)
 
     def close_idle(self, now: float, seconds: float) -> None:

@@ -82,12 +82,12 @@ class LateFences:
         self._doubts[txn] = _Doubt(names, now if doubtful else now + SOON_SECONDS, now + ASK_SECONDS)
 
     def ended_here(self, txn: TxnId) -> None:
-        """This broker has ended the transaction, after its own fences were stored."""
+        """Note that this broker has ended the transaction, after its own fences were stored."""
         self._doubts.pop(txn, None)
 
     def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
-        """The transaction has ended, and this broker did not begin it or did not end it: fences that another broker
-        sent may be stored later.
+        """Note that the transaction has ended, and this broker did not begin it or did not end it: fences that another
+        broker sent may be stored later.
         """
         known = self._doubts.pop(txn, None)
         names = frozenset(partitions) | (known.partitions if known is not None else frozenset())
@@ -103,7 +103,7 @@ class LateFences:
             doubt.ended, doubt.at = True, now + UNKNOWN_SECONDS
 
     def due(self, now: float) -> list[Due]:
-        """What has to be asked now. Each is due again after a while, unless it is answered."""
+        """Return what has to be asked now. Each is due again after a while, unless it is answered."""
         due = []
         for txn, doubt in self._doubts.items():
             if doubt.at <= now:
@@ -112,7 +112,9 @@ class LateFences:
         return due
 
     def answered(self, asked: Due, now: float) -> None:
-        """The transaction is open, or it has ended and its partitions were looked at, those that were asked about."""
+        """Note that the transaction is open, or it has ended and its partitions were looked at, those that were asked
+        about.
+        """
         doubt = self._doubts.get(asked.txn)
         if doubt is None or doubt.ended != asked.ended:
             return

@@ -77,7 +77,9 @@ class LostEnds:
             watched.ends.append(end)
 
     def due(self, now: float) -> list[str]:
-        """The partitions to look at now, those first that have waited longest; each is due again after a while."""
+        """Return the partitions to look at now, those first that have waited longest; each is due again after a
+        while.
+        """
         idle = [
             name
             for name, watched in self._partitions.items()
@@ -96,7 +98,8 @@ class LostEnds:
         return names
 
     def looked(self, name: str, recovered: int, asked: float) -> list[End]:
-        """The ends that are in doubt, by what Pulsar was `asked` for at that time: when the buffer was `recovered`.
+        """Return the ends that are in doubt, by what Pulsar was `asked` for at that time: when the buffer was
+        `recovered`.
 
         `settled` has to be called when Pulsar was asked about all of them; without any, what is old is forgotten here.
         """

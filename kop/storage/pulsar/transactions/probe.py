@@ -30,7 +30,7 @@ UnfitReason = str
 
 
 async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
-    """Why whole batches cannot be in Pulsar's transactions; None where they can.
+    """Return why whole batches cannot be in Pulsar's transactions; None where they can.
 
     `topic` is one that is not there; it is made, and deleted at the end. PulsarError and KopError where that cannot be
     found out now.
@@ -142,7 +142,7 @@ class _Probe:
 
 
 def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> UnfitReason | None:
-    """Why these are not the entries that readers have to get; a broker that keeps no index sends none."""
+    """Return why these are not the entries that readers have to get; a broker that keeps no index sends none."""
     positions = [entry.position for entry in seen]
     if positions != [position for position, _ in expected]:
         return (

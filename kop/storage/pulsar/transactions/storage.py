@@ -77,7 +77,7 @@ class PulsarTransactions:
         """`probe()` tells why whole batches cannot be in Pulsar's transactions. `packed`: a batch must be one entry."""
         self.refusal: str | None = None
         self.whole_batches = True
-        """Whether a batch is one entry; else each record is."""
+        """True if a batch is one entry; else each record is."""
         self._probe = probe
         self._packed = packed
         self._known = asyncio.Event()
@@ -110,7 +110,7 @@ class PulsarTransactions:
             self._finding_out = self._context.loop.create_task(self._find_out())
 
     def _refuse(self, error: PulsarError) -> None:
-        """There are no transactions, unless that may be different when Pulsar is asked again."""
+        """Refuse transactions: there are none, unless that may be different when Pulsar is asked again."""
         if error.retriable:
             return
         if self.refusal is None:
@@ -136,7 +136,7 @@ class PulsarTransactions:
             await asyncio.sleep(backoff.next())
 
     async def _try_whole_batches(self) -> str | None:
-        """Why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
+        """Return why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
 
         See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
@@ -174,7 +174,9 @@ class PulsarTransactions:
         doing = f"cannot add partitions to Pulsar's transaction {txn}"
 
         async def still_open() -> None:
-            """A fence of a transaction that has ended would hold readers back for good: the answer has to be fresh."""
+            """Refuse a fence of a transaction that has ended, since it would hold readers back for good: the answer
+            has to be fresh.
+            """
             for _ in range(_TRIES):
                 asked = self._context.loop.time()
                 await self._transactions.add(txn, names)
@@ -253,7 +255,9 @@ class PulsarTransactions:
         self._ended(txn, ended, here=txn in self._begun)
 
     def _ended(self, txn: TxnId, ended: EndedTransaction, *, here: bool) -> None:
-        """It has ended: `here`, and no other broker has a part in it, or fences may be stored later."""
+        """Note that a transaction has ended: `here`, and no other broker has a part in it, or fences may be
+        stored later.
+        """
         self._begun.pop(txn, None)
         existing = (self._find(*partition) for partition in ended.partitions)
         names = [partition.partition_name for partition in existing if partition is not None]
@@ -331,7 +335,7 @@ class PulsarTransactions:
             raise self._context.faults.refused(error, Refused.TRANSACTIONS, "cannot begin a transaction") from error
 
     async def _take_ready(self) -> TxnId:
-        """The transaction that is ready, if one is; another one is made ready for the next caller."""
+        """Return the transaction that is ready, if one is; another one is made ready for the next caller."""
         ready, since, now = self._ready, self._ready_since, self._context.loop.time()
         self._ready = self._context.loop.create_task(self._new(2 * _READY_MS + _BEYOND_MS))
         self._ready.add_done_callback(_heard)
