@@ -19,6 +19,7 @@ from records.transcode_kit import TWINS, read, using
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import Entry, Position
+from kop.pulsar_client.outage import Outage
 from kop.records import transcode
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping
@@ -38,7 +39,7 @@ def data(text: str | None) -> bytes | None:
 
 def converted(vector: dict[str, Any]) -> tuple[list[Batch], Faults]:
     """The topic from offset 0 on, as a reader of what is stored makes it."""
-    faults = Faults(lambda: 0.0)
+    faults = Faults(lambda: 0.0, Outage())
     places = mapping.offset_mapping("index", faults)
     converter = Converter("t-0", 0, places, append_time=False, count=faults.count, max_message_bytes=1 << 20)
     batches: list[Batch] = []

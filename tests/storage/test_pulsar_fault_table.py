@@ -9,6 +9,7 @@ import pytest
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.errors import server_error
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.repeats import Lasting, Repeats
 from kop.storage.pulsar.faults import Faults, Refused, kafka_error
@@ -96,7 +97,7 @@ def test_what_is_remembered_of_troubles_is_bounded() -> None:
 
 def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    faults = Faults(lambda: now)
+    faults = Faults(lambda: now, Outage())
     with caplog.at_level(logging.WARNING):
         for number in range(5000):
             faults.refused(PulsarError("Timeout", "x"), Refused.READS, f"cannot open t-{number}")
@@ -113,7 +114,7 @@ def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFi
 def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_is_no_trouble(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    faults = Faults(lambda: 7.0)
+    faults = Faults(lambda: 7.0, Outage())
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             assert isinstance(
@@ -128,7 +129,7 @@ def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_last
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    faults = Faults(lambda: now)
+    faults = Faults(lambda: now, Outage())
     busy = PulsarError("ProducerBusy", "Producer with name 'p' is already connected to topic")
     with caplog.at_level(logging.INFO):
         for at in (0.0, 5.0, 20.0):
@@ -143,7 +144,7 @@ def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_last
 
 
 def test_a_limit_on_producers_mends_by_nobody_and_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    faults = Faults(lambda: 7.0)
+    faults = Faults(lambda: 7.0, Outage())
     with caplog.at_level(logging.WARNING):
         faults.refused(PulsarError("ProducerBusy", "Topic 't' reached max producers limit"), Refused.WRITES, "no")
     assert ["set-max-producers" in record.getMessage() for record in caplog.records] == [True]

@@ -18,6 +18,7 @@ from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, Client, Position
 from kop.pulsar_client.admin import Admin
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.reader import Reader
 from kop.read_budget import BudgetShare, ReadBudget
 from kop.records.batch import read_header
@@ -153,7 +154,7 @@ class Reading:
             for _ in range(entries):
                 self.broker.gap(1)
             self.broker.foreign()
-        faults = Faults(asyncio.get_running_loop().time)
+        faults = Faults(asyncio.get_running_loop().time, Outage())
         mapping = offset_mapping("index", faults)
         converter = Converter("t-0", 0, mapping, append_time=False, count=faults.count, max_message_bytes=1 << 20)
         self.reader = ColdReader(converter, BudgetShare(ReadBudget(1 << 20), lambda: None))

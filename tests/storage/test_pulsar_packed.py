@@ -22,6 +22,7 @@ from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Entry, Position
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pack, unpack
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -231,7 +232,7 @@ def entry(position: Position, count: int = 3) -> Entry:
 
 
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
-    faults = Faults(time.monotonic)
+    faults = Faults(time.monotonic, Outage())
     packed = mapping.offset_mapping("packed", faults)
     converter = Converter(
         "t-0", pack(Position(7, 4)), packed, append_time=False, count=faults.count, max_message_bytes=1 << 20
@@ -247,7 +248,7 @@ def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
 
 
 def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
-    packed = mapping.offset_mapping("packed", Faults(time.monotonic))
+    packed = mapping.offset_mapping("packed", Faults(time.monotonic, Outage()))
     position = Position(MOST_LEDGERS, 0)
     for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
         with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):

@@ -19,6 +19,7 @@ from support.waiting import SECONDS, until
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
+from kop.pulsar_client.outage import Outage
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.faults import Faults
@@ -220,7 +221,7 @@ def checks(admin: FakeAdmin, *, internal: bool = False, properties: dict[str, st
     """Of a topic with these properties in Pulsar."""
     loop = asyncio.get_running_loop()
     clock = Clock()
-    faults = Faults(lambda: clock.now)
+    faults = Faults(lambda: clock.now, Outage())
     topic = TopicInfo("t", TOPIC, 1, {}, internal)
     context: Any = SimpleNamespace(
         loop=SimpleNamespace(time=lambda: clock.now, create_task=loop.create_task),

@@ -14,6 +14,7 @@ from storage.engines import PulsarStore
 from support.pulsar import OwnBroker, Urls, fresh_namespace
 
 from kop.pulsar_client import Entry, Position
+from kop.pulsar_client.outage import Outage
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Faults
@@ -33,7 +34,7 @@ def test_an_entry_without_the_brokers_time_has_its_producers(
         data, read_header(data), producer_name="p", sequence_base=0, publish_time=1_234_567, max_size=1 << 20
     )
     entry = Entry(Position(3, 4), 1, broker_timestamp, 2, memoryview(made.metadata), memoryview(made.payload))
-    numbers: Any = mapping.offset_mapping(offsets, Faults(lambda: 0.0))
+    numbers: Any = mapping.offset_mapping(offsets, Faults(lambda: 0.0, Outage()))
     assert numbers.append_time(numbers.place(entry)) == expected
 
 

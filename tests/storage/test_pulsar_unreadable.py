@@ -15,6 +15,7 @@ from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import Entry, Position
+from kop.pulsar_client.outage import Outage
 from kop.pulsar_client.packed import pack
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import read_header
@@ -120,7 +121,7 @@ class Chunked:
     """Chunks of messages, fed to a converter."""
 
     def __init__(self, largest: int) -> None:
-        self.faults = Faults(lambda: 0.0)
+        self.faults = Faults(lambda: 0.0, Outage())
         self.converter = Converter(
             "t-0",
             0,

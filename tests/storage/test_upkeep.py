@@ -15,6 +15,7 @@ from support.waiting import until
 from kop.errors import BackendError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
+from kop.pulsar_client.outage import Outage
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import upkeep
 from kop.storage.pulsar.faults import Fault, Faults
@@ -58,7 +59,7 @@ class StandInEngine:
     def __init__(self, hangs: str = "") -> None:
         self.loop = asyncio.get_running_loop()
         self.stand_ins = [StandIn(index) for index in range(20)]
-        self.faults = Faults(self.loop.time)
+        self.faults = Faults(self.loop.time, Outage())
         self.settings = SimpleNamespace(idle_seconds=0.01, list_seconds=0.02)
         self.hangs = hangs
         self.errors: dict[str, Exception] = {}

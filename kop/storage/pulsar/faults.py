@@ -268,8 +268,8 @@ class Faults:
     While `outage` lasts, it takes what it causes: that is neither counted here nor logged.
     """
 
-    def __init__(self, clock: Callable[[], float], outage: Outage | None = None) -> None:
-        self.outage = outage or Outage()
+    def __init__(self, clock: Callable[[], float], outage: Outage) -> None:
+        self.outage = outage
         self.counts: dict[str, int] = {}
         self._clock = clock
         self._repeats = Repeats()
