@@ -49,20 +49,18 @@ def _refusal(ctx: Context, transactional_id: str | None) -> ErrorCode:
     return ctx.cluster(AclOperation.IDEMPOTENT_WRITE)
 
 
-APIS = (
-    Api(
-        22,
-        0,
-        5,
-        init_producer_id,
-        (
-            Need(
-                AclOperation.WRITE,
-                ResourceType.TRANSACTIONAL_ID,
-                lambda request: () if request.transactional_id is None else (request.transactional_id,),
-            ),
-            Need(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER),
-            Need(AclOperation.WRITE, ResourceType.TOPIC),
+APIS = Api(
+    22,
+    0,
+    5,
+    init_producer_id,
+    (
+        Need(
+            AclOperation.WRITE,
+            ResourceType.TRANSACTIONAL_ID,
+            lambda request: () if request.transactional_id is None else (request.transactional_id,),
         ),
+        Need(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER),
+        Need(AclOperation.WRITE, ResourceType.TOPIC),
     ),
 )
