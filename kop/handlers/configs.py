@@ -463,5 +463,11 @@ APIS: tuple[Api, ...] = (
     Api(32, 1, 4, describe_configs, _needs(AclOperation.DESCRIBE_CONFIGS), rows=("resources", "results")),
     Api(33, 0, 2, alter_configs, _needs(AclOperation.ALTER_CONFIGS)),
     Api(44, 0, 1, incremental_alter_configs, _needs(AclOperation.ALTER_CONFIGS)),
-    Api(74, 0, 1, list_config_resources, (Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, whole=True),)),
+    Api(
+        74,
+        0,
+        1,
+        list_config_resources,
+        (Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, whole=True),),
+    ),
 )

@@ -201,12 +201,14 @@ def _age(view: ProducerView) -> tuple[int, bool, int, int]:
     return view.producer_epoch, view.last_sequence != _NO_SEQUENCE, view.last_timestamp, view.last_sequence
 
 
-APIS = Api(
-    61,
-    0,
-    0,
-    describe_producers,
-    (Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
-    overlaps=True,
-    rows=("topics", "topics"),
+APIS = (
+    Api(
+        61,
+        0,
+        0,
+        describe_producers,
+        (Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        overlaps=True,
+        rows=("topics", "topics"),
+    ),
 )

@@ -490,18 +490,20 @@ def _keep_names(ctx: Context, session: FetchSession, call: FetchCall) -> None:
             known.topic_name = topic.name
 
 
-APIS = Api(
-    KEY,
-    4,
-    18,
-    fetch,
-    (
-        Need(AclOperation.READ, ResourceType.TOPIC, lambda call: [wanted.topic for wanted in call.partitions]),
-        Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+APIS = (
+    Api(
+        KEY,
+        4,
+        18,
+        fetch,
+        (
+            Need(AclOperation.READ, ResourceType.TOPIC, lambda call: [wanted.topic for wanted in call.partitions]),
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+        ),
+        finds=False,
+        decode=parse,
+        encodes=True,
+        long_poll=True,
+        reads=lambda call: call.max_bytes,
     ),
-    finds=False,
-    decode=parse,
-    encodes=True,
-    long_poll=True,
-    reads=lambda call: call.max_bytes,
 )

@@ -31,7 +31,12 @@ from kop.handlers.access import AclOperation, Need, ResourceType
 from kop.handlers.api import Api, Context, Later
 from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
-from kop.wire.offset_commit import OffsetCommitAnswer, OffsetCommitCall, encode_response, parse
+from kop.wire.offset_commit import (
+    OffsetCommitAnswer,
+    OffsetCommitCall,
+    encode_response,
+    parse,
+)
 from kop.wire.rows import Response
 from kop.wire.state import OffsetCommitValue
 
@@ -240,7 +245,10 @@ APIS = (
         2,
         10,
         offset_commit,
-        (Need(AclOperation.READ, ResourceType.GROUP, _group), Need(AclOperation.READ, ResourceType.TOPIC, _topics)),
+        (
+            Need(AclOperation.READ, ResourceType.GROUP, _group),
+            Need(AclOperation.READ, ResourceType.TOPIC, _topics),
+        ),
         decode=parse,
         encode=encode_response,
         rows=("topics", "topics"),

@@ -131,7 +131,7 @@ class ProduceAnswer(Answer):
             log.warning(
                 "a Produce of client %s at %s holds batches that decompress to more than %d MiB: the rest is refused "
                 "and has to be sent again; lower its max.request.size",
-                self.ctx.client_id, self.ctx.conn.client_host, MOST_DECOMPRESSED >> 20
+                self.ctx.client_id, self.ctx.conn.client_host, MOST_DECOMPRESSED >> 20,
             )  # fmt: skip
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
@@ -462,16 +462,21 @@ def _refuse_times(
     )
 
 
-APIS = Api(
-    KEY,
-    3,
-    13,
-    produce,
-    (Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID), Need(AclOperation.WRITE, ResourceType.TOPIC)),
-    finds=False,
-    decode=undecoded,
-    encodes=True,
-    refused_from=0,
-    largest=UNLIMITED,
-    overlaps=True,
+APIS = (
+    Api(
+        KEY,
+        3,
+        13,
+        produce,
+        (
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID),
+            Need(AclOperation.WRITE, ResourceType.TOPIC),
+        ),
+        finds=False,
+        decode=undecoded,
+        encodes=True,
+        refused_from=0,
+        largest=UNLIMITED,
+        overlaps=True,
+    ),
 )

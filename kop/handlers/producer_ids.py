@@ -49,18 +49,20 @@ def _refusal(ctx: Context, transactional_id: str | None) -> ErrorCode:
     return ctx.cluster(AclOperation.IDEMPOTENT_WRITE)
 
 
-APIS = Api(
-    22,
-    0,
-    5,
-    init_producer_id,
-    (
-        Need(
-            AclOperation.WRITE,
-            ResourceType.TRANSACTIONAL_ID,
-            lambda request: () if request.transactional_id is None else (request.transactional_id,),
+APIS = (
+    Api(
+        22,
+        0,
+        5,
+        init_producer_id,
+        (
+            Need(
+                AclOperation.WRITE,
+                ResourceType.TRANSACTIONAL_ID,
+                lambda request: () if request.transactional_id is None else (request.transactional_id,),
+            ),
+            Need(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER),
+            Need(AclOperation.WRITE, ResourceType.TOPIC),
         ),
-        Need(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER),
-        Need(AclOperation.WRITE, ResourceType.TOPIC),
     ),
 )

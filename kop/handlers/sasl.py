@@ -28,7 +28,10 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response:
 def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Refuse without a look at what came: it may be a password."""
     return ctx.response(
-        error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=_NO_SASL, auth_bytes=b"", session_lifetime_ms=0
+        error_code=ErrorCode.ILLEGAL_SASL_STATE,
+        error_message=_NO_SASL,
+        auth_bytes=b"",
+        session_lifetime_ms=0,
     )
 
 

@@ -98,7 +98,14 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Resp
 
 
 async def _add(
-    gw: Gateway, ctx: Context, transactional_id: str, producer_id: int, epoch: int, topics: Any, *, client_version: int
+    gw: Gateway,
+    ctx: Context,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    topics: Any,
+    *,
+    client_version: int,
 ) -> dict[Partition, ErrorCode]:
     """Add partitions to a transaction; the error of each, by the names in the request."""
     errors: dict[Partition, ErrorCode] = {}
@@ -234,7 +241,10 @@ APIS = (
         0,
         4,
         add_offsets_to_txn,
-        (_WRITE, Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,), whole=True)),
+        (
+            _WRITE,
+            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,), whole=True),
+        ),
     ),
     Api(26, 0, 5, end_txn, (_WRITE,)),
 )

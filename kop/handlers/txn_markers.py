@@ -84,12 +84,17 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
     return ErrorCode.NONE
 
 
-APIS = Api(
-    27,
-    1,
-    2,
-    write_txn_markers,
-    (Need(AclOperation.ALTER, ResourceType.CLUSTER), Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER)),
-    overlaps=True,
-    reads_tags=True,
+APIS = (
+    Api(
+        27,
+        1,
+        2,
+        write_txn_markers,
+        (
+            Need(AclOperation.ALTER, ResourceType.CLUSTER),
+            Need(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER),
+        ),
+        overlaps=True,
+        reads_tags=True,
+    ),
 )

@@ -143,14 +143,16 @@ async def _committed(ctx: Context, request: Any, codes: list[list[ErrorCode]]) -
     )
 
 
-APIS = Api(
-    28,
-    0,
-    5,
-    txn_offset_commit,
-    (
-        Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, lambda request: (request.transactional_id,)),
-        Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,)),
-        Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),
+APIS = (
+    Api(
+        28,
+        0,
+        5,
+        txn_offset_commit,
+        (
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, lambda request: (request.transactional_id,)),
+            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,)),
+            Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),
+        ),
     ),
 )
