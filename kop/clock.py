@@ -26,7 +26,7 @@ chance: Final = random.Random()
 new_chance = random.Random
 """Returns a source of such numbers of its own."""
 uuid4 = uuid.uuid4
-"""Returns a random UUID."""
+"""A function that returns a random UUID."""
 token_hex = secrets.token_hex
 """Returns a name that nobody guesses, of so many random bytes."""
 randbits = secrets.randbits

@@ -98,7 +98,7 @@ async def _unpacked(admin: Any, topic: str, offset: int) -> str:
 
 
 async def _message_id(admin: Any, topic: str, offset: int) -> str:
-    """Bisection over the entries: their offsets ascend."""
+    """Return the id of the message that has an offset: a bisection over the entries, whose offsets ascend."""
     from kop.pulsar_client.message_offsets import entry_offsets
 
     entries = ledgers_with_entries(await admin.internal_stats(topic))

@@ -263,7 +263,7 @@ class Outbox:
         lane.held_until = now
 
     def is_first(self, partition: int, batch: SentBatch) -> bool:
-        """Return true for the batch before which no other one of its partition waits."""
+        """Return true if no other batch of its partition waits before this one."""
         return self._lanes[partition].waiting[0] is batch
 
     def _remove(self, partition: int, batch: SentBatch) -> _Lane:

@@ -36,7 +36,7 @@ Examples:
 
 ONGOING = "Ongoing"
 ABORT_SECONDS = 60
-"""How long the markers of an abort may take."""
+"""Seconds that the markers of an abort may take."""
 NOT_FOUND = 105
 """TRANSACTIONAL_ID_NOT_FOUND."""
 

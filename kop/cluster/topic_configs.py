@@ -521,7 +521,7 @@ class TopicConfigs:
     def policy(self, topic: TopicInfo) -> LogPolicy:
         """Return what an engine has to do with the topic's old records, and which timestamps it writes.
 
-        Until the broker's altered settings are loaded nothing may be deleted: one of them may say so.
+        Until the broker's altered settings are loaded nothing may be deleted, because one of them may forbid that.
         """
         loaded = self._broker_defaults.loaded
         cleanup = self.value(topic, "cleanup.policy") if loaded else []

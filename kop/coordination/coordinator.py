@@ -74,7 +74,7 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.waiting_for
 
     def refusal_of(self, key: str, *, surely: bool = False) -> ErrorCode:
-        """NONE when requests for the key are served here, else what to answer; see `Ownership.refusal`."""
+        """Return NONE if requests for the key are served here, else the error; see `Ownership.refusal`."""
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:

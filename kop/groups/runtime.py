@@ -539,7 +539,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     async def _end_some(
         self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
     ) -> tuple[ErrorCode, bool]:
-        """Return one write of `_end_in`. Returns its error, and whether nothing is left to be ended."""
+        """Do one write of `_end_in`. Returns its error, and true if nothing is left to be ended."""
         partition, producer_id = place
         await self._wait_for_writes(place, term)
         self._forget_producer(place)  # where groups or topics of its offsets were deleted

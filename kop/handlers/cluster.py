@@ -32,7 +32,7 @@ _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
 _NO_AUTHORIZER = "No Authorizer is configured."
 _MOST_MEASURED = 1000
-"""Partitions that an answer asks the storage for; more that nobody uses are left out of it."""
+"""Most partitions whose size one answer asks storage for; unused ones beyond that are left out of it."""
 _MEASURED_AT_ONCE = 16
 """Partitions that one request asks for side by side."""
 _KAFKA_GO_SLACK = 1

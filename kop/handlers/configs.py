@@ -41,7 +41,7 @@ from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _MOST_REFRESHED = 16
-"""Topics that are read from storage again for an answer; tools that ask for all of them get what is in memory."""
+"""Most topics that an answer reads from storage again; if more are asked for, memory answers for all of them."""
 _ALTERED_AT_ONCE = 16
 """Resources that one request alters side by side; one that storage does not answer for soon no longer counts."""
 

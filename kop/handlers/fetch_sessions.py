@@ -32,7 +32,7 @@ class SessionPartition:
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
         self.topic_name: str | None = None
-        """What the topic's id stood for when the partition came into the session; None by name, or if unknown."""
+        """Name of the topic's id when a request last named the partition; None if the session goes by names."""
         self.high_watermark = -1
         self.last_stable_offset = -1
         self.log_start_offset = -1

@@ -47,7 +47,7 @@ _OLDEST_VERSION_OF = {
     _EARLIEST_PENDING_UPLOAD: 11,
 }
 _NO_VERSION = 1 << 15
-"""Above every version: what a negative timestamp without a meaning needs."""
+"""A version above all others, so that a negative timestamp without a meaning is refused in each."""
 
 _AT_ONCE = 64
 SEARCHES_OF_ONE = 8

@@ -374,7 +374,7 @@ async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
 
 
 async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Move the log start of each partition, and answer where it is now."""
+    """Move the log start of each partition, and answer with the new one."""
     offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         offsets = offsets_by_topic.setdefault(topic.name, {})

@@ -38,7 +38,7 @@ class Credentials:
         raise NotImplementedError
 
     async def headers(self) -> dict[str, str]:
-        """Return what goes with a REST request."""
+        """Return the HTTP headers that authenticate a REST request."""
         raise NotImplementedError
 
     def forget(self) -> None:

@@ -194,7 +194,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._feeding = False
 
     def eof_received(self) -> bool:
-        """Return a client that has closed its half gets no answers any more, as with Kafka.
+        """Let what the client sent take effect: a client that has closed its half gets no answers any more, as
+        with Kafka.
 
         But what it sent takes effect: a producer with acks=0 may close right after its last request. Only a long poll
         is not waited for.
@@ -250,7 +251,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return None
 
     def _look_at_the_clock(self) -> None:
-        """Between two requests that came together: pause where other connections have waited for long."""
+        """End the turn of the connection between two requests that came together, if it has lasted too long."""
         now = self._server.requests.look_at_the_time()
         if not self._turn_ends:
             self._turn_ends = now + _TURN_SECONDS

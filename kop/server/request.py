@@ -99,7 +99,7 @@ class RequestPipeline:
         self._now_ms = 0
 
     def look_at_clocks(self) -> None:
-        """Before the requests of one read are started: they came in now."""
+        """Note that the requests of one read, which start next, came in now."""
         self.arrived = clock.perf_counter()
         self._now_ms = clock.wall_ms()
         if self._take_directly is not None:
@@ -107,7 +107,7 @@ class RequestPipeline:
             self._direct.look()
 
     def look_at_the_time(self) -> float:
-        """Between two requests of one read: the next one came in now, by `clock.perf_counter`."""
+        """Note that the next request of one read came in now, and return that time, by `clock.perf_counter`."""
         self.arrived = now = clock.perf_counter()
         return now
 
@@ -117,7 +117,7 @@ class RequestPipeline:
         return None if served is None else served.api
 
     def check_size(self, start: memoryview, size: int) -> None:
-        """FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
+        """Raise FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
         if size <= LARGEST_REQUEST:
             return
         api_key = int.from_bytes(start[:2], "big", signed=True)

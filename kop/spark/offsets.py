@@ -75,7 +75,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def to_dict(offsets: Mapping[TopicPartition, int]) -> OffsetDict:
-    """As Spark keeps offsets, in order of topic and partition: equal offsets are equal text."""
+    """Return offsets as Spark keeps them, in order of topic and partition: equal offsets are equal text."""
     by_topic: OffsetDict = {}
     for topic, partition in sorted(offsets):
         by_topic.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
@@ -83,5 +83,5 @@ def to_dict(offsets: Mapping[TopicPartition, int]) -> OffsetDict:
 
 
 def from_dict(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return the same back."""
+    """Return the offsets of a dict that `to_dict` made."""
     return {(topic, int(p)): offset for topic, partitions in offsets.items() for p, offset in partitions.items()}

@@ -164,8 +164,9 @@ class Promises:
     """What an engine does beyond what the protocols ask of every engine. Callers and tests of all engines go by it."""
 
     checks_records: bool
-    """`submit` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
-    `kop.records.validation.check_records`); else its caller has to."""
+    """True if `submit` walks the records and refuses what is malformed or, on a compacted topic, has no key
+    (errors as of `kop.records.validation.check_records`); else its caller has to.
+    """
     durable: bool
     """What was acknowledged is there after the process was killed."""
     upkeep_on_request: bool

@@ -221,7 +221,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self._markers = markers
         self._storage: TransactionStorage = engine.transactions
         self.deadlines = Deadlines[_Entry](self._clock, self._due)
-        """When each open transaction times out."""
+        """Deadlines of the open transactions: the times at which they time out."""
         self._entries: dict[str, _Entry] = {}
         self._expiry: asyncio.Task[None] | None = None
         self._beginning: asyncio.Task[None] | None = None

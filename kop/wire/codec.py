@@ -283,7 +283,7 @@ def _array(src: _Source, depth: int, var: str, field: Any, version: int, flexibl
 
 
 def _length(src: _Source, depth: int, var: str, field: Any, version: int, flexible: bool, code: str) -> None:
-    """Read a length or count into `var`; -1 stands for null, where the schema allows it."""
+    """Add code to `src` that reads a length or count into `var`; -1 stands for null, where the schema allows it."""
     if flexible:
         src.add(depth, f"{var}, pos = uvarint(data, pos)")
         src.add(depth, f"{var} -= 1")

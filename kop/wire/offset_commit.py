@@ -48,7 +48,7 @@ class OffsetCommitPartition(NamedTuple):
     partition_index: int
     committed_offset: int
     committed_leader_epoch: int
-    """From version 6 on, else -1."""
+    """Leader epoch of the committed offset, from version 6 on; -1 before that."""
     committed_metadata: str | None
 
 
@@ -68,9 +68,9 @@ class OffsetCommitCall:
     generation_id_or_member_epoch: int
     member_id: str
     group_instance_id: str | None
-    """From version 7 on, else None."""
+    """Id of a static member, from version 7 on; None before that, and for other members."""
     retention_time_ms: int
-    """In versions 2 to 4, else -1."""
+    """Milliseconds to keep the offsets, in versions 2 to 4; -1 in all others."""
     topics: Sequence[OffsetCommitTopic]
 
 

@@ -16,7 +16,7 @@ from kop.wire.state import GroupMetadataValue
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Names and metadata of the protocols that a member supports, the one it likes most first."""
 Token: TypeAlias = Hashable
-"""Stands for one request that waits for an answer."""
+"""A stand-in for one request that waits for an answer."""
 
 
 @dataclass(frozen=True, slots=True)

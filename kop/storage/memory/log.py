@@ -302,7 +302,7 @@ class MemoryLog(Partition):
         return await self._look_up(_newest)
 
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
-        """Search on a thread: batches have to be decompressed. They stay as they are meanwhile."""
+        """Search in a thread, because batches have to be decompressed. They stay as they are meanwhile."""
         self.check_there()
         record = await asyncio.to_thread(search, tuple(self._batches), self.log_start_offset, *args)
         self.check_there()

@@ -231,7 +231,7 @@ class PulsarEngine:
         self.topics.update_logs()
 
     async def maintain(self, now_ms: int) -> None:
-        """Does nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
+        """Do nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
     def snapshot(self) -> EngineSnapshot:
         """Return what the engine says of itself now."""

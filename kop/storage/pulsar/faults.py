@@ -296,7 +296,7 @@ class Faults:
         log.warning("%s%s", text, more)
 
     def takes(self, error: BaseException) -> bool:
-        """Return True if the present outage caused an error, and takes it: it has no line and no number of its own."""
+        """Return true if the present outage caused an error, and takes it: it has no line and no number of its own."""
         return (isinstance(error, KopError) and error.told) or self.outage.takes(error)
 
     def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:

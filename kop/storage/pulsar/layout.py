@@ -72,7 +72,7 @@ _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", r
 _SYSTEM: Final = "pulsar"
 """Pulsar's own tenant."""
 _OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(\.\d+)?\Z")
-"""A number that a broker remembers of one partition; see `remembered`. Without a number in its name it is none."""
+"""A number that a broker remembers of one partition; see `remembered`. It counts only if its name has that number."""
 _LARGEST: Final = 2**63 - 1
 
 

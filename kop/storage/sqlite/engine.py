@@ -168,7 +168,7 @@ class SqliteEngine:
     brokers_fresh = True
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """They never change."""
+        """Do nothing: the brokers never change."""
 
     async def join(self, broker: LiveBroker) -> None:
         """Do nothing: there is nobody to join."""

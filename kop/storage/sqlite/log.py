@@ -262,7 +262,7 @@ class SqliteLog(Partition):
             self._context.loop.call_later(ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
-        """Make a batch readable that is on disk, and tell its waiter."""
+        """Make a batch that is on disk readable, and tell its waiter."""
         if entry.token is not None and self.producer_states is not None:
             self.producer_states.commit(entry.token)
             entry.token.owner = None

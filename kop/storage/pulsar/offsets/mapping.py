@@ -60,7 +60,7 @@ class PartitionEntries(Protocol):
 
     @property
     def title(self) -> str:
-        """The partition as log lines name it."""
+        """Name of the partition in log lines."""
 
     @property
     def log_start_offset(self) -> int:

@@ -52,7 +52,7 @@ class BatchUnderWay(NamedTuple):
     frame: bytes
     entry_size: int
     sent: float
-    """Loop time at which it was sent."""
+    """Loop time at which the batch was sent."""
     before: int
     """Bytes of the producer's entries that Pulsar had answered by then, since compiled code began."""
     waiter: AppendWaiter

@@ -78,7 +78,7 @@ class Stored(NamedTuple):
     base: int = -1
     """Offset of the first message."""
     append_time: int = -1
-    """When the Pulsar broker took the last one, in ms."""
+    """Time at which the Pulsar broker took the last message, in ms."""
 
 
 class _StoredEntry(NamedTuple):
