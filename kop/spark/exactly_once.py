@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kop.client.errors import ClientError
 from kop.records.arrow import digest
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ MARKER_TOPIC = "__kop_spark_markers"
 _DIGEST_BITS = 128
 
 
-class SinkError(Exception):
-    """A write that cannot be done; the text says what to do about it. Trying again does not help."""
+SinkError = ClientError
+"""A write that cannot be done; the text says what to do about it. Trying again does not help."""
 
 
 class Digest:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from kop.client.offsets import EARLIEST, LATEST, TopicPartition
+from kop.client.read_client import FetchSettings
 from kop.spark.bounds import Bound
 from kop.spark.decoding import DecoderOptions
-from kop.spark.offsets import EARLIEST, LATEST, TopicPartition, parse_assignment, parse_offsets
-from kop.spark.read_client import FetchSettings
+from kop.spark.offsets import parse_assignment, parse_offsets
 
 if TYPE_CHECKING:
     from kop.spark.message_ids import PulsarAdmin

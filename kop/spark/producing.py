@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kop import clock
+from kop.client.offsets import TopicPartition
+from kop.client.write_client import REQUEST_BYTES, Identity, WriteClient
 from kop.errors import PeerError
 from kop.records.arrow import EncodeSettings, encode, partitions
 from kop.records.batch import Codec, add_sequence
 from kop.spark.exactly_once import MARKER_TOPIC, SinkError, SinkTask
-from kop.spark.offsets import TopicPartition
-from kop.spark.write_client import REQUEST_BYTES, Identity, WriteClient
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,12 +16,12 @@ from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kop.allocator import keep_large_buffers
+from kop.client.read_client import ReadClient
 from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
 from kop.spark.planning import OffsetRange, split
-from kop.spark.read_client import ReadClient
 from kop.spark.stream_state import StreamState
 from kop.spark.subscription import find_ranges
 

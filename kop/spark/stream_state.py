@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kop import clock
+from kop.client.connection import SETTLE_SECONDS
+from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.client.read_client import GONE
 from kop.spark.bounds import Bound
-from kop.spark.connection import SETTLE_SECONDS
-from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import ReadOptions
 from kop.spark.planning import DataLossError, OffsetRange, count_new, limit, limit_bytes
-from kop.spark.read_client import GONE
 from kop.spark.subscription import (
     MissingTopicError,
     OffsetLookup,

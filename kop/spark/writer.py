@@ -19,10 +19,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from kop.allocator import keep_large_buffers
+from kop.client.write_client import WriteClient
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
 from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
 from kop.spark.sink_columns import SinkColumns
-from kop.spark.write_client import WriteClient
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ import pytest
 from spark.guard import Guard
 from support.certificates import self_signed
 
-from kop.spark.connection import UnreachableError
+from kop.client.errors import UnreachableError
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.options import batch_options
 from kop.spark.planning import OffsetRange
 from kop.spark.producing import RowProducer
-from kop.spark.read_client import ReadClient
 from kop.spark.sink_columns import SinkColumns
-from kop.spark.write_client import WriteClient
 from kop.spark.write_options import write_options
 from kop.testing.broker import Broker
 

@@ -12,11 +12,11 @@ import pytest
 from kafka.partitioner.default import DefaultPartitioner
 from spark.sink_kit import read
 
-from kop.spark.connection import UnreachableError
+from kop.client.errors import UnreachableError
+from kop.client.write_client import WriteClient
 from kop.spark.exactly_once import SinkError
 from kop.spark.producing import Partitioner, ProduceSettings, RowProducer
 from kop.spark.sink_columns import SinkColumns, schema
-from kop.spark.write_client import WriteClient
 from kop.testing import Broker
 
 HEADERS = "array<struct<key:string,value:binary>>"

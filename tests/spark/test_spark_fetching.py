@@ -15,14 +15,15 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from support.waiting import wait_until
 
+from kop.client.connection import ClusterConnection
+from kop.client.errors import UnreachableError
+from kop.client.offsets import EARLIEST, LATEST
+from kop.client.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.records.arrow import UnreadableRecordsError
 from kop.spark import connection
-from kop.spark.connection import ClusterConnection, UnreachableError
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
-from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 

@@ -1,7 +1,7 @@
 """What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
-Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.spark.connection`).
+Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.client.connection`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import ListOffsetsRequest
 
+from kop.client.connection import ClusterConnection
+from kop.client.offsets import Offsets, TopicPartition
 from kop.records import entry_places
 from kop.records.entry_places import PlacedEntry
-from kop.spark.connection import ClusterConnection
-from kop.spark.offsets import Offsets, TopicPartition
 
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 _BROKER: Final = 4

@@ -2,7 +2,7 @@
 
 Owns: these requests, and what their errors mean to the user of a sink.
 Must not know: pyspark, batches of a query, how rows become record batches, how requests are sent again
-(`kop.spark.connection`).
+(`kop.client.connection`).
 
 The versions of requests are those of version 1 of transactions, which every cluster from Kafka 0.11 on and every
 gateway speaks.
@@ -27,9 +27,9 @@ from kafka.protocol.producer import (
 )
 
 from kop import clock
-from kop.spark.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
-from kop.spark.exactly_once import SinkError
-from kop.spark.offsets import TopicPartition
+from kop.client.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
+from kop.client.errors import ClientError, FencedError
+from kop.client.offsets import TopicPartition
 
 METADATA_SECONDS: Final = 60.0
 REQUEST_BYTES: Final = 1 << 20
@@ -42,10 +42,6 @@ _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 
 T = TypeVar("T")
-
-
-class FencedError(Exception):
-    """The transaction was aborted: a newer attempt of the same task has begun, or its time was over."""
 
 
 class Identity(NamedTuple):
@@ -66,7 +62,7 @@ class WriteClient:
     """A client of one cluster.
 
     `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
-    raised. Other errors are raised at once: kafka-python's, SinkError where the user has to do something, FencedError.
+    raised. Other errors are raised at once: kafka-python's, ClientError if the user has to do something, FencedError.
     """
 
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
@@ -100,7 +96,7 @@ class WriteClient:
         try:
             return self._patiently(ask)
         except (errors.UnknownTopicOrPartitionError, errors.InvalidTopicError) as error:
-            raise SinkError(
+            raise ClientError(
                 f"create the topic {topic}, or name another one: the cluster has none of this name, and makes none by "
                 f"its first use ({error})"
             ) from error
@@ -130,7 +126,7 @@ class WriteClient:
                 )
                 code = answer.topics[0].error_code
             if code in (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno):
-                raise SinkError(
+                raise ClientError(
                     f"make the topic {topic} with {count} partitions or more, or allow this user to: an exactly-once "
                     "sink keeps its markers as committed offsets of that topic, which never holds a record"
                 )
@@ -405,7 +401,7 @@ class WriteClient:
         except errors.TransactionalIdAuthorizationFailedError as error:
             raise _error(error.errno, str(error)) from error
         except errors.UnsupportedVersionError as error:
-            raise SinkError(
+            raise ClientError(
                 "the cluster does not know a request that this sink needs; an exactly-once sink needs transactions and "
                 f"stable offsets (Kafka 2.5): {error}"
             ) from error
@@ -444,13 +440,13 @@ def _error(code: int, doing: str) -> Exception:
             "longer than kafka.transaction.timeout.ms: raise that if a task takes so long"
         )
     if code == errors.TransactionalIdAuthorizationFailedError.errno:
-        return SinkError(
+        return ClientError(
             f"{doing}: this cluster refuses transactions. Over Pulsar they have to be switched on "
             "(transactionCoordinatorEnabled=true); elsewhere the user needs Write on the transactional id. "
             "Without them use deliveryGuarantee=at-least-once."
         )
     if code == errors.InvalidTransactionTimeoutError.errno:
-        return SinkError(
+        return ClientError(
             f"{doing}: set kafka.transaction.timeout.ms to at most the cluster's transaction.max.timeout.ms"
         )
     made: Exception = errors.for_code(code)(doing)

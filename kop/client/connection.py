@@ -18,6 +18,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
+from kop.client.errors import UnreachableError
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -41,10 +42,6 @@ _LOGIN_ERRORS: Final = (
 T = TypeVar("T")
 Coordinated = tuple[int, str]
 """The kind of a coordinator, and the group or the transactional id that it coordinates."""
-
-
-class UnreachableError(Exception):
-    """No server answered, or none let this client in."""
 
 
 class ClusterConnection:
