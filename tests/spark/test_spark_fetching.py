@@ -20,7 +20,7 @@ from kop.client.errors import UnreachableError
 from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.records.arrow import UnreadableRecordsError
-from kop.spark import connection
+from kop.client import connection
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
