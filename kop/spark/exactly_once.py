@@ -27,7 +27,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kop.client.errors import ClientError
 from kop.records.arrow import digest
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ MARKER_TOPIC = "__kop_spark_markers"
 _DIGEST_BITS = 128
 
 
-SinkError = ClientError
-"""A write that cannot be done; the text says what to do about it. Trying again does not help."""
+class SinkError(Exception):
+    """A write that cannot be done; the text says what to do about it. Trying again does not help."""
 
 
 class Digest:

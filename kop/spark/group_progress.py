@@ -19,6 +19,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import WriteClient
+from kop.spark.clients import write_client
 from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, Given, connection_options, refuse_unknown
 from kop.spark.write_options import PRODUCER_OPTIONS
 
@@ -153,7 +154,7 @@ class GroupProgress:
                 if not due:
                     break
             try:
-                client = client or WriteClient(self._settings, self._patience)
+                client = client or write_client(self._settings, self._patience)
                 for (topic, partition), error in client.commit(self._group, due).items():
                     _log.warning(
                         "the offset of %s-%d was not committed to %s: %s", topic, partition, self._group, error

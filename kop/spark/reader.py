@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from kop.allocator import keep_large_buffers
 from kop.client.read_client import ReadClient
+from kop.spark.clients import read_client
 from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
@@ -36,7 +37,7 @@ def client_of_process(connection: ConnectionOptions) -> ReadClient:
     """Return the client of this worker process for these settings, connected."""
     key = repr(connection)
     if key not in _clients:
-        _clients[key] = ReadClient(connection.settings, connection.patience_ms)
+        _clients[key] = read_client(connection.settings, connection.patience_ms)
     return _clients[key]
 
 

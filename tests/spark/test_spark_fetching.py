@@ -15,12 +15,12 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from support.waiting import wait_until
 
+from kop.client import connection
 from kop.client.connection import ClusterConnection
 from kop.client.errors import UnreachableError
 from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.records.arrow import UnreadableRecordsError
-from kop.client import connection
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
