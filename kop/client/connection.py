@@ -24,6 +24,8 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
 RETRY_SECONDS: Final = 0.1
+END_SECONDS: Final = 0.02
+"""After how long it is asked again that waits for the end of a transaction, as in Java."""
 IN_FLIGHT: Final = 4
 """How many requests a server is sent before it has answered. kafka-python takes five, of which it may need one."""
 SETTLE_SECONDS: Final = 3.0
@@ -181,13 +183,19 @@ class ClusterConnection:
         """Ask until it works or the patience is over; then the last error is raised.
 
         A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
-        drops what the caller knows of the servers, and the coordinator is looked for again.
+        drops what the caller knows of the servers, and the coordinator is looked for again; but not while the end of
+        the producer's last transaction is written, which takes milliseconds.
         """
         end = clock.monotonic() + self._patience
         settled: float | None = None
         while True:
             try:
                 return ask()
+            except errors.ConcurrentTransactionsError:
+                if clock.monotonic() > end:
+                    raise
+                time.sleep(END_SECONDS)
+                continue
             except TEMPORARY as error:
                 now = clock.monotonic()
                 if not isinstance(error, doubtful):

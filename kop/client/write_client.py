@@ -142,8 +142,6 @@ class WriteClient:
             code = self._create(topic, DEFAULT_PARTITIONS)
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic}, or allow this user to")
-            if code == errors.InvalidTopicError.errno:
-                raise ClientError(f"name another topic than {topic}: the cluster takes no such name")
             if code != errors.TopicAlreadyExistsError.errno:
                 _raise(code, f"making {topic}")
             return code == 0
