@@ -307,7 +307,8 @@ class ReadClient:
             try:
                 self._check_gone(error, place, topic_id)
             except errors.KafkaError as other:
-                return without_frames(other)
+                later: Exception = without_frames(other)
+                return later
             refused: Exception = error(f"Fetch from {place[0]} partition {place[1]} at offset {offset}")
             return refused
         return Fetched(

@@ -143,17 +143,18 @@ def test_servers_that_do_not_answer_are_named() -> None:
             ReadClient({"bootstrap_servers": [f"127.0.0.1:{port}"]}, 300)
 
 
-def test_sizes_of_logs(broker: Broker, client: ReadClient, name: str) -> None:
+def test_sizes_of_logs(broker: Broker, client: ReadClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = (name, 0)
     empty = client.log_sizes([place])[place]
     broker.produce(name, [b"x" * 5000])
     assert client.log_sizes([place])[place] >= empty + 5000
+    monkeypatch.setattr(connection, "SETTLE_SECONDS", 0.2)
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         client.log_sizes([("not-there", 0)])
 
 
 def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(
-    broker: Broker, client: ReadClient, name: str
+    broker: Broker, client: ReadClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker keeps its client from batch to batch, and the driver alone looks for new partitions."""
     assert list(client.topics({name})[name].leaders) == [0]
@@ -161,6 +162,7 @@ def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(
         admin.create_partitions({name: 2})
     place = (name, 1)
     assert client.list_offsets({place: LATEST}, 0) == {place: 0}
+    monkeypatch.setattr(connection, "SETTLE_SECONDS", 0.2)
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         client.list_offsets({(name, 2): LATEST}, 0)
 

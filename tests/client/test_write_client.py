@@ -149,7 +149,7 @@ def test_a_topic_is_made_once_with_the_number_of_partitions_of_the_cluster(
         with pytest.raises(ClientError, match="make the topic u, or allow this user to"):
             other.make_topic("u")
     with (
-        closing(client_of(broker, 2.0)) as hasty,
+        closing(client_of(broker, 1.0)) as hasty,
         pytest.raises(ClientError, match="create the topic u, or name anoth"),
     ):
         hasty.leaders("u")
