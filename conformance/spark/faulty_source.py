@@ -27,10 +27,10 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
+from kop.client.write_client import WriteClient
 from kop.spark import writer
 from kop.spark.exactly_once import Marker, SinkTask
 from kop.spark.producing import ClientTransactions, ProduceSettings
-from kop.spark.write_client import WriteClient
 
 
 class Faults:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from kop.errors import ErrorCode, PeerError
@@ -60,6 +60,16 @@ def column(items: Sequence[bytes | None]) -> Column:
     """Return the column of these items."""
     present = [item or b"" for item in items]
     return *validity_of([item is not None for item in items]), offsets_of(map(len, present)), b"".join(present)
+
+
+def items(made: Column) -> list[bytes | None]:
+    """Return the items of a column."""
+    nulls, validity, places, data = made
+    present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
+    if not nulls or validity is None:
+        return list(present)
+    bits = int.from_bytes(validity, "little")
+    return [item if bits >> row & 1 else None for row, item in enumerate(present)]
 
 
 def item_of(items: ColumnIn | None, row: int) -> bytes | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from kop.spark.offsets import TopicPartition
+from kop.client.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from kop.spark.message_ids import MessageId

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 from kafka import errors
 
 from kop import clock
+from kop.client.offsets import EARLIEST
+from kop.client.read_client import GONE, FetchSettings, ReadClient
 from kop.records.arrow import UnreadableRecordsError, decode
 from kop.spark.entry_metadata import with_metadata
-from kop.spark.offsets import EARLIEST
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import GONE, FetchSettings, ReadClient
 
 if TYPE_CHECKING:
     import pyarrow as pa

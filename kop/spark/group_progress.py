@@ -1,7 +1,7 @@
 """The progress of streaming queries as offsets of a consumer group, so that Kafka's and Pulsar's tools show their lag.
 
 Owns: what a query's progress says of partitions, and when it is committed.
-Must not know: how requests are sent (`kop.spark.write_client`), how a query reads.
+Must not know: how requests are sent (`kop.client.write_client`), how a query reads.
 
 Spark keeps its offsets in the checkpoint and never asks a group for them: what is committed here is for people and
 alarms. It serves the sources `kafka` and `kop` alike, whose offsets are the same JSON.
@@ -17,9 +17,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import IO, Any, Final, NamedTuple
 
-from kop.spark.offsets import TopicPartition
+from kop.client.offsets import TopicPartition
+from kop.client.write_client import WriteClient
+from kop.spark.clients import write_client
 from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, Given, connection_options, refuse_unknown
-from kop.spark.write_client import WriteClient
 from kop.spark.write_options import PRODUCER_OPTIONS
 
 _log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class GroupProgress:
                 if not due:
                     break
             try:
-                client = client or WriteClient(self._settings, self._patience)
+                client = client or write_client(self._settings, self._patience)
                 for (topic, partition), error in client.commit(self._group, due).items():
                     _log.warning(
                         "the offset of %s-%d was not committed to %s: %s", topic, partition, self._group, error

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kop.client.offsets import Offsets, TopicPartition
 from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
 from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
-from kop.spark.offsets import Offsets, TopicPartition, parse_json
+from kop.spark.offsets import parse_json
 
 __all__ = ["SETTINGS", "MessageBoundError", "MessageId", "PulsarAdmin", "offsets_of", "parse_messages"]
 

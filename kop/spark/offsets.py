@@ -10,12 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-"""In the place of an offset, as in Kafka's ListOffsets."""
+from kop.client.offsets import Offsets, TopicPartition
 
-TopicPartition: TypeAlias = tuple[str, int]
-Offsets: TypeAlias = dict[TopicPartition, int]
 OffsetDict: TypeAlias = dict[str, dict[str, int]]
 """The same as Spark keeps it in its checkpoint: topic -> partition, as text -> offset."""
 

@@ -1,6 +1,7 @@
 """The options of a read, under the names that Spark's Kafka source gives them.
 
-Owns: every option's name, its values, which options exclude each other, and what `kafka.*` means to kafka-python.
+Owns: every option's name, its values, and which options exclude each other. What those of the connection mean is
+`kop.client.properties`.
 Must not know: pyspark, sockets.
 
 Names are matched without regard to case, as Spark does. An option that is not known, or that cannot be kept, is an
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import difflib
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from kop.client.offsets import EARLIEST, LATEST, TopicPartition
+from kop.client.properties import DEFAULT_PATIENCE_MS, PROPERTIES, PropertyError, connection, one_of, text, whole
+from kop.client.properties import REFUSED as REFUSED_PROPERTIES
+from kop.client.read_client import FetchSettings
 from kop.spark.bounds import Bound
+from kop.spark.clients import in_options
 from kop.spark.decoding import DecoderOptions
-from kop.spark.offsets import EARLIEST, LATEST, TopicPartition, parse_assignment, parse_offsets
-from kop.spark.read_client import FetchSettings
+from kop.spark.offsets import parse_assignment, parse_offsets
 
 if TYPE_CHECKING:
     from kop.spark.message_ids import PulsarAdmin
@@ -28,7 +32,6 @@ T = TypeVar("T")
 
 INT32: Final = 2**31 - 1
 """The most that Kafka has room for where it counts bytes of a request, or its milliseconds."""
-DEFAULT_PATIENCE_MS: Final = 60_000
 UNITS_OF_TIME: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNITS_OF_SIZE: Final = {
     "": 1,
@@ -100,12 +103,7 @@ REFUSED: Final = {
     "kafka.session.timeout.ms": "leave it out: no group is joined, Spark assigns the partitions",
     "kafka.heartbeat.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
     "kafka.max.poll.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
-    "kafka.ssl.truststore.password": "use a truststore of type PEM, which has none",
-    "kafka.sasl.login.callback.handler.class": "leave it out: no Java class runs in this source",
-    "kafka.sasl.client.callback.handler.class": "leave it out: no Java class runs in this source",
-    "kafka.ssl.truststore.certificates": "write them to a file, and name it in kafka.ssl.truststore.location",
-    "kafka.ssl.keystore.certificate.chain": "write it to a file, and name that in kafka.ssl.keystore.location",
-    "kafka.sasl.oauthbearer.token.endpoint.url": "use PLAIN or SCRAM: OAUTHBEARER is not there",
+    **{f"kafka.{name}": in_options(advice) for name, advice in REFUSED_PROPERTIES.items()},
     "valueFormat": "set decoder instead, or decode values with DataFrame functions: this source gives bytes",
     "keyFormat": "set decoder instead, or decode keys with DataFrame functions: this source gives bytes",
     "columnNameOfCorruptRecord": "leave it out: the column is decodeError",
@@ -126,8 +124,8 @@ REFUSED: Final = {
 """Options that some other connector has and this one cannot keep, with what to do."""
 
 
-SECRETS: Final = {"kafka.sasl.jaas.config", "kafka.ssl.key.password", "kafka.ssl.keystore.password", "pulsar.auth"}
-"""Options whose values no error may have: it goes to logs and to Spark's pages."""
+SECRETS: Final = {"pulsar.auth"}
+"""Options whose values no error may have: it goes to logs and to Spark's pages. `kop.client.properties` has others."""
 
 
 class OptionError(ValueError):
@@ -229,35 +227,11 @@ def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], 
 # -- values
 
 
-def text(value: str) -> str:
-    """Any text but an empty one."""
-    if not value.strip():
-        raise ValueError("is empty")
-    return value.strip()
-
-
 def flag(value: str) -> bool:
     """`true` or `false`."""
     if value.strip().lower() not in {"true", "false"}:
         raise ValueError("is neither true nor false")
     return value.strip().lower() == "true"
-
-
-def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return a whole number from `least` to `most`."""
-
-    def parse(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError("is no whole number") from None
-        if number < least:
-            raise ValueError(f"is below {least}")
-        if number > most:
-            raise ValueError(f"is above {most}")
-        return number
-
-    return parse
 
 
 def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
@@ -280,67 +254,10 @@ def size(value: str) -> int:
     return byte_count
 
 
-def one_of(*values: str) -> Callable[[str], str]:
-    """Return one of these words, in any case."""
-
-    def parse(value: str) -> str:
-        if value.strip().lower() not in values:
-            raise ValueError(f"is none of {', '.join(values)}")
-        return value.strip().lower()
-
-    return parse
-
-
 # -- connection
 
 
-def _servers(value: str) -> list[str]:
-    return [text(server) for server in value.split(",")]
-
-
-def _jaas(value: str) -> tuple[str, dict[str, str]]:
-    match = re.match(r"\s*([\w.$]+)\s+(required|requisite|sufficient|optional)\b(.*?);?\s*$", value, re.DOTALL)
-    if match is None:
-        raise ValueError('is not of the form: <login module> required username="..." password="...";')
-    pairs = re.findall(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|(\S+?))(?=\s|;|$)', match[3])
-    return match[1].rpartition(".")[2], {k: re.sub(r"\\(.)", r"\1", quoted) or bare for k, quoted, bare in pairs}
-
-
-SIMPLE_SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "kafka.client.id": ("client_id", text),
-    "kafka.request.timeout.ms": ("request_timeout_ms", whole(1)),
-    "kafka.connections.max.idle.ms": ("connections_max_idle_ms", whole(1)),
-    "kafka.reconnect.backoff.ms": ("reconnect_backoff_ms", whole(0)),
-    "kafka.reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", whole(0)),
-    "kafka.socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", whole(1)),
-    "kafka.socket.connection.setup.timeout.max.ms": ("socket_connection_setup_timeout_max_ms", whole(1)),
-    "kafka.metadata.max.age.ms": ("metadata_max_age_ms", whole(1)),
-    "kafka.client.dns.lookup": (
-        "client_dns_lookup",
-        one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
-    ),
-    "kafka.sasl.kerberos.service.name": ("sasl_kerberos_service_name", text),
-}
-"""Options that are one setting of kafka-python each."""
-
-CONNECTION_OPTIONS: Final = (
-    "kafka.bootstrap.servers",
-    *SIMPLE_SETTINGS,
-    "kafka.default.api.timeout.ms",
-    "kafka.security.protocol",
-    "kafka.receive.buffer.bytes",
-    "kafka.send.buffer.bytes",
-    "kafka.sasl.mechanism",
-    "kafka.sasl.jaas.config",
-    "kafka.ssl.truststore.type",
-    "kafka.ssl.truststore.location",
-    "kafka.ssl.keystore.type",
-    "kafka.ssl.keystore.location",
-    "kafka.ssl.key.password",
-    "kafka.ssl.keystore.password",
-    "kafka.ssl.endpoint.identification.algorithm",
-    "kafka.proxy.url",
-)
+CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 """Options of the connection: a read and a write have the same."""
 
 
@@ -353,85 +270,12 @@ def connection_options(given: Given) -> ConnectionOptions:
             else "; PySpark does not pass on those of a table, spark.read.options(...).table(...) does"
         )
         raise OptionError(f"set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several{table}")
-    settings: dict[str, Any] = {
-        "bootstrap_servers": given.take("kafka.bootstrap.servers", _servers, list[str]()),
-        "client_id": "kop-spark",
-        "receive_message_max_bytes": 2**31 - 1,
-        "reconnect_backoff_max_ms": 1000,
-    }
-    for name, (setting, parse) in SIMPLE_SETTINGS.items():
-        if given.has(name):
-            settings[setting] = given.take(name, parse, None)
-    buffers = [(socket.SO_RCVBUF, "kafka.receive.buffer.bytes"), (socket.SO_SNDBUF, "kafka.send.buffer.bytes")]
-    sizes = [(kind, given.take(name, whole(-1), -1)) for kind, name in buffers]
-    settings["socket_options"] = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *((socket.SOL_SOCKET, kind, count) for kind, count in sizes if count > 0),
-    ]
-    protocols = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
-    protocol = given.take("kafka.security.protocol", one_of(*protocols), "plaintext").upper()
-    settings["security_protocol"] = protocol
-    if given.has("kafka.proxy.url"):
-        settings["proxy_url"] = given.take("kafka.proxy.url", text, "")
-    settings |= _tls(given) | _sasl(given, protocol)
-    patience = given.take("kafka.default.api.timeout.ms", whole(1), DEFAULT_PATIENCE_MS)
-    return ConnectionOptions(settings, patience)
-
-
-def _pem(value: str) -> str:
-    if value.strip().upper() != "PEM":
-        raise ValueError("is not PEM: Java's stores cannot be read here; export them as PEM files")
-    return "PEM"
-
-
-def _tls(given: Given) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for store, files in (("truststore", ["ssl_cafile"]), ("keystore", ["ssl_certfile", "ssl_keyfile"])):
-        kind, location = f"kafka.ssl.{store}.type", f"kafka.ssl.{store}.location"
-        if given.has(location) and not given.has(kind):
-            raise OptionError(f"set {kind} to PEM: {location} is read as a PEM file, Java's stores are not")
-        given.take(kind, _pem, "PEM")
-        path = given.take(location, text, "")
-        if path:
-            settings |= dict.fromkeys(files, path)
-    password = given.take("kafka.ssl.key.password", text, "") or given.take("kafka.ssl.keystore.password", text, "")
-    if password:
-        settings["ssl_password"] = password
-    algorithm = given.take("kafka.ssl.endpoint.identification.algorithm", one_of("https", ""), "https")
-    settings["ssl_check_hostname"] = algorithm == "https"
-    return settings
-
-
-_UNKEPT_IN_JAAS: Final = {
-    "keytab": "run kinit -kt KEYTAB PRINCIPAL on the driver and the executors, whose ticket cache is used",
-    "principal": "the ticket cache says who logs in",
-    "tokenauth": "delegation tokens are not there, use a user's own name and password",
-}
-"""What a line of JAAS may ask for and cannot be kept, with what to do."""
-
-
-def _sasl(given: Given, protocol: str) -> dict[str, Any]:
-    mechanism = given.take("kafka.sasl.mechanism", text, "").upper()
-    module, pairs = given.take("kafka.sasl.jaas.config", _jaas, ("", dict[str, str]()))
-    if not protocol.startswith("SASL"):
-        if mechanism or module:
-            raise OptionError(f"set kafka.security.protocol to SASL_SSL or SASL_PLAINTEXT: {protocol} logs nobody in")
-        return {}
-    mechanism = mechanism or "GSSAPI"
-    for name in sorted({name.lower() for name in pairs} & _UNKEPT_IN_JAAS.keys()):
-        raise OptionError(f"leave {name} out of kafka.sasl.jaas.config: {_UNKEPT_IN_JAAS[name]}")
-    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
-    if mechanism == "PLAIN" or mechanism.startswith("SCRAM-SHA-"):
-        wanted = "PlainLoginModule" if mechanism == "PLAIN" else "ScramLoginModule"
-        if module != wanted or not {"username", "password"} <= pairs.keys():
-            raise OptionError(
-                f"set kafka.sasl.jaas.config for {mechanism}: a line of {wanted} with username and password"
-            )
-        settings |= {"sasl_plain_username": pairs["username"], "sasl_plain_password": pairs["password"]}
-    elif mechanism != "GSSAPI":
-        raise OptionError(f"set kafka.sasl.mechanism to PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or GSSAPI, not {mechanism}")
-    return settings
+    properties = {name: given.take(f"kafka.{name}", str, "") for name in PROPERTIES if given.has(f"kafka.{name}")}
+    try:
+        made = connection(properties, "kop-spark")
+    except PropertyError as error:
+        raise OptionError(in_options(str(error))) from None
+    return ConnectionOptions(made.settings, made.patience_ms)
 
 
 # -- reads

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kop.spark.offsets import Offsets, TopicPartition
+from kop.client.offsets import Offsets, TopicPartition
 
 
 class DataLossError(Exception):

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kop import clock
+from kop.client.batches import BATCH_BYTES
+from kop.client.errors import ClientError
+from kop.client.offsets import TopicPartition
+from kop.client.write_client import REQUEST_BYTES, Identity, WriteClient
 from kop.errors import PeerError
 from kop.records.arrow import EncodeSettings, encode, partitions
 from kop.records.batch import Codec, add_sequence
+from kop.spark.clients import naming_options
 from kop.spark.exactly_once import MARKER_TOPIC, SinkError, SinkTask
-from kop.spark.offsets import TopicPartition
-from kop.spark.write_client import REQUEST_BYTES, Identity, WriteClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +37,7 @@ class ProduceSettings:
     """How records are written; bytes and milliseconds."""
 
     codec: int = Codec.NONE
-    max_batch_bytes: int = 900_000
-    """Below max.message.bytes of a topic, which is 1 MiB unless it was set."""
+    max_batch_bytes: int = BATCH_BYTES
     max_request_bytes: int = REQUEST_BYTES
     acks: int = -1
     transaction_timeout_ms: int = 300_000
@@ -75,6 +77,7 @@ class RowProducer:
         self._added: set[TopicPartition] = set()
         self._partitioner = Partitioner(first)
 
+    @naming_options()
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; returns when they are durable."""
         waiting: dict[TopicPartition, deque[bytearray]] = {}
@@ -147,29 +150,42 @@ class ClientTransactions:
         self._settings = settings
         self._producer: RowProducer | None = None
 
+    @naming_options()
     def fence(self) -> None:
         """FindCoordinator and InitProducerId."""
-        self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
+        try:
+            self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
+        except ClientError as error:
+            raise SinkError(
+                f"{error}: an exactly-once sink keeps its markers as committed offsets of that topic, which never "
+                "holds a record"
+            ) from error
         made = self._client.init_producer(self._task.transactional_id, self._settings.transaction_timeout_ms)
         # Each task of each batch is another producer: rows without a key go to other partitions the next time.
         first = self._task.batch + self._task.task
         self._producer = RowProducer(self._client, made, self._settings, first)
 
+    @naming_options()
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
         """OffsetFetch with require_stable."""
         task = self._task
-        return self._client.committed(task.group, MARKER_TOPIC, range(task.tasks), stable=task.task)
+        places = [(MARKER_TOPIC, number) for number in range(task.tasks)]
+        others = [place for place in places if place[1] != task.task]
+        markers = self._client.committed(task.group, places, may_be_open=others)
+        return {number: marker for (_, number), marker in markers.items()}
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
         """AddPartitionsToTxn for each new partition, and Produce."""
         for batch in rows:
             self._fenced.write(batch)
 
+    @naming_options()
     def commit_marker(self, offset: int, metadata: str) -> None:
         """AddOffsetsToTxn and TxnOffsetCommit."""
         place = MARKER_TOPIC, self._task.task
-        self._client.commit_in_transaction(self._fenced.identity, self._task.group, place, offset, metadata)
+        self._client.commit_in_transaction(self._fenced.identity, self._task.group, {place: offset}, metadata)
 
+    @naming_options()
     def end(self) -> None:
         """EndTxn with commit."""
         self._client.end_transaction(self._fenced.identity)

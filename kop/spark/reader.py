@@ -16,12 +16,13 @@ from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kop.allocator import keep_large_buffers
+from kop.client.read_client import ReadClient
+from kop.spark.clients import read_client
 from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
 from kop.spark.planning import OffsetRange, split
-from kop.spark.read_client import ReadClient
 from kop.spark.stream_state import StreamState
 from kop.spark.subscription import find_ranges
 
@@ -36,7 +37,7 @@ def client_of_process(connection: ConnectionOptions) -> ReadClient:
     """Return the client of this worker process for these settings, connected."""
     key = repr(connection)
     if key not in _clients:
-        _clients[key] = ReadClient(connection.settings, connection.patience_ms)
+        _clients[key] = read_client(connection.settings, connection.patience_ms)
     return _clients[key]
 
 

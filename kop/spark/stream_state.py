@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from kafka import errors
+
 from kop import clock
+from kop.client.connection import SETTLE_SECONDS
+from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.client.read_client import GONE
 from kop.spark.bounds import Bound
-from kop.spark.connection import SETTLE_SECONDS
-from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import ReadOptions
 from kop.spark.planning import DataLossError, OffsetRange, count_new, limit, limit_bytes
-from kop.spark.read_client import GONE
 from kop.spark.subscription import (
     MissingTopicError,
     OffsetLookup,
@@ -260,7 +262,10 @@ class StreamState:
         new = [p for p, offset in end.items() if offset > begin[p]]
         if not new:
             return end
-        sizes = self._lookup.log_sizes(new)
+        try:
+            sizes = self._lookup.log_sizes(new)
+        except errors.AuthorizationError as error:
+            raise type(error)("DescribeLogDirs, for maxBytesPerTrigger") from error
         first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0)
         last = self._lookup.list_offsets(dict.fromkeys(new, LATEST), 0)
         each = {p: max(1.0, sizes[p] / max(1, last[p] - first[p])) for p in new}

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from kop import clock
+from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS
+from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.client.read_client import TopicMetadata
 from kop.spark.bounds import Bound
-from kop.spark.connection import RETRY_SECONDS, SETTLE_SECONDS
 from kop.spark.fetching import lost
-from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
 from kop.spark.planning import OffsetRange
-from kop.spark.read_client import TopicMetadata
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
 """What Pulsar calls a partition of a topic; no topic of a gateway over Pulsar has such a name."""
@@ -28,7 +28,7 @@ Partitions: TypeAlias = dict[TopicPartition, str | None]
 
 
 class OffsetLookup(Protocol):
-    """What is asked of the servers; `kop.spark.read_client.ReadClient` is one."""
+    """What is asked of the servers; `kop.client.read_client.ReadClient` is one."""
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
         """Return the topics of these names that there are, or all."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kop.client.properties import one_of, text, whole
+from kop.client.write_client import REQUEST_BYTES, REQUEST_ROOM
 from kop.records.batch import LOG_OVERHEAD, Codec
 from kop.spark.options import (
     CONNECTION_OPTIONS,
@@ -21,13 +23,9 @@ from kop.spark.options import (
     Given,
     OptionError,
     connection_options,
-    one_of,
     refuse_unknown,
-    text,
-    whole,
 )
 from kop.spark.producing import ProduceSettings
-from kop.spark.write_client import REQUEST_BYTES, REQUEST_ROOM
 
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"

@@ -19,10 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from kop.allocator import keep_large_buffers
+from kop.client.write_client import WriteClient
+from kop.spark.clients import naming_options, write_client
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
 from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
 from kop.spark.sink_columns import SinkColumns
-from kop.spark.write_client import WriteClient
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class _Kept:
     """The connections of this process to one cluster, and the producer of records that need no transaction."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self.client = WriteClient(options.settings, options.patience)
+        self.client = write_client(options.settings, options.patience)
         self.producer: RowProducer | None = None
 
 
@@ -131,7 +132,8 @@ def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int
     with _Connected(options) as connected:
         for batch in rows:
             if connected.producer is None:
-                identity = connected.client.init_producer(None, options.produce.transaction_timeout_ms)
+                with naming_options():
+                    identity = connected.client.init_producer(None, options.produce.transaction_timeout_ms)
                 connected.producer = RowProducer(connected.client, identity, options.produce)
             connected.producer.write(batch)
             count += batch.num_rows

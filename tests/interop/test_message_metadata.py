@@ -14,11 +14,11 @@ from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until
 
+from kop.client.offsets import LATEST
+from kop.client.read_client import ReadClient
 from kop.spark.fetching import ReadSettings, read_range
-from kop.spark.offsets import LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import OffsetRange
-from kop.spark.read_client import ReadClient
 
 pytestmark = pytest.mark.pulsar
 

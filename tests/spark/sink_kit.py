@@ -10,12 +10,12 @@ import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 from support.waiting import wait_until
 
+from kop.client.offsets import LATEST
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
 from kop.spark.exactly_once import SinkTask, TaskOutcome, write_task
-from kop.spark.offsets import LATEST
 from kop.spark.producing import ClientTransactions, ProduceSettings
-from kop.spark.read_client import ReadClient
 from kop.spark.sink_columns import SinkColumns
-from kop.spark.write_client import WriteClient
 
 
 class GivenUpError(Exception):

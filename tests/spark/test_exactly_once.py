@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from spark.sink_kit import POINTS, GivenUpError, Sink, read
 
+from kop.client.errors import FencedError
 from kop.spark.exactly_once import GROUP_PREFIX, MARKER_TOPIC, Digest, Marker, SinkError
 from kop.spark.sink_columns import SinkColumns, schema
-from kop.spark.write_client import FencedError
 from kop.testing import Broker
 
 

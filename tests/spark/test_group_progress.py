@@ -15,6 +15,7 @@ import pytest
 from kafka import KafkaAdminClient, errors
 from support.waiting import wait_until
 
+from kop.client.write_client import WriteClient
 from kop.spark import group_progress
 from kop.spark.group_progress import (
     GroupProgress,
@@ -25,7 +26,6 @@ from kop.spark.group_progress import (
     progress_settings,
 )
 from kop.spark.options import OptionError
-from kop.spark.write_client import WriteClient
 from kop.testing import Broker
 
 SOURCE = {

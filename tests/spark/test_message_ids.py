@@ -8,12 +8,12 @@ from threading import Thread
 
 import pytest
 
+from kop.client.read_client import ReadClient
 from kop.pulsar_client.message_offsets import MessageId
 from kop.pulsar_client.packed import pack
 from kop.pulsar_client.types import Position
 from kop.spark.message_ids import MessageBoundError, PulsarAdmin, offsets_of
 from kop.spark.options import batch_options
-from kop.spark.read_client import ReadClient
 from kop.spark.subscription import find_partitions, resolve_start
 from kop.testing.broker import Broker
 

@@ -14,14 +14,15 @@ import pytest
 from spark.guard import Guard
 from support.certificates import self_signed
 
-from kop.spark.connection import UnreachableError
+from kop.client.errors import UnreachableError
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+from kop.spark.clients import read_client
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.options import batch_options
 from kop.spark.planning import OffsetRange
 from kop.spark.producing import RowProducer
-from kop.spark.read_client import ReadClient
 from kop.spark.sink_columns import SinkColumns
-from kop.spark.write_client import WriteClient
 from kop.spark.write_options import write_options
 from kop.testing.broker import Broker
 
@@ -99,12 +100,12 @@ def copied(address: str, options: Mapping[str, str]) -> list[bytes]:
 def refused(address: str, options: Mapping[str, str], says: str, patience_ms: int = 1000) -> None:
     made = batch_options({"kafka.bootstrap.servers": address, "subscribe": "t", **options})
     with pytest.raises(UnreachableError) as caught:
-        ReadClient(made.connection.settings, patience_ms)
+        read_client(made.connection.settings, patience_ms)
     said = str(caught.value)
     del caught
     if not re.search(rf"(?s)^set {says}", said):  # a slow machine may need longer to hear the reason
         with pytest.raises(UnreachableError, match=rf"(?s)^set {says}"):
-            ReadClient(made.connection.settings, 20_000)
+            read_client(made.connection.settings, 20_000)
     gc.collect()  # kafka-python leaves it to the garbage collector to close a socket whose handshake failed
 
 

@@ -12,11 +12,12 @@ import pytest
 from kafka.partitioner.default import DefaultPartitioner
 from spark.sink_kit import read
 
-from kop.spark.connection import UnreachableError
-from kop.spark.exactly_once import SinkError
-from kop.spark.producing import Partitioner, ProduceSettings, RowProducer
+from kop.client.errors import ClientError, FencedError, NoTransactionsError, UnreachableError
+from kop.client.write_client import WriteClient
+from kop.spark.clients import naming_options, read_client, write_client
+from kop.spark.exactly_once import SinkError, SinkTask
+from kop.spark.producing import ClientTransactions, Partitioner, ProduceSettings, RowProducer
 from kop.spark.sink_columns import SinkColumns, schema
-from kop.spark.write_client import WriteClient
 from kop.testing import Broker
 
 HEADERS = "array<struct<key:string,value:binary>>"
@@ -263,5 +264,32 @@ def test_a_topic_that_is_not_there(kop_broker_factory: Callable[..., Broker], to
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = {"bootstrap_servers": [f"127.0.0.1:{silent.getsockname()[1]}"], "client_id": "test"}
-        with pytest.raises(UnreachableError, match=r"set kafka\.bootstrap\.servers to servers that answer"):
-            WriteClient(settings, 0.3)
+        for connect in (lambda: write_client(settings, 0.3), lambda: read_client(settings, 300)):
+            with pytest.raises(UnreachableError, match=r"set kafka\.bootstrap\.servers to servers that answer"):
+                connect()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (FencedError("EndTxn"), FencedError, "EndTxn: a newer attempt of this task.* kafka.transaction.timeout.ms: "),
+        (NoTransactionsError("x."), SinkError, "^x. Without them use deliveryGuarantee=at-least-once.$"),
+        (ClientError("set transaction.timeout.ms."), SinkError, "^set kafka.transaction.timeout.ms.$"),
+        (ClientError("(bootstrap.servers)"), SinkError, r"^\(kafka.bootstrap.servers\)$"),
+        (ClientError("kafka.sasl.mechanism"), SinkError, "^kafka.sasl.mechanism$"),
+        (ClientError("transaction.max.timeout.ms"), SinkError, "^transaction.max.timeout.ms$"),
+    ],
+)
+def test_errors_of_clients_name_options(error: Exception, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text), naming_options(), naming_options():
+        raise error
+
+
+def test_a_marker_topic_that_may_not_be_made(kop_broker: Broker) -> None:
+    kop_broker.fail("CreateTopics", "TOPIC_AUTHORIZATION_FAILED")
+    client = write_client({"bootstrap_servers": [kop_broker.bootstrap], "client_id": "test"}, 20.0)
+    with pytest.raises(
+        SinkError, match=r"make the topic __kop_spark_markers with 2 .*: an exactly-once sink keeps its"
+    ):
+        ClientTransactions(client, SinkTask("s", 0, 0, 2), ProduceSettings()).fence()
+    client.close()

@@ -5,24 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import socket
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
-from kafka.protocol.consumer import ListOffsetsRequest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from support.waiting import wait_until
 
+from kop.client.offsets import LATEST
+from kop.client.read_client import Fetched, ReadClient
 from kop.records.arrow import UnreadableRecordsError
-from kop.spark import connection
-from kop.spark.connection import ClusterConnection, UnreachableError
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
-from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import Fetched, FetchRequest, FetchSettings, ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 
@@ -186,117 +181,6 @@ def test_a_time_of_the_server_is_none_of_an_event(topic: Topic) -> None:
         list(read_range(topic.client, OffsetRange(name, None, 0, 0, 1), settings))
 
 
-def test_sizes_of_logs(topic: Topic) -> None:
-    place = (topic.name, 0)
-    empty = topic.client.log_sizes([place])[place]
-    topic.send(b"x" * 5000)
-    assert topic.client.log_sizes([place])[place] >= empty + 5000
-    with pytest.raises(errors.UnknownTopicOrPartitionError):
-        topic.client.log_sizes([("not-there", 0)])
-
-
-def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(topic: Topic) -> None:
-    """A worker keeps its client from batch to batch, and the driver alone looks for new partitions."""
-    assert list(topic.client.topics({topic.name})[topic.name].leaders) == [0]
-    with topic.admin() as admin:
-        admin.create_partitions({topic.name: 2})
-    place = (topic.name, 1)
-    assert topic.client.list_offsets({place: LATEST}, 0) == {place: 0}
-    with pytest.raises(errors.UnknownTopicOrPartitionError):
-        topic.client.list_offsets({(topic.name, 2): LATEST}, 0)
-
-
-def test_a_partition_that_its_leader_has_not_heard_of_yet_is_asked_for_again(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another gateway made it, and names the leader already."""
-    topic.send(b"a")
-    real = ClusterConnection.send
-    answers = 0
-
-    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
-        nonlocal answers
-        answer = real(self, request, node)
-        if isinstance(request, ListOffsetsRequest):
-            answers += 1
-            if answers <= 3:
-                answer.topics[0].partitions[0].error_code = errors.UnknownTopicOrPartitionError.errno
-        return answer
-
-    monkeypatch.setattr(ClusterConnection, "send", send)
-    place = (topic.name, 0)
-    assert topic.client.list_offsets({place: LATEST}, 0) == {place: 1}
-    assert answers == 4
-
-
-def test_a_topic_that_metadata_does_not_have_yet_is_asked_for_again(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker asks another gateway than the driver did."""
-    topic.send(b"a")
-    real = ClusterConnection.metadata
-    answers = 0
-
-    def metadata(self: ClusterConnection, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
-        nonlocal answers
-        described = real(self, names, make=make)
-        answers += 1
-        return described if answers > 3 else []
-
-    place = (topic.name, 0)
-    asking: list[Callable[[ReadClient], object]] = [
-        lambda client: client.list_offsets({place: LATEST}, 0),
-        lambda client: client.log_sizes([place]),
-        lambda client: client.fetch(place, None, 0, FetchSettings(wait_ms=10)).records,
-    ]
-    monkeypatch.setattr(ClusterConnection, "metadata", metadata)
-    monkeypatch.setattr(connection, "SETTLE_SECONDS", 20.0)
-    for ask in asking:
-        with closing(ReadClient({"bootstrap_servers": [topic.bootstrap]}, 20_000)) as client:
-            answers = 0
-            assert ask(client)
-            assert answers > 3
-
-
-def test_the_server_of_the_own_rack_is_asked_where_the_leader_names_one(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """KIP-392: a leader that has a replica in the client's rack names it, and gives no records."""
-    topic.send(b"a")
-    real = ClusterConnection.send
-    asked: list[str] = []
-
-    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
-        answer = real(self, request, node)
-        if isinstance(request, FetchRequest):
-            asked.append(request.rack_id)
-            if len(asked) == 1:
-                (partition,) = answer.responses[0].partitions
-                partition.records, partition.preferred_read_replica = None, node
-        return answer
-
-    monkeypatch.setattr(ClusterConnection, "send", send)
-    settings = FetchSettings(rack="near", wait_ms=10)
-    assert topic.client.fetch((topic.name, 0), None, 0, settings).records
-    assert asked == ["near", "near"]
-
-
-def test_an_answer_without_records_for_a_quota_is_asked_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka answers a Fetch beyond a quota at once, with no topic in it."""
-    topic.send(b"a")
-    real = ClusterConnection.send
-    throttled = iter([True, False])
-
-    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
-        answer = real(self, request, node)
-        if isinstance(request, FetchRequest) and next(throttled):
-            answer.responses.clear()
-        return answer
-
-    monkeypatch.setattr(ClusterConnection, "send", send)
-    assert topic.client.fetch((topic.name, 0), None, 0, FetchSettings(wait_ms=10)).records
-
-
 def test_records_that_cannot_be_read_are_named_with_what_to_do(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     topic.send(b"a")
     topic.send(b"b")
@@ -311,23 +195,8 @@ def test_records_that_cannot_be_read_are_named_with_what_to_do(topic: Topic, mon
         topic.read(0, 2)
 
 
-def test_times_are_found(topic: Topic) -> None:
-    topic.send(b"1")
-    place = (topic.name, 0)
-    assert topic.client.list_offsets({place: 1}, 0) == {place: 0}
-    assert topic.client.list_offsets({place: 2**62}, 0) == {place: -1}
-    assert topic.client.list_offsets({place: EARLIEST}, 1) == {place: 0}
-
-
 def test_asking_for_a_topic_makes_none(topic: Topic) -> None:
     assert topic.client.topics({"not-there"}) == {}
     assert "not-there" not in topic.client.topics(None)
     said = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": f"{topic.name}-partition-0"})
     assert list(find_partitions(topic.client, said)) == [(topic.name, 0)]
-
-
-def test_servers_that_do_not_answer_are_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(UnreachableError, match=rf"set kafka\.bootstrap\.servers.*127\.0\.0\.1:{port}"):
-            ReadClient({"bootstrap_servers": [f"127.0.0.1:{port}"]}, 300)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kop.spark.offsets import EARLIEST, LATEST
+from kop.client.offsets import EARLIEST, LATEST
 from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
 
 SERVER = {"kafka.bootstrap.servers": "a:9092, b:9093"}

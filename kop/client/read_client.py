@@ -1,7 +1,8 @@
 """What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
-Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.spark.connection`).
+Must not know: who reads, what is in the records (`kop.client.batches`), how requests are sent again
+(`kop.client.connection`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import ListOffsetsRequest
 
+from kop.client.connection import TEMPORARY, ClusterConnection
+from kop.client.offsets import Offsets, TopicPartition
+from kop.errors import without_frames
 from kop.records import entry_places
 from kop.records.entry_places import PlacedEntry
-from kop.spark.connection import ClusterConnection
-from kop.spark.offsets import Offsets, TopicPartition
 
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
+_BY_ID: Final = 13
+"""The first version of Fetch that names topics by their ids."""
 _BROKER: Final = 4
 """The kind of resource, as DescribeConfigs numbers them."""
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
@@ -99,6 +103,7 @@ class ReadClient:
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
         self._connection = ClusterConnection(settings, patience_ms / 1000)
         self._topics: dict[str, TopicMetadata] = {}
+        self._turn = 0
 
     def close(self) -> None:
         """Close every connection."""
@@ -186,7 +191,7 @@ class ReadClient:
                 answer = self._connection.send(DescribeLogDirsRequest(topics=asked), leader)
                 for directory in answer.results:
                     if directory.error_code:
-                        raise errors.for_code(directory.error_code)("DescribeLogDirs, for maxBytesPerTrigger")
+                        raise errors.for_code(directory.error_code)("DescribeLogDirs")
                     for topic in directory.topics:
                         for row in topic.partitions:
                             if (topic.name, row.partition_index) in sizes and not row.is_future_key:
@@ -217,53 +222,103 @@ class ReadClient:
         return self._connection.patiently(ask)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
-        """Return batches of a partition from the one on that holds `offset`; none where there is none within the wait.
+        """Return batches of a partition from the one on that holds `offset`; none if there is none within the wait.
 
-        With a topic id, and servers that know ids in Fetch (KIP-516), the answer is UnknownTopicIdError where the topic
+        With a topic id, and servers that know ids in Fetch (KIP-516), the answer is UnknownTopicIdError if the topic
         is another one by now. OffsetOutOfRangeError is raised at once.
         """
-        topic, index = partition
+        topic_ids = {} if topic_id is None else {partition[0]: topic_id}
+        answer = self.fetch_many({partition: offset}, settings, topic_ids)[partition]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-        def ask() -> Fetched:
-            (leader,) = self._by_leader({partition: 0})
-            asked = FetchRequest.FetchTopic.FetchPartition(
-                partition=index, fetch_offset=offset, partition_max_bytes=settings.partition_bytes
-            )
-            named = {"topic": topic} | ({"topic_id": topic_id} if topic_id else {})
-            request = FetchRequest(
-                max_wait_ms=settings.wait_ms,
-                min_bytes=settings.min_bytes,
-                max_bytes=settings.max_bytes,
-                isolation_level=settings.isolation,
-                topics=[FetchRequest.FetchTopic(partitions=[asked], **named)],
-                rack_id=settings.rack,
-                entry_places=settings.places,
-                min_version=4,
-                max_version=17 if topic_id else 12,
-            )
-            answer = self._connection.send(request, leader)
-            nearer = _preferred(answer)
-            if nearer >= 0:  # the leader gives no records then (KIP-392)
-                answer = self._connection.send(request, nearer)
-            if answer.error_code:
-                raise errors.for_code(answer.error_code)(f"Fetch from {topic} partition {index}")
-            if not answer.responses:  # a server of Kafka that holds this user to a quota
-                raise errors.ThrottlingQuotaExceededError(f"Fetch from {topic} partition {index}")
-            (response,) = answer.responses[0].partitions
-            error = errors.for_code(response.error_code)
-            self._check_gone(error, partition, topic_id)
-            if error is not errors.NoError:
-                raise error(f"Fetch from {topic} partition {index} at offset {offset}")
-            return Fetched(
-                bytes(response.records or b""),
-                response.high_watermark,
-                response.last_stable_offset,
-                response.log_start_offset,
-                tuple((entry.producer_id, entry.first_offset) for entry in response.aborted_transactions or ()),
-                entry_places.unpack_places((response.unknown_tags or {}).get(f"_{entry_places.TAG}", b"")),
-            )
+    def fetch_many(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        settings: FetchSettings,
+        topic_ids: Mapping[str, str] | None = None,
+    ) -> dict[TopicPartition, Fetched | Exception]:
+        """Return batches of partitions from these offsets on, or kafka-python's error of each, by one Fetch a leader.
 
-        return self._connection.patiently(ask, forget=lambda: self._forget([topic]), doubtful=GONE)
+        An error that passes by itself is in the answer only beside others, and the partition may be asked for again. If
+        all partitions have one, all are asked for again, see `ReadClient`. `topic_ids`: see `fetch`; they count if each
+        topic has one. Each call begins with another partition: an answer may have no room for the last ones. What
+        several leaders answer is waited for together.
+        """
+        ids = topic_ids or {}
+        self._turn += 1
+
+        def ask() -> dict[TopicPartition, Fetched | Exception]:
+            turn = self._turn % len(offsets)
+            failed: dict[TopicPartition, Exception] = {}
+            by_leader = self._by_leader([*offsets][turn:] + [*offsets][:turn], failed)
+            responses = self._exchange(by_leader, offsets, settings, ids)
+            nearer: dict[int, list[TopicPartition]] = {}
+            for place, response in responses.items():
+                if (server := _preferred(response)) >= 0:  # the leader gives no records then (KIP-392)
+                    nearer.setdefault(server, []).append(place)
+            responses |= self._exchange(nearer, offsets, settings, ids) | failed
+            answers = {
+                place: self._fetched(response, place, offsets[place], ids.get(place[0]))
+                for place, response in responses.items()
+            }
+            temporary = {place: a for place, a in answers.items() if isinstance(a, TEMPORARY)}
+            if len(temporary) == len(answers):
+                raise next(iter(temporary.values()))
+            self._forget(topic for topic, _ in temporary)
+            return answers
+
+        if not offsets:
+            return {}
+        return self._connection.patiently(
+            ask, forget=lambda: self._forget(topic for topic, _ in offsets), doubtful=GONE
+        )
+
+    def _exchange(
+        self,
+        by_server: Mapping[int, Sequence[TopicPartition]],
+        offsets: Mapping[TopicPartition, int],
+        settings: FetchSettings,
+        ids: Mapping[str, str],
+    ) -> dict[TopicPartition, Any]:
+        """Return the part of each partition in what the servers answer, or an error."""
+        requests = [(server, _fetch_request(places, offsets, settings, ids)) for server, places in by_server.items()]
+        names = {topic_id: name for name, topic_id in ids.items()}
+        responses: dict[TopicPartition, Any] = {}
+        answers = self._connection.send_all(requests)
+        for places, answer in zip(by_server.values(), answers, strict=True):
+            if isinstance(answer, Exception):
+                responses |= dict.fromkeys(places, answer)
+            elif answer.error_code:
+                responses |= dict.fromkeys(places, errors.for_code(answer.error_code)("Fetch"))
+            else:  # a server of Kafka that holds this user to a quota answers without partitions
+                responses |= dict.fromkeys(places, errors.ThrottlingQuotaExceededError("Fetch"))
+                for topic in answer.responses:
+                    name = topic.topic if answer.API_VERSION < _BY_ID else names[str(topic.topic_id)]
+                    responses |= {(name, part.partition_index): part for part in topic.partitions}
+        return responses
+
+    def _fetched(self, response: Any, place: TopicPartition, offset: int, topic_id: str | None) -> Fetched | Exception:
+        if isinstance(response, Exception):
+            return response
+        error = errors.for_code(response.error_code)
+        if error is not errors.NoError:
+            try:
+                self._check_gone(error, place, topic_id)
+            except errors.KafkaError as other:
+                later: Exception = without_frames(other)
+                return later
+            refused: Exception = error(f"Fetch from {place[0]} partition {place[1]} at offset {offset}")
+            return refused
+        return Fetched(
+            bytes(response.records or b""),
+            response.high_watermark,
+            response.last_stable_offset,
+            response.log_start_offset,
+            tuple((entry.producer_id, entry.first_offset) for entry in response.aborted_transactions or ()),
+            entry_places.unpack_places((response.unknown_tags or {}).get(f"_{entry_places.TAG}", b"")),
+        )
 
     def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
         """LeaderNotAvailableError where a server says that a partition is gone, and metadata still has it."""
@@ -274,8 +329,13 @@ class ReadClient:
         if now is not None and index in now.leaders and now.topic_id == (topic_id or now.topic_id):
             raise errors.LeaderNotAvailableError(f"{error.__name__}, and metadata still has {topic} {index}")
 
-    def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Return who leads each; topics are asked for first where they, or partitions of them, are not known."""
+    def _by_leader(
+        self, partitions: Iterable[TopicPartition], failed: dict[TopicPartition, Exception] | None = None
+    ) -> dict[int, list[TopicPartition]]:
+        """Return who leads each; topics are asked for first where they, or partitions of them, are not known.
+
+        A partition without a leader is an error, which is put into `failed` if that is given.
+        """
         partitions = list(partitions)
         unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}
         if unknown:
@@ -284,11 +344,14 @@ class ReadClient:
         for topic, partition in partitions:
             known = self._topics.get(topic)
             leader = None if known is None else known.leaders.get(partition)
-            if leader is None:
-                raise errors.UnknownTopicOrPartitionError(f"topic {topic} partition {partition}")
-            if leader < 0:
-                raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
-            by_leader.setdefault(leader, []).append((topic, partition))
+            if leader is not None and leader >= 0:
+                by_leader.setdefault(leader, []).append((topic, partition))
+                continue
+            kind = errors.UnknownTopicOrPartitionError if leader is None else errors.LeaderNotAvailableError
+            error = kind(f"topic {topic} partition {partition}")
+            if failed is None:
+                raise error
+            failed[topic, partition] = error
         return by_leader
 
     def _forget(self, topics: Iterable[str]) -> None:
@@ -296,9 +359,36 @@ class ReadClient:
             self._topics.pop(topic, None)
 
 
-def _preferred(answer: Any) -> int:
+def _fetch_request(
+    places: Sequence[TopicPartition],
+    offsets: Mapping[TopicPartition, int],
+    settings: FetchSettings,
+    ids: Mapping[str, str],
+) -> FetchRequest:
+    topics: dict[str, list[Any]] = {}
+    for place in places:
+        asked = FetchRequest.FetchTopic.FetchPartition(
+            partition=place[1], fetch_offset=offsets[place], partition_max_bytes=settings.partition_bytes
+        )
+        topics.setdefault(place[0], []).append(asked)
+    by_id = all(topic in ids for topic in topics)
+    return FetchRequest(
+        max_wait_ms=settings.wait_ms,
+        min_bytes=settings.min_bytes,
+        max_bytes=settings.max_bytes,
+        isolation_level=settings.isolation,
+        topics=[
+            FetchRequest.FetchTopic(topic=topic, partitions=parts, **({"topic_id": ids[topic]} if by_id else {}))
+            for topic, parts in topics.items()
+        ],
+        rack_id=settings.rack,
+        entry_places=settings.places,
+        min_version=4,
+        max_version=17 if by_id else _BY_ID - 1,
+    )
+
+
+def _preferred(response: Any) -> int:
     """Return the server of the client's rack that the leader wants to be asked instead; -1 for none."""
-    if answer.error_code or answer.API_VERSION < 11 or not answer.responses:
-        return -1
-    server: int = answer.responses[0].partitions[0].preferred_read_replica
+    server: int = getattr(response, "preferred_read_replica", -1)
     return server

@@ -1,8 +1,8 @@
 """What a writer asks Kafka servers: Produce, producer ids, transactions, topics, offsets of groups.
 
-Owns: these requests, and what their errors mean to the user of a sink.
-Must not know: pyspark, batches of a query, how rows become record batches, how requests are sent again
-(`kop.spark.connection`).
+Owns: these requests, and what their errors mean to whoever writes.
+Must not know: who writes, how records become batches (`kop.client.batches`), how requests are sent again
+(`kop.client.connection`).
 
 The versions of requests are those of version 1 of transactions, which every cluster from Kafka 0.11 on and every
 gateway speaks.
@@ -10,7 +10,7 @@ gateway speaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -27,11 +27,13 @@ from kafka.protocol.producer import (
 )
 
 from kop import clock
-from kop.spark.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
-from kop.spark.exactly_once import SinkError
-from kop.spark.offsets import TopicPartition
+from kop.client.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
+from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.offsets import TopicPartition
 
 METADATA_SECONDS: Final = 60.0
+DEFAULT_PARTITIONS: Final = -1
+"""In the place of their number: as many as the cluster gives by default (KIP-464)."""
 REQUEST_BYTES: Final = 1 << 20
 """As much as Java's max.request.size."""
 REQUEST_ROOM: Final = 1024
@@ -42,10 +44,6 @@ _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 
 T = TypeVar("T")
-
-
-class FencedError(Exception):
-    """The transaction was aborted: a newer attempt of the same task has begun, or its time was over."""
 
 
 class Identity(NamedTuple):
@@ -66,7 +64,7 @@ class WriteClient:
     """A client of one cluster.
 
     `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
-    raised. Other errors are raised at once: kafka-python's, SinkError where the user has to do something, FencedError.
+    raised. Other errors are raised at once: kafka-python's, ClientError if the user has to do something, FencedError.
     """
 
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
@@ -100,13 +98,13 @@ class WriteClient:
         try:
             return self._patiently(ask)
         except (errors.UnknownTopicOrPartitionError, errors.InvalidTopicError) as error:
-            raise SinkError(
+            raise ClientError(
                 f"create the topic {topic}, or name another one: the cluster has none of this name, and makes none by "
                 f"its first use ({error})"
             ) from error
 
     def partitions_at_least(self, topic: str, count: int) -> None:
-        """Make a topic that never holds records, or give it more partitions, where it has fewer than `count`."""
+        """Make a topic, or give it more partitions, if it has fewer than `count`."""
 
         def ask() -> None:
             leaders = self.leaders(topic, make=False)
@@ -121,25 +119,52 @@ class WriteClient:
                 )
                 code = answer.results[0].error_code
             else:
-                new = CreateTopicsRequest.CreatableTopic(
-                    name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
-                )
-                answer = self._connection.send(
-                    CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, max_version=6),
-                    self._connection.controller,
-                )
-                code = answer.topics[0].error_code
-            if code in (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno):
-                raise SinkError(
-                    f"make the topic {topic} with {count} partitions or more, or allow this user to: an exactly-once "
-                    "sink keeps its markers as committed offsets of that topic, which never holds a record"
-                )
-            # Another task may have been first: look again.
+                code = self._create(topic, count)
+            if code in _NOT_ALLOWED:
+                raise ClientError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
+            # Another one may have been first: look again.
             if code not in (0, errors.TopicAlreadyExistsError.errno, errors.InvalidPartitionsError.errno):
                 _raise(code, f"making {topic}")
             raise errors.LeaderNotAvailableError(f"topic {topic} is being made")
 
         self._patiently(ask)
+
+    def make_topic(self, topic: str) -> bool:
+        """Make a topic with as many partitions and replicas as the cluster gives by default, if it is not there.
+
+        Returns true if it was made.
+        """
+        if self.leaders(topic, make=False):
+            return False
+
+        def create() -> bool:
+            self._connection.metadata([])  # which server makes topics
+            code = self._create(topic, DEFAULT_PARTITIONS)
+            if code in _NOT_ALLOWED:
+                raise ClientError(f"make the topic {topic}, or allow this user to")
+            if code != errors.TopicAlreadyExistsError.errno:
+                _raise(code, f"making {topic}")
+            return code == 0
+
+        def wait() -> None:
+            if not self.leaders(topic, make=False):
+                raise errors.LeaderNotAvailableError(f"topic {topic} is being made")
+
+        made = self._patiently(create)
+        self._patiently(wait)
+        return made
+
+    def _create(self, topic: str, count: int) -> int:
+        """Ask for a topic of `count` partitions; the error code."""
+        new = CreateTopicsRequest.CreatableTopic(
+            name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
+        )
+        answer = self._connection.send(
+            CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, min_version=4, max_version=6),
+            self._connection.controller,
+        )
+        code: int = answer.topics[0].error_code
+        return code
 
     # -- producing
 
@@ -258,22 +283,33 @@ class WriteClient:
 
     # -- offsets and the end
 
-    def committed(self, group: str, topic: str, partitions: Iterable[int], stable: int) -> dict[int, tuple[int, str]]:
-        """Return offset and metadata that a group committed, by partition; partition `stable` with no transaction
-        open.
-        """
-        asked = sorted(partitions)
+    def committed(
+        self, group: str, places: Collection[TopicPartition], may_be_open: Collection[TopicPartition] = ()
+    ) -> dict[TopicPartition, tuple[int, str]]:
+        """Return offset and metadata that a group committed, of each place that has one, with no transaction open.
 
-        def ask() -> dict[int, tuple[int, str]]:
+        A place of `may_be_open` is left out if a transaction holds another offset of it; the others are waited for.
+        """
+        asked: dict[str, list[int]] = {}
+        for topic, partition in sorted(places):
+            asked.setdefault(topic, []).append(partition)
+
+        def ask() -> dict[TopicPartition, tuple[int, str]]:
             group_class = OffsetFetchRequest.OffsetFetchRequestGroup
             answer = self._connection.send(
                 OffsetFetchRequest(
                     group_id=group,
-                    topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=asked)],
+                    topics=[
+                        OffsetFetchRequest.OffsetFetchRequestTopic(name=name, partition_indexes=some)
+                        for name, some in asked.items()
+                    ],
                     groups=[
                         group_class(
                             group_id=group,
-                            topics=[group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=asked)],
+                            topics=[
+                                group_class.OffsetFetchRequestTopics(name=name, partition_indexes=some)
+                                for name, some in asked.items()
+                            ],
                         )
                     ],
                     require_stable=True,
@@ -284,33 +320,40 @@ class WriteClient:
             )
             response = answer.groups[0] if answer.API_VERSION >= 8 else answer
             _raise(response.error_code, f"OffsetFetch of group {group}")
-            offsets: dict[int, tuple[int, str]] = {}
+            offsets: dict[TopicPartition, tuple[int, str]] = {}
             for row in response.topics:
                 for partition in row.partitions:
-                    if partition.partition_index == stable or partition.error_code != _UNSTABLE:
+                    place = row.name, partition.partition_index
+                    if partition.error_code != _UNSTABLE or place not in may_be_open:
                         _raise(partition.error_code, f"OffsetFetch of group {group}")
                     if partition.committed_offset >= 0 and not partition.error_code:
-                        offsets[partition.partition_index] = partition.committed_offset, partition.metadata or ""
+                        offsets[place] = partition.committed_offset, partition.metadata or ""
             return offsets
 
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def commit_in_transaction(
-        self, producer: Identity, group: str, place: TopicPartition, offset: int, metadata: str
+        self, producer: Identity, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
     ) -> None:
-        """Commit an offset of a group in the producer's transaction."""
+        """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
+
+        The group has no members: the transactional id fences whoever else would commit.
+        """
         name = producer.transactional_id or ""
-
-        self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
-
-        def commit() -> None:
-            topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-            partition = topic_class.TxnOffsetCommitRequestPartition(
-                partition_index=place[1],
+        topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        topics: dict[str, list[Any]] = {}
+        for (topic, partition), offset in offsets.items():
+            part = topic_class.TxnOffsetCommitRequestPartition(
+                partition_index=partition,
                 committed_offset=offset,
                 committed_leader_epoch=-1,
                 committed_metadata=metadata,
             )
+            topics.setdefault(topic, []).append(part)
+
+        self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
+
+        def commit() -> None:
             answer = self._connection.send(
                 TxnOffsetCommitRequest(
                     transactional_id=name,
@@ -320,12 +363,17 @@ class WriteClient:
                     generation_id=-1,
                     member_id="",
                     group_instance_id=None,
-                    topics=[topic_class(name=place[0], partitions=[partition])],
+                    topics=[topic_class(name=topic, partitions=parts) for topic, parts in topics.items()],
                     max_version=3,
                 ),
                 self._connection.coordinator((GROUP, group)),
             )
-            _raise(answer.topics[0].partitions[0].error_code, f"TxnOffsetCommit to group {group}")
+            for row in answer.topics:
+                for partition in row.partitions:
+                    _raise(
+                        partition.error_code,
+                        f"TxnOffsetCommit of {row.name}-{partition.partition_index} to group {group}",
+                    )
 
         self._patiently(commit, coordinator=(GROUP, group))
 
@@ -363,9 +411,11 @@ class WriteClient:
 
         return self._patiently(ask, coordinator=(GROUP, group))
 
-    def end_transaction(self, producer: Identity) -> None:
-        """Commit the producer's transaction. Asked again where the answer was lost: a repeated end is the same."""
-        self._change_transaction(producer, EndTxnRequest, committed=True)
+    def end_transaction(self, producer: Identity, commit: bool = True) -> None:
+        """Commit the producer's transaction, or abort it. Asked again if the answer was lost: a repeated end is the
+        same.
+        """
+        self._change_transaction(producer, EndTxnRequest, committed=commit)
 
     # -- how requests are sent
 
@@ -405,14 +455,16 @@ class WriteClient:
         except errors.TransactionalIdAuthorizationFailedError as error:
             raise _error(error.errno, str(error)) from error
         except errors.UnsupportedVersionError as error:
-            raise SinkError(
-                "the cluster does not know a request that this sink needs; an exactly-once sink needs transactions and "
-                f"stable offsets (Kafka 2.5): {error}"
+            of_transaction = coordinator is not None and coordinator[0] == TRANSACTION and coordinator[1]
+            raise (NoTransactionsError if of_transaction else ClientError)(
+                "the cluster does not know a request that is needed; transactions and stable offsets need "
+                f"Kafka 2.5: {error}"
             ) from error
 
 
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
+_NOT_ALLOWED: Final = (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 
@@ -439,19 +491,13 @@ def _raise(code: int, doing: str) -> None:
 
 def _error(code: int, doing: str) -> Exception:
     if code in _FENCED:
-        return FencedError(
-            f"{doing}: a newer attempt of this task has begun, and this one ends; or the transaction was open for "
-            "longer than kafka.transaction.timeout.ms: raise that if a task takes so long"
-        )
+        return FencedError(doing)
     if code == errors.TransactionalIdAuthorizationFailedError.errno:
-        return SinkError(
+        return NoTransactionsError(
             f"{doing}: this cluster refuses transactions. Over Pulsar they have to be switched on "
-            "(transactionCoordinatorEnabled=true); elsewhere the user needs Write on the transactional id. "
-            "Without them use deliveryGuarantee=at-least-once."
+            "(transactionCoordinatorEnabled=true); elsewhere the user needs Write on the transactional id."
         )
     if code == errors.InvalidTransactionTimeoutError.errno:
-        return SinkError(
-            f"{doing}: set kafka.transaction.timeout.ms to at most the cluster's transaction.max.timeout.ms"
-        )
+        return ClientError(f"{doing}: set transaction.timeout.ms to at most the cluster's transaction.max.timeout.ms")
     made: Exception = errors.for_code(code)(doing)
     return made

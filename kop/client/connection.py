@@ -1,7 +1,7 @@
 """Requests to the servers of a Kafka cluster through kafka-python, tried again after errors that are temporary.
 
 Owns: the connections, the servers' addresses, the coordinators, and which failures are tried again until when.
-Must not know: pyspark, options, what the requests of reads and writes say (`read_client`, `write_client`).
+Must not know: what the requests of reads and writes say (`read_client`, `write_client`).
 
 Every call blocks until it is done. One object serves one thread.
 """
@@ -18,11 +18,14 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
+from kop.client.errors import UnreachableError
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
 RETRY_SECONDS: Final = 0.1
+END_SECONDS: Final = 0.02
+"""After how long it is asked again that waits for the end of a transaction, as in Java."""
 IN_FLIGHT: Final = 4
 """How many requests a server is sent before it has answered. kafka-python takes five, of which it may need one."""
 SETTLE_SECONDS: Final = 3.0
@@ -30,6 +33,8 @@ SETTLE_SECONDS: Final = 3.0
 know the end of a partition yet that it takes over."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long an attempt takes at most that is made for the reason of a failure."""
+TEMPORARY: Final = (errors.RetriableError, errors.UnknownBrokerIdError)
+"""Failures that pass by themselves."""
 _LOGIN_ERRORS: Final = (
     errors.SaslAuthenticationFailedError,
     errors.AuthorizationError,
@@ -41,10 +46,6 @@ _LOGIN_ERRORS: Final = (
 T = TypeVar("T")
 Coordinated = tuple[int, str]
 """The kind of a coordinator, and the group or the transactional id that it coordinates."""
-
-
-class UnreachableError(Exception):
-    """No server answered, or none let this client in."""
 
 
 class ClusterConnection:
@@ -64,7 +65,7 @@ class ClusterConnection:
             raise
 
     def _bootstrap(self, settings: Mapping[str, Any]) -> None:
-        """Connect to any of the servers; UnreachableError with the option that is to be looked at."""
+        """Connect to any of the servers; UnreachableError with the properties that are to be looked at."""
         failure = self._attempt()
         if not isinstance(failure, _LOGIN_ERRORS):  # the same login would fail again
             try:
@@ -74,16 +75,16 @@ class ClusterConnection:
                 failure = self._attempt() or failure
         protocol = settings.get("security_protocol", "PLAINTEXT")
         if isinstance(failure, (errors.IllegalSaslStateError, errors.UnsupportedSaslMechanismError)):
-            advice = "kafka.security.protocol and kafka.sasl.mechanism to what the servers have"
+            advice = "security.protocol and sasl.mechanism to what the servers have"
         elif isinstance(failure, _LOGIN_ERRORS):
-            advice = "kafka.sasl.jaas.config to a user that the servers let in"
+            advice = "sasl.jaas.config to a user that the servers let in"
         elif "Handshake failed" in str(failure):
             advice = (
-                "kafka.ssl.truststore.location to the issuer of the servers' certificate, "
-                "kafka.ssl.keystore.location to a certificate that they take, and kafka.security.protocol to theirs"
+                "ssl.truststore.location to the issuer of the servers' certificate, "
+                "ssl.keystore.location to a certificate that they take, and security.protocol to theirs"
             )
         else:
-            advice = "kafka.bootstrap.servers to servers that answer, and kafka.security.protocol to theirs"
+            advice = "bootstrap.servers to servers that answer, and security.protocol to theirs"
         servers = ", ".join(settings.get("bootstrap_servers", ()))
         raise UnreachableError(
             f"set {advice}: no connection by {protocol} to any of {servers} within {self._patience:g} s ({failure})"
@@ -182,14 +183,20 @@ class ClusterConnection:
         """Ask until it works or the patience is over; then the last error is raised.
 
         A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
-        drops what the caller knows of the servers, and the coordinator is looked for again.
+        drops what the caller knows of the servers, and the coordinator is looked for again; but not while the end of
+        the producer's last transaction is written, which takes milliseconds.
         """
         end = clock.monotonic() + self._patience
         settled: float | None = None
         while True:
             try:
                 return ask()
-            except (errors.RetriableError, errors.UnknownBrokerIdError) as error:
+            except errors.ConcurrentTransactionsError:
+                if clock.monotonic() > end:
+                    raise
+                time.sleep(END_SECONDS)
+                continue
+            except TEMPORARY as error:
                 now = clock.monotonic()
                 if not isinstance(error, doubtful):
                     settled = None

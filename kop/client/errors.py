@@ -1,0 +1,31 @@
+"""What a user of the clients has to do something about. The texts name Kafka's own properties, as `bootstrap.servers`.
+
+Everything else that the clients raise is kafka-python's.
+"""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """A request that cannot be done; the text says what to do about it. Trying again does not help."""
+
+
+class NoTransactionsError(ClientError):
+    """The cluster has no transactions, or none for this user."""
+
+
+class FencedError(Exception):
+    """The transaction was aborted: a newer producer of its transactional id has begun, or its time was over.
+
+    Its argument says what was asked for.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: a newer producer of the same transactional id has begun, and this one ends; or the "
+            "transaction was open for longer than transaction.timeout.ms: raise that if one takes so long"
+        )
+
+
+class UnreachableError(Exception):
+    """No server answered, or none let this client in; the text says which properties to look at."""

@@ -1,0 +1,72 @@
+"""The clients of a read or a write, whose errors name the options of Spark: `kafka.` stands before Kafka's own names.
+
+Owns: what an error of a client is for a user of Spark.
+Must not know: pyspark, which options there are beyond those that errors name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from kop.client.errors import ClientError, FencedError, NoTransactionsError, UnreachableError
+from kop.client.properties import PROPERTIES, REFUSED
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+from kop.spark.exactly_once import SinkError
+
+_NAMED: Final = re.compile(
+    r"(?<![\w.-])(?={})".format(
+        "|".join(
+            rf"{re.escape(name)}(?!\.?[\w-])"
+            for name in (*PROPERTIES, *REFUSED, "max.request.size", "transaction.timeout.ms")
+        )
+    )
+)
+"""The place before each property that an error of a client may name."""
+
+
+def in_options(text: str) -> str:
+    """Return an error's text with the names of options in the place of Kafka's."""
+    return _NAMED.sub("kafka.", text)
+
+
+class AttemptFencedError(FencedError):
+    """A newer attempt of the same task has begun, or its transaction was aborted in time."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: a newer attempt of this task has begun, and this one ends; or the transaction was open "
+            "for longer than kafka.transaction.timeout.ms: raise that if a task takes so long"
+        )
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Turn errors of clients into those that a user of Spark is told."""
+    try:
+        yield
+    except NoTransactionsError as error:
+        raise SinkError(f"{in_options(str(error))} Without them use deliveryGuarantee=at-least-once.") from error
+    except ClientError as error:
+        raise SinkError(in_options(str(error))) from error
+    except AttemptFencedError:
+        raise
+    except FencedError as error:
+        raise AttemptFencedError(*error.args) from error
+    except UnreachableError as error:
+        raise UnreachableError(in_options(str(error))) from error
+
+
+@naming_options()
+def read_client(settings: Mapping[str, Any], patience_ms: int) -> ReadClient:
+    """Return a client that reads, connected; see `ReadClient`."""
+    return ReadClient(settings, patience_ms)
+
+
+@naming_options()
+def write_client(settings: Mapping[str, Any], patience: float) -> WriteClient:
+    """Return a client that writes, connected; see `WriteClient`. Its own errors are turned by who calls it."""
+    return WriteClient(settings, patience)
