@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"handlers", "wire"},
     "cli": {"config"},
     "testing": {"app", "config", "groups", "handlers", "records", "server", "storage.base", "storage.memory", "wire"},
+    "functions": {"client", "records"},
     "spark": {"records"},
     "app": {
         "cluster",
