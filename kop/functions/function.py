@@ -59,7 +59,7 @@ def load(py: str | Path, class_name: str) -> FunctionCode:
     importlib.invalidate_caches()
     if class_name.partition(".")[0] == path.stem:
         _execute(path)
-    return _made(_find(class_name), class_name)
+    return of_object(_find(class_name), class_name)
 
 
 def _execute(path: Path) -> None:
@@ -119,7 +119,8 @@ def _told(error: BaseException) -> str:
     return f"{place}{type(error).__name__}: {error}"
 
 
-def _made(target: Any, name: str) -> FunctionCode:
+def of_object(target: Any, name: str) -> FunctionCode:
+    """Return the function that a class, a function, a module or an object with `process` is."""
     is_class = inspect.isclass(target)
     if is_class:
         try:

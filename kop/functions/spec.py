@@ -322,19 +322,23 @@ FLAGS: Final[dict[str, Flag]] = {
 # -- reading
 
 
-def from_flags(flags: Mapping[str, Any]) -> tuple[FunctionSpec, list[str]]:
-    """Return a function of flags alone, and notes for its author; SpecError has all mistakes."""
-    return read("", "", flags)
-
-
-def read(text: str, name: str, flags: Mapping[str, Any] | None = None) -> tuple[FunctionSpec, list[str]]:
+def read(text: str, name: str) -> tuple[FunctionSpec, list[str]]:
     """Return the function of a text in YAML or JSON, and notes for its author; SpecError has all mistakes.
 
-    `name` is that of the file. `flags` (names of FLAGS; texts, or values of their type) go before the text.
+    `name` is that of the file, for the places of mistakes.
     """
+    return from_flags({}, (text, name))
+
+
+def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> tuple[FunctionSpec, list[str]]:
+    """Return the function of flags (names of FLAGS; texts, or values of their type), which go before a file's text.
+
+    `file` is the text and the name of the file.
+    """
+    text, name = file or ("", "")
     draft = _Draft(name)
     draft.take_text(text)
-    draft.take_flags(flags or {})
+    draft.take_flags(flags)
     config = draft.checked()
     spec = draft.spec_of(config) if config else None
     if draft.mistakes or spec is None:
