@@ -118,10 +118,11 @@ class _OfUser:
         self._name = name
 
     def deserialize(self, input_bytes: bytes | None) -> Any:
+        data = b"" if input_bytes is None else input_bytes
         try:
-            return self._serde.deserialize(b"" if input_bytes is None else input_bytes)
+            return self._serde.deserialize(data)
         except Exception as error:
-            raise SerdeError(f"{self._name} does not read {_short(input_bytes)}: {_told(error)}") from error
+            raise SerdeError(f"{self._name} does not read {_short(data)}: {_told(error)}") from error
 
     def serialize(self, input: Any) -> bytes:
         try:
@@ -329,7 +330,7 @@ def _is_record(named: Any) -> bool:
 
 def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
     try:
-        from pulsar import schema  # noqa: PLC0415 - only functions with such a schema need it
+        from pulsar.schema import AvroSchema, JsonSchema  # noqa: PLC0415 - only functions with such a schema need it
     except ImportError as error:
         raise SerdeError(f"schemaType {schema_type} needs pulsar-client: pip install pulsar-client ({error})") from None
     if record is None:
@@ -337,7 +338,7 @@ def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
             f"schemaType {schema_type} needs the class of the record: inputTypeClassName, outputTypeClassName"
         )
     try:
-        return _OfPulsarSchema(schema.AvroSchema(record) if schema_type == "avro" else schema.JsonSchema(record))
+        return _OfPulsarSchema(AvroSchema(record) if schema_type == "avro" else JsonSchema(record))
     except Exception as error:
         raise SerdeError(f"there is no {schema_type} schema of {_name(record)}: {_told(error)}") from error
 
