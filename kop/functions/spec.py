@@ -136,7 +136,7 @@ class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, defer_build=True)
 
 
-class _Consumer(_Fields):
+class _ConsumerFields(_Fields):
     schema_type: _Text = None
     serde_class_name: _Text = None
     is_regex_pattern: bool | None = Field(None, alias="isRegexPattern")
@@ -147,7 +147,7 @@ class _Consumer(_Fields):
     crypto_config: Any = None
 
 
-class _Producer(_Fields):
+class _ProducerFields(_Fields):
     compression_type: Annotated[
         Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] | None, BeforeValidator(_upper), BeforeValidator(_absent)
     ] = None
@@ -158,19 +158,19 @@ class _Producer(_Fields):
     crypto_config: Any = None
 
 
-class _Resources(_Fields):
+class _ResourcesFields(_Fields):
     cpu: float | None = None
     ram: Annotated[int, Field(ge=1)] | None = None
     disk: int | None = None
 
 
-class _Secret(_Fields):
+class _SecretFields(_Fields):
     env: str | None = None
     file: str | None = None
 
 
 class FunctionConfig(_Fields):
-    """The fields of Pulsar 4.0.8, as people and Pulsar's tools write them."""
+    """The fields of Pulsar, as people and Pulsar's tools write them."""
 
     tenant: _Text = None
     namespace: _Text = None
@@ -179,7 +179,7 @@ class FunctionConfig(_Fields):
     class_name: _Text = None
     inputs: list[str] | None = None
     topics_pattern: _Text = None
-    input_specs: dict[str, _Consumer] | None = None
+    input_specs: dict[str, _ConsumerFields] | None = None
     custom_serde_inputs: dict[str, str] | None = None
     custom_schema_inputs: dict[str, str] | None = None
     custom_schema_outputs: dict[str, str] | None = None
@@ -188,21 +188,21 @@ class FunctionConfig(_Fields):
     output_schema_type: _Text = None
     output_type_class_name: _Text = None
     output_serde_class_name: _Text = None
-    producer_config: _Producer | None = None
+    producer_config: _ProducerFields | None = None
     log_topic: _Text = None
     processing_guarantees: Annotated[Guarantee | None, BeforeValidator(_upper), BeforeValidator(_absent)] = None
     retain_ordering: bool | None = None
     retain_key_ordering: bool | None = None
     forward_source_message_property: bool | None = None
     user_config: dict[str, Any] | None = None
-    secrets: dict[str, _Secret] | None = None
+    secrets: dict[str, _SecretFields] | None = None
     runtime: Annotated[Literal["PYTHON", "JAVA", "GO"] | None, BeforeValidator(_upper), BeforeValidator(_absent)] = None
     auto_ack: bool | None = None
     max_message_retries: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     dead_letter_topic: _Text = None
     sub_name: _Text = None
     parallelism: _Count | None = None
-    resources: _Resources | None = None
+    resources: _ResourcesFields | None = None
     window_config: dict[str, Any] | None = None
     timeout_ms: Annotated[int, Field(ge=1)] | None = None
     py: _Text = None
@@ -613,7 +613,7 @@ class _Draft:
         except re.error as error:
             self.wrong(path, f"is no regular expression: {error}")
 
-    def _secret(self, name: str, given: _Secret) -> SecretPlace:
+    def _secret(self, name: str, given: _SecretFields) -> SecretPlace:
         if bool(given.env) is bool(given.file):
             self.wrong(("secrets", name), 'must be {"env": VARIABLE} or {"file": PATH}')
         return SecretPlace(given.env or "", given.file or "")
@@ -643,14 +643,11 @@ def _matches(path: Path, pattern: Path) -> bool:
 
 def _names_beside(path: Path) -> list[str]:
     """Return the fields that there are where an unknown one stands."""
-    model: type[_Fields] = (
-        {
-            "inputSpecs": _Consumer,
-            "producerConfig": _Producer,
-            "resources": _Resources,
-            "secrets": _Secret,
-        }.get(str(path[0]), FunctionConfig)
-        if len(path) > 1
-        else FunctionConfig
-    )
+    inner: dict[str | int, type[_Fields]] = {
+        "inputSpecs": _ConsumerFields,
+        "producerConfig": _ProducerFields,
+        "resources": _ResourcesFields,
+        "secrets": _SecretFields,
+    }
+    model = inner.get(path[0], FunctionConfig) if len(path) > 1 else FunctionConfig
     return [str(info.alias) for info in model.model_fields.values()]

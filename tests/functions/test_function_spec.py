@@ -254,7 +254,8 @@ outputSchemaType: xml
     assert caught.value.mistakes == [
         "f.yaml, line 4: inputs.1: Input should be a valid string, got ['b']",
         "f.yaml, line 5: paralelism: there is no such field; is it parallelism?",
-        "f.yaml, line 6: parallelism: Input should be a valid integer, unable to parse string as an integer, got 'many'",
+        "f.yaml, line 6: parallelism: Input should be a valid integer, unable to parse string as an integer, "
+        "got 'many'",
         "f.yaml, line 10: inputSpecs.x.poolMessages: Input should be a valid boolean, unable to interpret input, "
         "got 'perhaps'",
         "f.yaml, line 11: jar: is refused: functions in Java are not run",
@@ -355,6 +356,7 @@ def test_a_mistake_in_a_flag_names_the_flag() -> None:
         from_flags(
             {
                 "py": "w.py",
+                "classname": "w.W",
                 "jar": "w.jar",
                 "inputs": "a",
                 "user-config": "{",
