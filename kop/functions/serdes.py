@@ -10,6 +10,7 @@ an annotation with None gets None; the others refuse it. A result is never None:
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import types
@@ -211,9 +212,24 @@ class _Json:
 
     def serialize(self, input: Any) -> bytes:
         try:
-            return self._adapter.dump_json(input, warnings="error")
+            data = self._adapter.dump_json(input, warnings="error")
         except PydanticSerializationError as error:
             raise SerdeError(f"the result is no JSON: {' '.join(str(error).split())}") from None
+        # pydantic writes null for a number that JSON has not.
+        if b"null" in data and (number := _without_json(self._adapter.dump_python(input))) is not None:
+            raise SerdeError(f"the result is no JSON, which has no {_JSON_NAMES[str(number)]}")
+        return data
+
+
+_JSON_NAMES: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _without_json(value: Any) -> float | None:
+    """Return a number in a value that JSON has not; None if there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return next((number for number in map(_without_json, parts) if number is not None), None)
 
 
 def _name(annotation: Any) -> str:

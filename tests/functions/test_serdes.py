@@ -265,6 +265,10 @@ def test_it_says_what_is_wrong_with_a_value(annotation: Any, data: bytes | None,
         (Item, Item("a"), "the result is no JSON"),  # type: ignore[arg-type]
         (dict, {"a": object()}, "the result is no JSON"),
         (dict[str, int], {"a": "b"}, "the result is no JSON"),
+        (dict, {"a": [math.nan]}, "the result is no JSON, which has no NaN"),
+        (list[float], [-math.inf], "the result is no JSON, which has no -Infinity"),
+        (Item, Item(math.inf), "the result is no JSON, which has no Infinity"),
+        (Order, Order(items=[Item(math.nan)]), "the result is no JSON, which has no NaN"),
     ],
 )
 def test_it_says_what_is_wrong_with_a_result(annotation: Any, value: Any, told: str) -> None:
@@ -274,6 +278,10 @@ def test_it_says_what_is_wrong_with_a_result(annotation: Any, value: Any, told: 
 
 def test_a_float_takes_an_int() -> None:
     assert of_annotation(float).serialize(1) == b"1.0"
+
+
+def test_json_may_have_texts_that_look_like_numbers_that_it_has_not() -> None:
+    assert of_annotation(dict).serialize({"a": "NaN", "Infinity": 1}) == b'{"a":"NaN","Infinity":1}'
 
 
 def test_there_is_no_serde_of_any_class() -> None:
