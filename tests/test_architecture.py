@@ -75,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"config"},
     "testing": {"app", "config", "groups", "handlers", "records", "server", "storage.base", "storage.memory", "wire"},
     "client": {"records"},
+    "functions": {"client", "records"},
     "spark": {"client", "records"},
     "app": {
         "cluster",

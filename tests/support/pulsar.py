@@ -3,8 +3,9 @@
 A pytest plugin (`tests/conftest.py` names it). Tests take the fixture `pulsar`: two URLs and a namespace of their own
 that keeps everything. A test that stops or breaks its broker, or needs other settings, takes `own_broker`.
 
-Every test that asks for `pulsar_urls`, itself or through another fixture, gets the mark `pulsar`: `-m pulsar` and
-`-m "not pulsar"` select by it. A fixture that asks for it only at run time puts the mark on its parameters.
+Every test that asks for `pulsar_urls` or `pulsar_home`, itself or through another fixture, gets the mark `pulsar`:
+`-m pulsar` and `-m "not pulsar"` select by it. A fixture that asks for it only at run time puts the mark on its
+parameters.
 
     KOP_TEST_PULSAR=pulsar://HOST:PORT,http://HOST:PORT   use this one
     KOP_TEST_PULSAR=off                                   leave these tests out
@@ -182,6 +183,17 @@ def pulsar_urls() -> Urls:
 
 
 @pytest.fixture(scope="session")
+def pulsar_home() -> Path:
+    """Return the folder of Pulsar's distribution, which has its examples and tools."""
+    if why := _missing():
+        _leave_out(why)
+    done = subprocess.run([SCRIPT, "home"], env=_environ(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        _leave_out(done.stderr.strip())
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
 def pulsar(pulsar_urls: Urls) -> Iterator[Pulsar]:
     """A Pulsar and a namespace of this process on it. `pulsar.topic()` gives each test its own topics."""
     with fresh_namespace(pulsar_urls) as namespace:
@@ -344,7 +356,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need a Pulsar, before `-m` selects."""
     for item in items:
-        if "pulsar_urls" in getattr(item, "fixturenames", ()):
+        if {"pulsar_urls", "pulsar_home"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("pulsar")
 
 

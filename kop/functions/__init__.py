@@ -1,0 +1,1 @@
+"""Functions: a Python function between topics of any Kafka server, with Pulsar's API."""

@@ -1,0 +1,114 @@
+"""Which messages of an instance are done, which are tried again and when, and what of it may be committed.
+
+Owns: the offset behind which nothing is open, for each partition; how long a failed message waits.
+Must not know: clocks, threads, what a message holds. The time is given, in seconds of any clock.
+
+A committed offset says that all before it is done. So a message that fails, that nobody has acknowledged yet or whose
+call is under way keeps the offset of its partition, however many behind it are done.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
+
+from kop.functions.context import TopicPartition
+
+FIRST_SECONDS: Final = 0.2
+"""How long a message waits that has failed once; twice as long after each further time."""
+LONGEST_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Partition:
+    next: int = -1
+    """The offset behind all that was taken."""
+    count: int = 0
+    """How many messages were taken."""
+    open: dict[int, int] = field(default_factory=dict)
+    """The offsets that are not done, in their order, and how many were taken before each."""
+    told: int = -1
+    """What `committable` has told."""
+
+
+class Acks:
+    """The messages of an instance. Those of a partition are taken in the order of their offsets."""
+
+    def __init__(self, max_retries: int | None) -> None:
+        """`max_retries`: how often a failed message is tried again; None is without limit."""
+        self._max_retries = max_retries
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._failures: dict[tuple[TopicPartition, int], int] = {}
+        """How often a message has failed that is open."""
+        self._due: dict[tuple[TopicPartition, int], float] = {}
+        """When a message is tried again that waits for it."""
+        self._queue: list[tuple[float, TopicPartition, int]] = []
+        """The same by time, with times that do not hold any more."""
+
+    def taken(self, partition: TopicPartition, offset: int) -> None:
+        """Note a message that is not done yet."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = _Partition(told=offset)
+        state.open[offset] = state.count
+        state.count += 1
+        state.next = offset + 1
+
+    def passed(self, partition: TopicPartition, next_offset: int) -> None:
+        """Note that there is no message between those that were taken and an offset."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = _Partition()
+        state.next = max(state.next, next_offset)
+
+    def done(self, partition: TopicPartition, offset: int) -> None:
+        """Note that a message is done, or given up; one that is done already stays so."""
+        self._partitions[partition].open.pop(offset, None)
+        if self._failures:
+            self._failures.pop((partition, offset), None)
+            self._due.pop((partition, offset), None)
+
+    def failed(self, partition: TopicPartition, offset: int, now: float) -> float | None:
+        """Note that a call has failed, and return when the message is due again; None: it was tried often enough."""
+        failures = self._failures.get((partition, offset), 0) + 1
+        self._failures[partition, offset] = failures
+        if self._max_retries is not None and failures > self._max_retries:
+            self._due.pop((partition, offset), None)
+            return None
+        # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
+        due = now + min(FIRST_SECONDS * 2 ** min(failures - 1, 20), LONGEST_SECONDS)
+        self._due[partition, offset] = due
+        heapq.heappush(self._queue, (due, partition, offset))
+        return due
+
+    def due(self, now: float) -> list[tuple[TopicPartition, int]]:
+        """Return the messages that are to be tried again now, the longest due first, each once."""
+        places: list[tuple[TopicPartition, int]] = []
+        while (first := self.next_due()) is not None and first <= now:
+            _, partition, offset = heapq.heappop(self._queue)
+            del self._due[partition, offset]
+            places.append((partition, offset))
+        return places
+
+    def next_due(self) -> float | None:
+        """Return when the next message is due; None if none waits."""
+        while self._queue and self._due.get(self._queue[0][1:]) != self._queue[0][0]:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else None
+
+    def ahead(self, partition: TopicPartition) -> int:
+        """Return how many messages were taken behind the first one that is not done; 0 if all are."""
+        state = self._partitions.get(partition)
+        if state is None or not state.open:
+            return 0
+        return state.count - 1 - state.open[next(iter(state.open))]
+
+    def committable(self) -> dict[TopicPartition, int]:
+        """Return the offsets up to which all is done, of partitions whose offset has moved since the last call."""
+        moved: dict[TopicPartition, int] = {}
+        for partition, state in self._partitions.items():
+            offset = next(iter(state.open)) if state.open else state.next
+            if offset > state.told:
+                state.told = moved[partition] = offset
+        return moved

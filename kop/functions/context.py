@@ -1,0 +1,388 @@
+"""What a function is told of its message, and what it asks for: Pulsar's Context over records of Kafka.
+
+Owns: the methods of Pulsar 4.0.8's context with their signatures; what a call asks the instance to write and to commit,
+as effects; the id of a record.
+Must not know: sockets, transactions, when effects are carried out.
+
+One context is used for all messages, one after the other; calls that run at the same time have one each.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+
+from kop.functions.spec import FunctionSpec
+
+TopicPartition: TypeAlias = tuple[str, int]
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+InputRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
+"""Offset, timestamp, key, value, headers, as kop.client.batches reads them."""
+
+INPUT_TOPIC_HEADER: Final = "__pfn_input_topic__"
+INPUT_ID_HEADER: Final = "__pfn_input_msg_id__"
+
+
+class MissingError(Exception):
+    """What a function asks for and cannot have."""
+
+
+class StateError(MissingError):
+    """State that is not there."""
+
+
+class RecordId(NamedTuple):
+    """What `get_message_id` returns: a place in a topic, with the methods of Pulsar's MessageId.
+
+    Pulsar's ids have a ledger and an entry in it, of which Pulsar's runtime makes one number; the offset is cut where
+    that joins them.
+    """
+
+    topic: str
+    index: int
+    offset: int
+
+    def ledger_id(self) -> int:
+        """Return the upper bits of the offset."""
+        return self.offset >> 28
+
+    def entry_id(self) -> int:
+        """Return the lower 28 bits of the offset."""
+        return self.offset & (1 << 28) - 1
+
+    def batch_index(self) -> int:
+        """Return -1: each record has an offset of its own."""
+        return -1
+
+    def partition(self) -> int:
+        """Return the number of the partition."""
+        return self.index
+
+    def serialize(self) -> bytes:
+        """Return the bytes that Pulsar's `MessageId.deserialize` reads: a protobuf of ledger, entry and partition."""
+        numbers = (self.ledger_id(), self.entry_id(), self.index)
+        return b"".join(bytes([field << 3]) + _varint(number) for field, number in enumerate(numbers, 1))
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.index}@{self.offset}"
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A record to write, with the guarantee of the message that is processed."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    timestamp: int | None
+    """Milliseconds; None is the time at which it is written."""
+    callback: Callable[[Any, Any], Any] | None
+
+    def tell(self, stored: bool, message_id: RecordId | None) -> None:
+        """Call the function's callback with Pulsar's Result."""
+        if self.callback is not None:
+            result = importlib.import_module("pulsar").Result
+            self.callback(result.Ok if stored else result.UnknownError, message_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """A message that the function is done with; it counts with the guarantee MANUAL."""
+
+    partition: TopicPartition
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """A message that has to be tried again."""
+
+    partition: TopicPartition
+    offset: int
+
+
+Effect: TypeAlias = Publish | Acked | Nacked
+
+
+class Serializer(Protocol):
+    """The part of a serde that `publish` needs."""
+
+    def serialize(self, input: Any) -> bytes:
+        """Return the bytes of a value."""
+
+
+class FunctionState(Protocol):
+    """The state of a function, as its context needs it."""
+
+    def incr(self, key: str, amount: int) -> None:
+        """Add to a counter."""
+
+    def get_amount(self, key: str) -> int:
+        """Return a counter."""
+
+    def delete_key(self, key: str) -> None:
+        """Forget a counter."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value."""
+
+    def get_value(self, key: str) -> Any:
+        """Return a value."""
+
+
+_NO_STATE: Final = "state is not there: counters and values of functions are not built yet"
+_CONF: Final = {
+    *("properties", "partition_key", "ordering_key", "event_timestamp"),
+    *("sequence_id", "replication_clusters", "disable_replication"),
+}
+_WITHOUT_EFFECT: Final = ("sequence_id", "replication_clusters", "disable_replication")
+_IDENTITY: Final = "serde.IdentitySerDe"
+
+
+class FunctionContext:
+    """What `process` gets as `context`."""
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        instance_id: int,
+        effects: list[Effect],
+        *,
+        logger: logging.Logger,
+        serde: Callable[[str], Serializer],
+        secrets: Mapping[str, str],
+        record_metric: Callable[[str, float], None],
+        state: FunctionState | None = None,
+        version: str = "0",
+    ) -> None:
+        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for."""
+        self._spec = spec
+        self._instance_id = instance_id
+        self._effects = effects
+        self._logger = logger
+        self._serde = serde
+        self._secrets = secrets
+        self._record_metric = record_metric
+        self._state = state
+        self._version = version
+        self._serializers: dict[str, Serializer] = {}
+        self._told: set[str] = set()
+        self._partition: TopicPartition = ("", -1)
+        self._record: InputRecord = (-1, -1, None, None, ())
+
+    def begin(self, partition: TopicPartition, record: InputRecord) -> None:
+        """Set the message that is processed from now on."""
+        self._partition = partition
+        self._record = record
+
+    def input_headers(self) -> list[tuple[str, bytes]]:
+        """Return the headers that tell of an output from which message it was made."""
+        coded = base64.urlsafe_b64encode(self.get_message_id().serialize())
+        return [(INPUT_TOPIC_HEADER, self._partition[0].encode()), (INPUT_ID_HEADER, coded)]
+
+    # -- the message
+
+    def get_message_id(self) -> RecordId:
+        """Return the id of the message."""
+        return RecordId(*self._partition, self._record[0])
+
+    def get_message_key(self) -> str:
+        """Return the key of the message: its text, base64 if it is no UTF-8, empty if there is none."""
+        key = self._record[2]
+        if key is None:
+            return ""
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(key).decode()
+
+    def get_message_eventtime(self) -> int:
+        """Return the timestamp of the message in milliseconds; 0 if it has none."""
+        return max(self._record[1], 0)
+
+    def get_message_properties(self) -> dict[str, str]:
+        """Return the headers of the message as text; of those with one name the last."""
+        return {name: (value or b"").decode(errors="replace") for name, value in self._record[4]}
+
+    def get_current_message_topic_name(self) -> str:
+        """Return the topic of the message."""
+        return self._partition[0]
+
+    def get_message_sequence_id(self) -> int:
+        """Return the offset of the message."""
+        return self._record[0]
+
+    def get_message_partition_index(self) -> int:
+        """Return the partition of the message."""
+        return self._partition[1]
+
+    def get_partition_key(self) -> str:
+        """Return the key of the message, as `get_message_key` does."""
+        return self.get_message_key()
+
+    def get_ordering_key(self) -> None:
+        """Return None: a record of Kafka has one key, which is the partition key."""
+
+    # -- the function
+
+    def get_function_tenant(self) -> str:
+        """Return the tenant of the function."""
+        return self._spec.tenant
+
+    def get_function_namespace(self) -> str:
+        """Return the namespace of the function, without its tenant."""
+        return self._spec.namespace
+
+    def get_function_name(self) -> str:
+        """Return the name of the function."""
+        return self._spec.name
+
+    def get_function_id(self) -> str:
+        """Return `tenant/namespace/name`."""
+        return self._spec.fqfn
+
+    def get_instance_id(self) -> str:
+        """Return the number of the instance."""
+        return str(self._instance_id)
+
+    def get_function_version(self) -> str:
+        """Return the revision of the definition."""
+        return self._version
+
+    def get_logger(self) -> logging.Logger:
+        """Return the logger of the function."""
+        return self._logger
+
+    def get_user_config_value(self, key: str) -> Any:
+        """Return a value of `userConfig`; None if it is not there."""
+        return self._spec.user_config.get(key)
+
+    def get_user_config_map(self) -> Mapping[str, Any]:
+        """Return all of `userConfig`."""
+        return self._spec.user_config
+
+    def get_secret(self, secret_name: str) -> str | None:
+        """Return a secret; None if the definition does not name it."""
+        return self._secrets.get(secret_name)
+
+    def record_metric(self, metric_name: str, metric_value: float) -> None:
+        """Observe a value of the function's own."""
+        self._record_metric(metric_name, metric_value)
+
+    def get_input_topics(self) -> list[str]:
+        """Return the topics and patterns of the inputs."""
+        return list(self._spec.inputs)
+
+    def get_output_topic(self) -> str:
+        """Return the topic of results; empty if there is none."""
+        return self._spec.output
+
+    def get_output_serde_class_name(self) -> str:
+        """Return the name of the serde of results; empty if none is named."""
+        return self._spec.output_serde_class_name
+
+    def get_pulsar_client(self) -> NoReturn:
+        """Raise MissingError: there is no client of Pulsar."""
+        raise MissingError("there is no client of Pulsar: the function runs on Kafka's protocol; use publish")
+
+    # -- what it asks for
+
+    def publish(
+        self,
+        topic_name: str,
+        message: Any,
+        serde_class_name: str = _IDENTITY,
+        properties: Mapping[str, str] | None = None,
+        compression_type: Any = None,
+        callback: Callable[[Any, Any], Any] | None = None,
+        message_conf: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a message to a topic, with the guarantee of the message that is processed."""
+        name = str(serde_class_name)
+        serializer = self._serializers.get(name)
+        if serializer is None:
+            serializer = self._serializers[name] = self._serde(name)
+        conf = message_conf or {}
+        if conf.keys() - _CONF:
+            raise TypeError(f"publish: message_conf has no {', '.join(sorted(map(str, conf.keys() - _CONF)))}")
+        without_effect = [option for option in _WITHOUT_EFFECT if conf.get(option) is not None]
+        if compression_type is not None:
+            without_effect.append("compression_type")
+        for option in without_effect:
+            if option not in self._told:
+                self._told.add(option)
+                self._logger.warning("publish: %s has no effect on Kafka's protocol", option)
+        key = conf.get("partition_key")
+        if key is None:
+            key = conf.get("ordering_key")
+        pairs = properties or conf.get("properties") or {}
+        self._effects.append(
+            Publish(
+                str(topic_name),
+                None if key is None else _bytes(key),
+                serializer.serialize(message),
+                [(str(header), _bytes(value)) for header, value in pairs.items()],
+                conf.get("event_timestamp"),
+                callback,
+            )
+        )
+
+    def ack(self, msgid: RecordId, topic: str) -> None:
+        """Say that a message is done with. It counts with the guarantee MANUAL."""
+        self._effects.append(Acked(*_place(msgid, topic)))
+
+    def nack(self, msgid: RecordId, topic: str) -> None:
+        """Say that a message has failed, so that it is tried again."""
+        self._effects.append(Nacked(*_place(msgid, topic)))
+
+    # -- state
+
+    def incr_counter(self, key: str, amount: int) -> None:
+        """Add to a counter."""
+        self._needed_state().incr(key, amount)
+
+    def get_counter(self, key: str) -> int:
+        """Return a counter; 0 if nobody has added to it."""
+        return self._needed_state().get_amount(key)
+
+    def del_counter(self, key: str) -> None:
+        """Forget a counter."""
+        self._needed_state().delete_key(key)
+
+    def put_state(self, key: str, value: Any) -> None:
+        """Set a value of the state."""
+        self._needed_state().put(key, value)
+
+    def get_state(self, key: str) -> Any:
+        """Return a value of the state; None if there is none."""
+        return self._needed_state().get_value(key)
+
+    def _needed_state(self) -> FunctionState:
+        if self._state is None:
+            raise StateError(_NO_STATE)
+        return self._state
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _place(msgid: Any, topic: str) -> tuple[TopicPartition, int]:
+    if not isinstance(msgid, RecordId):
+        raise TypeError(f"ack and nack take what get_message_id() has returned, not a {type(msgid).__name__}")
+    if topic not in {msgid.topic, f"{msgid.topic}-partition-{msgid.index}"}:
+        raise ValueError(f"Invalid topicname {topic}: the message is of {msgid.topic}")
+    return (msgid.topic, msgid.index), msgid.offset

@@ -1,0 +1,170 @@
+"""Where the code of a function comes from: a file, and the class, function or module in it that is named.
+
+Owns: what a class name means; the import of a user's file, under the name that Pulsar gives it, so that its pickles and
+its imports of files beside it work; what is told of a file that cannot be loaded.
+Must not know: serdes, records, who calls the function.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+_LOADED: Final = "__kop_function__"
+"""A name in modules that were loaded here: the next function may have a file of the same name."""
+
+
+class FunctionLoadError(Exception):
+    """A function that cannot be loaded, with what its author has to know."""
+
+
+@dataclass(frozen=True)
+class FunctionCode:
+    """A function that can be called."""
+
+    class_name: str
+    call: Callable[[Any, Any], Any]
+    """`call(input, context)` returns what the function returns, an awaitable if `is_async`."""
+    is_async: bool
+    input_annotation: Any
+    """Any if there is none."""
+    output_annotation: Any
+    """Any if there is none, or if it is None."""
+
+    def find(self, name: str) -> Any:
+        """Return what another name of the function's files stands for, as `module.Class`."""
+        return _find(name)
+
+
+def load(py: str | Path, class_name: str) -> FunctionCode:
+    """Import a file and return the function of it that is named: `module.Class`, `module.function` or `module`."""
+    path = Path(py).absolute()
+    if path.suffix != ".py":
+        raise FunctionLoadError(f"{path.name} is no file of Python: its name must end with .py")
+    if not path.is_file():
+        raise FunctionLoadError(f"there is no file {path}")
+    if not class_name:
+        raise FunctionLoadError(f"no class is named: {path.stem}.CLASS, {path.stem}.FUNCTION or {path.stem}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    if class_name.partition(".")[0] == path.stem:
+        _execute(path)
+    return of_object(_find(class_name), class_name)
+
+
+def _execute(path: Path) -> None:
+    """Run a user's file as the module of its name, also if one of that name was run before."""
+    before = sys.modules.get(path.stem)
+    known = before is not None and (hasattr(before, _LOADED) or getattr(before, "__file__", None) == str(path))
+    if path.stem in sys.stdlib_module_names or path.stem in {"kop", "pulsar"} or (before is not None and not known):
+        raise FunctionLoadError(f"{path.name} has the name of a module of others: give the file another name")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _LOADED, True)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[path.stem]
+        raise FunctionLoadError(_told(error)) from error
+
+
+def _find(name: str) -> Any:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise FunctionLoadError(f"{name!r} is no name of a class, a function or a module")
+    module, rest = _module(parts)
+    place: Any = module
+    for part in rest:
+        if not hasattr(place, part):
+            near = difflib.get_close_matches(part, [other for other in vars(place) if not other.startswith("_")], 1)
+            hint = f"; is it {near[0]}?" if near else ""
+            raise FunctionLoadError(f"{getattr(place, '__name__', place)} has no {part}{hint}")
+        place = getattr(place, part)
+    return place
+
+
+def _module(parts: list[str]) -> tuple[types.ModuleType, list[str]]:
+    """Import the longest beginning of a name that is a module."""
+    for count in range(len(parts), 0, -1):
+        name = ".".join(parts[:count])
+        try:
+            return importlib.import_module(name), parts[count:]
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise FunctionLoadError(_told(error)) from error
+        except (Exception, SystemExit) as error:
+            raise FunctionLoadError(_told(error)) from error
+    raise FunctionLoadError(f"there is no module {parts[0]} beside the file of the function")
+
+
+def _told(error: BaseException) -> str:
+    """Return an error of a user's file with the line that it came from."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")][1:]
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {error}"
+
+
+def of_object(target: Any, name: str) -> FunctionCode:
+    """Return the function that a class, a function, a module or an object with `process` is."""
+    is_class = inspect.isclass(target)
+    if is_class:
+        try:
+            target = target()
+        except (Exception, SystemExit) as error:
+            raise FunctionLoadError(f"{name} cannot be made without arguments: {_told(error)}") from error
+    process = target if inspect.isroutine(target) else getattr(target, "process", None)
+    if not callable(process) or getattr(process, "__isabstractmethod__", False):
+        raise FunctionLoadError(f"{name} has no process(input, context)")
+    try:
+        signature = inspect.signature(process)
+    except ValueError:
+        raise FunctionLoadError(f"{name} does not say which arguments it takes: it must be written in Python") from None
+    takes_context = _takes_context(signature, name, is_class)
+    return FunctionCode(
+        name,
+        process if takes_context else lambda value, _context: process(value),
+        inspect.iscoroutinefunction(process),
+        _annotation(process, next(iter(signature.parameters.values())).annotation, name),
+        _annotation(process, signature.return_annotation, name),
+    )
+
+
+def _takes_context(signature: inspect.Signature, name: str, is_class: bool) -> bool:
+    """Return if a function is called with its context. Pulsar gives it to classes, and to them always."""
+    second = next(iter(list(signature.parameters.values())[1:]), None)
+    named = second is not None and (second.name == "context" or second.default is second.empty)
+    for count in (2, 1) if is_class or named else (1,):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count == 2
+    raise FunctionLoadError(f"{name} is called as process(input, context), and takes {signature}")
+
+
+def _annotation(process: Callable[..., Any], annotation: Any, name: str) -> Any:
+    if annotation is inspect.Parameter.empty or annotation is None or annotation == "None":
+        return Any
+    holder = types.SimpleNamespace(__annotations__={"value": annotation})
+    try:
+        return get_type_hints(holder, globalns=getattr(inspect.unwrap(process), "__globals__", {}))["value"]
+    except Exception as error:
+        raise FunctionLoadError(
+            f"the annotation {annotation!r} of {name} means nothing when the function runs: "
+            f"{type(error).__name__}: {error}"
+        ) from None
