@@ -77,7 +77,7 @@ class Acks:
             self._due.pop((partition, offset), None)
             return None
         # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
-        due = now + min(FIRST_SECONDS * 2 ** min(failures - 1, 20), LONGEST_SECONDS)
+        due = now + min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
         self._due[partition, offset] = due
         heapq.heappush(self._queue, (due, partition, offset))
         return due

@@ -1,6 +1,6 @@
 """What a function is told of its message, and what it asks for: Pulsar's Context over records of Kafka.
 
-Owns: the methods of Pulsar 4.0.8's context with their signatures; what a call asks the instance to write and to commit,
+Owns: the methods of Pulsar's context with their signatures; what a call asks the instance to write and to commit,
 as effects; the id of a record.
 Must not know: sockets, transactions, when effects are carried out.
 
@@ -14,7 +14,7 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from kop.functions.spec import FunctionSpec
 
@@ -35,7 +35,8 @@ class StateError(MissingError):
     """State that is not there."""
 
 
-class RecordId(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RecordId:
     """What `get_message_id` returns: a place in a topic, with the methods of Pulsar's MessageId.
 
     Pulsar's ids have a ledger and an entry in it, of which Pulsar's runtime makes one number; the offset is cut where
@@ -233,8 +234,9 @@ class FunctionContext:
         """Return the key of the message, as `get_message_key` does."""
         return self.get_message_key()
 
-    def get_ordering_key(self) -> None:
+    def get_ordering_key(self) -> str | None:
         """Return None: a record of Kafka has one key, which is the partition key."""
+        return None
 
     # -- the function
 

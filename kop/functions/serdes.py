@@ -10,6 +10,7 @@ an annotation with None gets None; the others refuse it. A result is never None:
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import types
@@ -118,10 +119,11 @@ class _OfUser:
         self._name = name
 
     def deserialize(self, input_bytes: bytes | None) -> Any:
+        data = b"" if input_bytes is None else input_bytes
         try:
-            return self._serde.deserialize(b"" if input_bytes is None else input_bytes)
+            return self._serde.deserialize(data)
         except Exception as error:
-            raise SerdeError(f"{self._name} does not read {_short(input_bytes)}: {_told(error)}") from error
+            raise SerdeError(f"{self._name} does not read {_short(data)}: {_told(error)}") from error
 
     def serialize(self, input: Any) -> bytes:
         try:
@@ -210,9 +212,24 @@ class _Json:
 
     def serialize(self, input: Any) -> bytes:
         try:
-            return self._adapter.dump_json(input, warnings="error")
+            data = self._adapter.dump_json(input, warnings="error")
         except PydanticSerializationError as error:
             raise SerdeError(f"the result is no JSON: {' '.join(str(error).split())}") from None
+        # pydantic writes null for a number that JSON has not.
+        if b"null" in data and (number := _without_json(self._adapter.dump_python(input))) is not None:
+            raise SerdeError(f"the result is no JSON, which has no {_JSON_NAMES[str(number)]}")
+        return data
+
+
+_JSON_NAMES: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _without_json(value: Any) -> float | None:
+    """Return a number in a value that JSON has not; None if there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return next((number for number in map(_without_json, parts) if number is not None), None)
 
 
 def _name(annotation: Any) -> str:
@@ -329,7 +346,7 @@ def _is_record(named: Any) -> bool:
 
 def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
     try:
-        from pulsar import schema  # noqa: PLC0415 - only functions with such a schema need it
+        from pulsar.schema import AvroSchema, JsonSchema  # noqa: PLC0415 - only functions with such a schema need it
     except ImportError as error:
         raise SerdeError(f"schemaType {schema_type} needs pulsar-client: pip install pulsar-client ({error})") from None
     if record is None:
@@ -337,7 +354,7 @@ def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
             f"schemaType {schema_type} needs the class of the record: inputTypeClassName, outputTypeClassName"
         )
     try:
-        return _OfPulsarSchema(schema.AvroSchema(record) if schema_type == "avro" else schema.JsonSchema(record))
+        return _OfPulsarSchema(AvroSchema(record) if schema_type == "avro" else JsonSchema(record))
     except Exception as error:
         raise SerdeError(f"there is no {schema_type} schema of {_name(record)}: {_told(error)}") from error
 

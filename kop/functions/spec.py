@@ -127,6 +127,7 @@ def _title(value: Any) -> Any:
 
 _Text: TypeAlias = Annotated[str | None, BeforeValidator(_absent)]
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_INPUTS: Final = ("topicsPattern", "inputSpecs", "customSerdeInputs", "customSchemaInputs")
 _CODECS: Final = {"NONE": "none", "LZ4": "lz4", "ZLIB": "gzip", "ZSTD": "zstd", "SNAPPY": "snappy"}
 """Pulsar's codecs, and those of Kafka in their place."""
 
@@ -135,7 +136,7 @@ class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, defer_build=True)
 
 
-class _Consumer(_Fields):
+class _ConsumerFields(_Fields):
     schema_type: _Text = None
     serde_class_name: _Text = None
     is_regex_pattern: bool | None = Field(None, alias="isRegexPattern")
@@ -146,7 +147,7 @@ class _Consumer(_Fields):
     crypto_config: Any = None
 
 
-class _Producer(_Fields):
+class _ProducerFields(_Fields):
     compression_type: Annotated[
         Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] | None, BeforeValidator(_upper), BeforeValidator(_absent)
     ] = None
@@ -157,19 +158,19 @@ class _Producer(_Fields):
     crypto_config: Any = None
 
 
-class _Resources(_Fields):
+class _ResourcesFields(_Fields):
     cpu: float | None = None
     ram: Annotated[int, Field(ge=1)] | None = None
     disk: int | None = None
 
 
-class _Secret(_Fields):
+class _SecretFields(_Fields):
     env: str | None = None
     file: str | None = None
 
 
 class FunctionConfig(_Fields):
-    """The fields of Pulsar 4.0.8, as people and Pulsar's tools write them."""
+    """The fields of Pulsar, as people and Pulsar's tools write them."""
 
     tenant: _Text = None
     namespace: _Text = None
@@ -178,7 +179,7 @@ class FunctionConfig(_Fields):
     class_name: _Text = None
     inputs: list[str] | None = None
     topics_pattern: _Text = None
-    input_specs: dict[str, _Consumer] | None = None
+    input_specs: dict[str, _ConsumerFields] | None = None
     custom_serde_inputs: dict[str, str] | None = None
     custom_schema_inputs: dict[str, str] | None = None
     custom_schema_outputs: dict[str, str] | None = None
@@ -187,21 +188,21 @@ class FunctionConfig(_Fields):
     output_schema_type: _Text = None
     output_type_class_name: _Text = None
     output_serde_class_name: _Text = None
-    producer_config: _Producer | None = None
+    producer_config: _ProducerFields | None = None
     log_topic: _Text = None
     processing_guarantees: Annotated[Guarantee | None, BeforeValidator(_upper), BeforeValidator(_absent)] = None
     retain_ordering: bool | None = None
     retain_key_ordering: bool | None = None
     forward_source_message_property: bool | None = None
     user_config: dict[str, Any] | None = None
-    secrets: dict[str, _Secret] | None = None
+    secrets: dict[str, _SecretFields] | None = None
     runtime: Annotated[Literal["PYTHON", "JAVA", "GO"] | None, BeforeValidator(_upper), BeforeValidator(_absent)] = None
     auto_ack: bool | None = None
     max_message_retries: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     dead_letter_topic: _Text = None
     sub_name: _Text = None
     parallelism: _Count | None = None
-    resources: _Resources | None = None
+    resources: _ResourcesFields | None = None
     window_config: dict[str, Any] | None = None
     timeout_ms: Annotated[int, Field(ge=1)] | None = None
     py: _Text = None
@@ -338,8 +339,9 @@ def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) ->
     text, name = file or ("", "")
     draft = _Draft(name)
     draft.take_text(text)
+    unread = bool(draft.mistakes)
     draft.take_flags(flags)
-    config = draft.checked()
+    config = None if unread else draft.checked()
     spec = draft.spec_of(config) if config else None
     if draft.mistakes or spec is None:
         raise SpecError([text for _, text in sorted(draft.mistakes)])
@@ -354,20 +356,26 @@ class _Draft:
         self.mistakes: list[tuple[int, str]] = []
         self.notes: list[str] = []
         self._name = name
+        self._bad: set[str | int] = set()
+        """Fields with a mistake of their own: they are left out."""
         self._lines: dict[Path, int] = {}
         self._flags: dict[Path, str] = {}
 
-    def wrong(self, path: Path, text: str) -> None:
-        """Note a mistake at a place of the definition."""
+    def wrong(self, path: Path, text: str, *fields: str) -> None:
+        """Note a mistake at a place of the definition, unless it is one because a field has a mistake already."""
+        if self._bad.intersection((path[0], *fields) if path else fields):
+            return
         line, place = self._place(path)
         self.mistakes.append((line, f"{place}{text}"))
 
     def _place(self, path: Path) -> tuple[int, str]:
         named = ".".join(map(str, path))
+        for flagged, flag in self._flags.items():
+            if flagged[: len(path)] == path:
+                return 0, f"--{flag}: "
         for end in range(len(path), 0, -1):
             if path[:end] in self._flags:
-                flag = f"--{self._flags[path[:end]]}"
-                return 0, f"{flag}: " if end == len(path) else f"{flag}: {'.'.join(map(str, path[end:]))}: "
+                return 0, f"--{self._flags[path[:end]]}: {'.'.join(map(str, path[end:]))}: "
             if path[:end] in self._lines:
                 line = self._lines[path[:end]]
                 return line, f"{self._name}, line {line}: {named}: "
@@ -456,8 +464,8 @@ class _Draft:
 
     # -- checks
 
-    def checked(self) -> FunctionConfig | None:
-        """Return the fields if each is right by itself."""
+    def checked(self) -> FunctionConfig:
+        """Return the fields that are right by themselves."""
         for path, value in list(_leaves(self.values, ())):
             if value is not None and value is not False and value != "" and path[-1] in REFUSED and _is_field(path):
                 self.wrong(path, f"is refused: {REFUSED[str(path[-1])]}")
@@ -467,9 +475,11 @@ class _Draft:
         try:
             return FunctionConfig.model_validate(self.values)
         except ValidationError as error:
-            for problem in error.errors(include_url=False):
-                self._take_problem(problem)
-            return None
+            problems = error.errors(include_url=False)
+        for problem in problems:
+            self._take_problem(problem)
+        self._bad = {problem["loc"][0] for problem in problems}
+        return FunctionConfig.model_validate({name: self.values[name] for name in self.values if name not in self._bad})
 
     def _take_problem(self, problem: Any) -> None:
         path = tuple(part for part in problem["loc"] if not str(part).startswith(("function-", "constrained-")))
@@ -490,24 +500,29 @@ class _Draft:
             self.wrong(("py",), "is missing: the file with the function")
         inputs = self._inputs(config)
         if not inputs:
-            self.wrong(("inputs",), "is missing: the topics to read")
+            self.wrong(("inputs",), "is missing: the topics to read", *_INPUTS)
         if config.output and config.output in inputs:
             self.wrong(("output",), f"{config.output} is an input too, so the function would read what it writes")
         tenant, namespace, name = self._named(config)
         guarantee = config.processing_guarantees or Guarantee.ATLEAST_ONCE
         if config.auto_ack is False and guarantee is not Guarantee.MANUAL:
-            self.wrong(("autoAck",), "may be false only with processingGuarantees MANUAL")
+            self.wrong(("autoAck",), "may be false only with processingGuarantees MANUAL", "processingGuarantees")
         if config.retain_ordering and config.retain_key_ordering:
             self.wrong(("retainKeyOrdering",), "retainOrdering is given too: one of them")
         retries = None if config.max_message_retries in {None, -1} else config.max_message_retries
         if config.dead_letter_topic and retries is None:
-            self.wrong(("deadLetterTopic",), "needs maxMessageRetries: without it a message is tried for ever")
+            self.wrong(
+                ("deadLetterTopic",),
+                "needs maxMessageRetries: without it a message is tried for ever",
+                "maxMessageRetries",
+            )
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
         for topic, schema in (config.custom_schema_outputs or {}).items():
             if topic == config.output and not output_schema:
                 output_schema = self._schema(("customSchemaOutputs", topic), schema)
             elif topic != config.output:
-                self.wrong(("customSchemaOutputs", topic), f"is not the output, which is {config.output or 'none'}")
+                given = config.output or "none"
+                self.wrong(("customSchemaOutputs", topic), f"is not the output, which is {given}", "output")
         if output_schema and config.output_serde_class_name:
             self.wrong(("outputSerdeClassName",), "a schema type is given too: one of them")
         secrets = {key: self._secret(key, place) for key, place in (config.secrets or {}).items()}
@@ -598,7 +613,7 @@ class _Draft:
         except re.error as error:
             self.wrong(path, f"is no regular expression: {error}")
 
-    def _secret(self, name: str, given: _Secret) -> SecretPlace:
+    def _secret(self, name: str, given: _SecretFields) -> SecretPlace:
         if bool(given.env) is bool(given.file):
             self.wrong(("secrets", name), 'must be {"env": VARIABLE} or {"file": PATH}')
         return SecretPlace(given.env or "", given.file or "")
@@ -628,14 +643,11 @@ def _matches(path: Path, pattern: Path) -> bool:
 
 def _names_beside(path: Path) -> list[str]:
     """Return the fields that there are where an unknown one stands."""
-    model: type[_Fields] = (
-        {
-            "inputSpecs": _Consumer,
-            "producerConfig": _Producer,
-            "resources": _Resources,
-            "secrets": _Secret,
-        }.get(str(path[0]), FunctionConfig)
-        if len(path) > 1
-        else FunctionConfig
-    )
+    inner: dict[str | int, type[_Fields]] = {
+        "inputSpecs": _ConsumerFields,
+        "producerConfig": _ProducerFields,
+        "resources": _ResourcesFields,
+        "secrets": _SecretFields,
+    }
+    model = inner.get(path[0], FunctionConfig) if len(path) > 1 else FunctionConfig
     return [str(info.alias) for info in model.model_fields.values()]

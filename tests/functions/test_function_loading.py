@@ -82,8 +82,9 @@ def test_annotations_may_be_texts(user_file: UserFile) -> None:
             return {}
     """
     code = user_file(text, "code.Prices")
-    assert code.input_annotation is code.find("code_of_user.Order")
-    assert code.output_annotation == dict[str, code.find("code_of_user.Order")] | None
+    order = code.find("code_of_user.Order")
+    assert code.input_annotation is order
+    assert code.output_annotation == dict.__class_getitem__((str, order)) | None
 
 
 def test_a_result_that_is_annotated_as_none_has_no_annotation(user_file: UserFile) -> None:

@@ -247,16 +247,20 @@ inputSpecs:
     poolMessages: perhaps
 jar: f.jar
 timeoutMs: -1
+outputSchemaType: xml
 """
     with pytest.raises(SpecError) as caught:
         read(text, "f.yaml")
-    assert [line.rsplit(": ", 1)[0].split(", got")[0] for line in caught.value.mistakes] == [
-        "f.yaml, line 4: inputs.1: Input should be a valid string",
-        "f.yaml, line 5: paralelism",
-        "f.yaml, line 6: parallelism: Input should be a valid integer, unable to parse string as an integer",
-        "f.yaml, line 10: inputSpecs.x.poolMessages: Input should be a valid boolean, unable to interpret input",
-        "f.yaml, line 11: jar: is refused",
-        "f.yaml, line 12: timeoutMs: Input should be greater than or equal to 1",
+    assert caught.value.mistakes == [
+        "f.yaml, line 4: inputs.1: Input should be a valid string, got ['b']",
+        "f.yaml, line 5: paralelism: there is no such field; is it parallelism?",
+        "f.yaml, line 6: parallelism: Input should be a valid integer, unable to parse string as an integer, "
+        "got 'many'",
+        "f.yaml, line 10: inputSpecs.x.poolMessages: Input should be a valid boolean, unable to interpret input, "
+        "got 'perhaps'",
+        "f.yaml, line 11: jar: is refused: functions in Java are not run",
+        "f.yaml, line 12: timeoutMs: Input should be greater than or equal to 1, got -1",
+        "f.yaml, line 13: outputSchemaType: schema type xml is refused: string, json, bytes or avro, or a serde",
     ]
     assert str(caught.value) == "\n".join(caught.value.mistakes)
 
@@ -340,11 +344,19 @@ def test_flags_go_before_the_file() -> None:
     ]
 
 
+def test_a_mistake_makes_no_others() -> None:
+    assert len(mistakes_of(processingGuarantees="ONCE", autoAck=False)) == 1
+    assert len(mistakes_of(maxMessageRetries="no", deadLetterTopic="d")) == 1
+    assert len(mistakes_of(inputs=[], inputSpecs={"a": {"schemaType": 3}})) == 1
+    assert len(mistakes_of(output=3, customSchemaOutputs={"o": "json"})) == 1
+
+
 def test_a_mistake_in_a_flag_names_the_flag() -> None:
     with pytest.raises(SpecError) as caught:
         from_flags(
             {
                 "py": "w.py",
+                "classname": "w.W",
                 "jar": "w.jar",
                 "inputs": "a",
                 "user-config": "{",
