@@ -130,7 +130,7 @@ _SHORT = {"--inputs": "-i", "--output": "-o", "--schema-type": "-st"}
 
 def _function_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags that describe a function, and the one for a file with all of them."""
-    for flag, (kind, words) in reversed(FLAGS.items()):
+    for flag, (kind, words) in reversed(list(FLAGS.items())):
         short = [_SHORT[flag]] if flag in _SHORT else []
         command = click.option(*short, flag, metavar=kind.metavar, help=words, **kind.settings)(command)
     return click.option(

@@ -26,7 +26,7 @@ from kop.functions.writing import Outputs
 log = logging.getLogger(__name__)
 
 AHEAD_RECORDS: Final = 1_000
-"""How many messages of a partition at most are called behind one that is tried again or that nobody has acknowledged."""
+"""How many messages of a partition at most are called behind one that is not done yet."""
 EXCEPTION_HEADER: Final = "__pfn_exception__"
 RECORD_BYTES: Final = BATCH_BYTES - 10_000
 """As large may key and value of an output be together."""
@@ -36,7 +36,7 @@ Unit: TypeAlias = tuple[TopicPartition, bytes | None]
 Place: TypeAlias = tuple[TopicPartition, int]
 
 
-class Given(NamedTuple):
+class CallResult(NamedTuple):
     """What a call gave: its output if it is not None, and what it asked of its context."""
 
     output: bytes | None
@@ -198,12 +198,12 @@ class Calls:
             return self._failed(partition, record, error)
         return self._done(partition, record, given)
 
-    def _settle(self, partition: TopicPartition, record: InputRecord, outcome: Given | Exception) -> bool:
+    def _settle(self, partition: TopicPartition, record: InputRecord, outcome: CallResult | Exception) -> bool:
         if isinstance(outcome, Exception):
             return self._failed(partition, record, outcome)
         return self._done(partition, record, outcome)
 
-    def _given(self, result: Any, context: FunctionContext, effects: Sequence[Effect]) -> Given:
+    def _given(self, result: Any, context: FunctionContext, effects: Sequence[Effect]) -> CallResult:
         """Return what is to be written; raises what the output's serde raises."""
         output: bytes | None = None
         if result is not None and self._spec.output:
@@ -215,9 +215,9 @@ class Calls:
                 raise OutputError(
                     f"a publish to {effect.topic} has {len(effect.value)} bytes, and {RECORD_BYTES} are the most"
                 )
-        return Given(output, context.input_headers() if output is not None else (), effects)
+        return CallResult(output, context.input_headers() if output is not None else (), effects)
 
-    def _done(self, partition: TopicPartition, record: InputRecord, given: Given) -> bool:
+    def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
         """Take what a call gave; returns True if the function asked for another attempt instead."""
         here = partition, record[0]
         if given.effects:
@@ -251,9 +251,9 @@ class Calls:
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
-        """Let a message wait for its next attempt, give it to the dead letters, or give it up; returns True if it waits."""
+        """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
         self.failures += 1
-        where = "%s-%d offset %d" % (*partition, record[0])
+        where = f"{partition[0]}-{partition[1]} offset {record[0]}"
         now = clock.monotonic()
         if not self._tries:
             log.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
@@ -282,7 +282,7 @@ class Calls:
         return False
 
     def _dead_letter_topic(self, topic: str) -> str:
-        """Return the topic of dead letters. Without one in the definition it has the name that Pulsar's clients give."""
+        """Return the topic of dead letters; by default it has the name that Pulsar's clients give it."""
         return self._spec.dead_letter_topic or f"{topic}-{self._spec.group.replace('/', '-')}-DLQ"
 
     # -- asynchronous functions
@@ -292,7 +292,7 @@ class Calls:
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]
 
-        async def together() -> list[Given | Exception]:
+        async def together() -> list[CallResult | Exception]:
             return await asyncio.gather(*(self._awaited(partition, record) for record in some))
 
         for record, outcome in zip(some, self._loop.run_until_complete(together()), strict=True):
@@ -303,7 +303,7 @@ class Calls:
                 self._settle(partition, record, outcome)
         return len(some)
 
-    async def _awaited(self, partition: TopicPartition, record: InputRecord) -> Given | Exception:
+    async def _awaited(self, partition: TopicPartition, record: InputRecord) -> CallResult | Exception:
         effects: list[Effect] = []
         context = self._new_context(effects)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from kop import clock
 from kop.client.offsets import Offsets, TopicPartition
@@ -33,26 +33,28 @@ def commit(client: WriteClient, identity: Identity | None, group: str, offsets: 
     client.end_transaction(identity)
 
 
-class End(Protocol):
-    """How a batch ends. `positions` of its makers are the offsets that are committed."""
+class BatchEnd:
+    """How a batch ends. `positions` of the classes below are the offsets that are committed."""
 
-    def taken(self, taken: Collection[Taken]) -> None:
+    def begin(self, taken: Collection[Taken]) -> None:
         """Note what is going to be called."""
 
-    def batch(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write the outputs; once they are durable these offsets may be committed."""
+        raise NotImplementedError
 
     def next_due(self) -> float | None:
-        """Return when `batch` is wanted though nothing is new."""
+        """Return when `write` is wanted though nothing is new; None for never."""
+        return None
 
     def finish(self) -> None:
         """Note that no further message is called, and that all went well."""
 
     def close(self) -> None:
-        """Commit what may be, and end."""
+        """Commit what may be."""
 
 
-class Beside:
+class Beside(BatchEnd):
     """Outputs first, their offsets later and by a thread of its own: ATLEAST_ONCE and MANUAL.
 
     `client` is the one of that thread, which closes it; `failed` is told of the error that ends the thread.
@@ -79,23 +81,13 @@ class Beside:
         self._thread = threading.Thread(target=self._run, name="kop-function-commit", daemon=True)
         self._thread.start()
 
-    def taken(self, taken: Collection[Taken]) -> None:
-        """Nothing."""
-
-    def batch(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write the outputs, and offer the offsets to the thread."""
         self._outputs.write()
         if offsets:
             with self._changed:
                 self._offered.update(offsets)
                 self._changed.notify()
-
-    def next_due(self) -> float | None:
-        """Return None: the thread renews offsets."""
-        return None
-
-    def finish(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Commit what was offered, and end the thread."""
@@ -125,7 +117,7 @@ class Beside:
         return offered if offered or self._over.is_set() else self._committed
 
 
-class Before:
+class Before(BatchEnd):
     """Offsets first: ATMOST_ONCE."""
 
     def __init__(
@@ -139,7 +131,7 @@ class Before:
         self._done = dict(positions)
         self._due = clock.monotonic() + RENEW_SECONDS
 
-    def taken(self, taken: Collection[Taken]) -> None:
+    def begin(self, taken: Collection[Taken]) -> None:
         """Commit the offsets behind what is going to be called."""
         offsets = {some.partition: some.next_offset for some in taken}
         if not offsets and clock.monotonic() < self._due:
@@ -148,7 +140,7 @@ class Before:
         commit(self._client, self._identity, self._group, offsets or self._committed)
         self._due = clock.monotonic() + RENEW_SECONDS
 
-    def batch(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write the outputs."""
         self._outputs.write()
         self._done |= offsets
@@ -163,11 +155,8 @@ class Before:
         if left:
             commit(self._client, self._identity, self._group, left)
 
-    def close(self) -> None:
-        """Nothing: all is committed."""
 
-
-class InOneTransaction:
+class InOneTransaction(BatchEnd):
     """Outputs and offsets of a batch together: EFFECTIVELY_ONCE."""
 
     def __init__(
@@ -180,10 +169,7 @@ class InOneTransaction:
         self._committed = dict(positions)
         self._due = clock.monotonic() + RENEW_SECONDS
 
-    def taken(self, taken: Collection[Taken]) -> None:
-        """Nothing."""
-
-    def batch(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
         wrote = self._outputs.write()
         if not wrote and not offsets and clock.monotonic() < self._due:
@@ -196,9 +182,3 @@ class InOneTransaction:
     def next_due(self) -> float | None:
         """Return when offsets are renewed."""
         return self._due
-
-    def finish(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing: what is not committed is called again by the next instance."""

@@ -35,7 +35,7 @@ from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
 from kop.functions.calling import Calls
-from kop.functions.committing import Before, Beside, End, InOneTransaction, commit
+from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
@@ -101,6 +101,11 @@ class Instance:
         self._stopping = False
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once no further message is called."""
+        return self._stopping
 
     def stop(self) -> None:
         """Let `run` return after the message that is being called, with all that is done written and committed."""
@@ -207,7 +212,7 @@ class Instance:
             stopping=lambda: self._stopping,
         )
 
-    def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> End:
+    def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
         guarantee, group = self._spec.processing_guarantees, self._spec.group
         if guarantee is Guarantee.EFFECTIVELY_ONCE:
             assert identity is not None
@@ -219,7 +224,7 @@ class Instance:
 
     # -- its work
 
-    def _work(self, calls: Calls, reader: ReadAhead, end: End) -> None:
+    def _work(self, calls: Calls, reader: ReadAhead, end: BatchEnd) -> None:
         pending: deque[Taken] = deque()
         later: list[Taken] = []
         while not self._stopping:
@@ -229,7 +234,7 @@ class Instance:
             later = [taken for taken in later if taken.partition in waiting]
             if not pending:
                 pending.extend(reader.take(BATCH_RECORDS, waiting, seconds))
-                end.taken(pending)
+                end.begin(pending)
             deadline = clock.monotonic() + BATCH_SECONDS
             while pending and not self._stopping:
                 taken = pending.popleft()
@@ -242,11 +247,11 @@ class Instance:
                     if clock.monotonic() >= deadline:
                         break
             if self._failure is None:
-                end.batch(calls.committable())
+                end.write(calls.committable())
                 calls.written()
 
     @staticmethod
-    def _idle_seconds(calls: Calls, end: End) -> float | None:
+    def _idle_seconds(calls: Calls, end: BatchEnd) -> float | None:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None

@@ -57,6 +57,11 @@ class Running:
         return self._over.is_set()
 
     @property
+    def is_stopping(self) -> bool:
+        """True once the instance calls no further message."""
+        return self._instance is not None and self._instance.is_stopping
+
+    @property
     def processed(self) -> int:
         """How many messages are done."""
         calls = None if self._instance is None else self._instance.calls
@@ -158,7 +163,7 @@ class Changes:
 
     def _state(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size

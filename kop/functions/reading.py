@@ -14,14 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from kafka import errors
-
 from kop import clock
 from kop.client.batches import StoredRecords
 from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS, TEMPORARY
 from kop.client.errors import ClientError
 from kop.client.offsets import EARLIEST, Offsets, TopicPartition
-from kop.client.read_client import GONE, Fetched, FetchSettings, ReadClient
+from kop.client.read_client import GONE, OUT_OF_RANGE, Fetched, FetchSettings, ReadClient
 from kop.functions.context import InputRecord
 
 log = logging.getLogger(__name__)
@@ -164,7 +162,7 @@ class ReadAhead:
         return None
 
     def _put(self, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
-        if isinstance(answer, errors.OffsetOutOfRangeError):
+        if isinstance(answer, OUT_OF_RANGE):
             first = self._first(partition, position)
             with self._changed:
                 self._ahead[partition].position = first

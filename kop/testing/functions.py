@@ -57,6 +57,11 @@ class TestFunction:
         if not self._running.wait(seconds):
             raise TimeoutError(f"the function still runs after {seconds:g} s")
 
+    @property
+    def is_stopping(self) -> bool:
+        """True once it calls no further message."""
+        return self._running.is_stopping
+
     def stop(self) -> None:
         """End it after the message that is being called, with all that is done written and committed."""
         self._running.stop()

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures that give a test a running broker. pytest finds it wherever kop is installed.
 
-Owns: the fixtures `kop_broker`, `kop_shared_broker`, `kop_broker_factory`, `kop_cluster` and `kop_functions`, the marker
-`kop`, and the part of a failing test's report that says what its brokers have.
+Owns: the fixtures `kop_broker`, `kop_shared_broker`, `kop_broker_factory`, `kop_cluster` and `kop_functions`, the
+marker `kop`, and the part of a failing test's report that says what its brokers have.
 Must not know: how a broker runs. It imports nothing that would slow down a test run that uses none of these.
 """
 
@@ -74,7 +74,7 @@ def kop_functions(request: pytest.FixtureRequest, kop_broker: Broker) -> Iterato
 
     They stop with the test, which fails if one of them ended by an error.
     """
-    from kop.testing.functions import Functions
+    from kop.testing.functions import Functions  # noqa: PLC0415 (it takes the clients along)
 
     with Functions(kop_broker.bootstrap, request.path.parent) as functions:
         yield functions

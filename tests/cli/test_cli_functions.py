@@ -6,7 +6,7 @@ import signal
 import subprocess
 import textwrap
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,8 +47,11 @@ class Started:
         return self.process.returncode
 
 
+Start = Callable[..., Started]
+
+
 @pytest.fixture
-def start(kop: Kop, tmp_path: Path) -> Iterator[object]:
+def start(kop: Kop, tmp_path: Path) -> Iterator[Start]:
     started: list[Started] = []
 
     def run(*arguments: str) -> Started:
@@ -57,10 +60,10 @@ def start(kop: Kop, tmp_path: Path) -> Iterator[object]:
         return made
 
     yield run
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate(timeout=SECONDS)
+    for left in started:
+        if left.process.poll() is None:
+            left.process.kill()
+        left.process.communicate(timeout=SECONDS)
 
 
 def write(folder: Path, text: str, name: str = "shout.py") -> str:
@@ -69,7 +72,9 @@ def write(folder: Path, text: str, name: str = "shout.py") -> str:
     return str(path)
 
 
-def test_ctrl_c_finishes_commits_and_exits_with_0(kop: Kop, start, topics: tuple[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_ctrl_c_finishes_commits_and_exits_with_0(
+    kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path
+) -> None:
     given, out = topics
     file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
     function = start("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out)
@@ -85,11 +90,11 @@ def test_ctrl_c_finishes_commits_and_exits_with_0(kop: Kop, start, topics: tuple
     assert '"lag": 0' in described
 
 
-def test_a_killed_process_loses_nothing(kop: Kop, start, topics: tuple[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_killed_process_loses_nothing(kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path) -> None:
     given, out = topics
     file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
-    flags = ("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out)
-    flags += ("--processing-guarantees", "EFFECTIVELY_ONCE")
+    flags = ["--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out]
+    flags += ["--processing-guarantees", "EFFECTIVELY_ONCE"]
     function = start(*flags)
     function.until("Ctrl-C ends it")
     texts = [f"a{number}" for number in range(20_000)]
@@ -102,7 +107,9 @@ def test_a_killed_process_loses_nothing(kop: Kop, start, topics: tuple[str, str]
     assert function.end(signal.SIGTERM) == 0, function.said
 
 
-def test_a_changed_file_starts_the_function_anew(kop: Kop, start, topics: tuple[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_changed_file_starts_the_function_anew(
+    kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path
+) -> None:
     given, out = topics
     file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
     flags = ("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out, "--reload")
@@ -150,9 +157,9 @@ def test_the_flags_are_those_of_a_definition(invoke: Invoke) -> None:
 
 def test_a_file_has_the_definition_and_flags_win(
     kop: Kop,
-    start,
+    start: Start,
     topics: tuple[str, str],
-    tmp_path: Path,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
 ) -> None:
     given, out = topics
     file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")

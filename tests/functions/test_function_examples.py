@@ -19,7 +19,9 @@ COMMANDS = re.findall(r"^kop functions localrun (.*)$", (FOLDER / "README.md").r
 def run(functions: Functions, file: str) -> TestFunction:
     """Start an example with the flags of the one command that names its file."""
     (command,) = [shlex.split(line) for line in COMMANDS if f"--py {file} " in line]
-    flags = {flag.removeprefix("--").replace("-", "_"): text for flag, text in zip(command[::2], command[1::2])}
+    flags = {
+        flag.removeprefix("--").replace("-", "_"): text for flag, text in zip(command[::2], command[1::2], strict=True)
+    }
     return functions(flags.pop("classname"), **flags | {"py": str(FOLDER / file)})
 
 

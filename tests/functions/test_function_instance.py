@@ -97,12 +97,12 @@ def test_a_function_without_an_output_and_one_that_gives_nothing(broker: Broker,
         seen.append(number)
         return number if number % 2 else None
 
-    one = functions(lambda number: seen.append(number), name="quiet", inputs="in")
-    two = functions(odd, inputs="in", output="out")
+    quiet = functions(seen.append, name="quiet", inputs="in")
+    loud = functions(odd, inputs="in", output="out")
     broker.produce("in", numbered(6))
-    wait_until(lambda: one.processed == two.processed == 6)
-    one.stop()
-    two.stop()
+    wait_until(lambda: quiet.processed == loud.processed == 6)
+    quiet.stop()
+    loud.stop()
     assert values(broker, "out") == ["1", "3", "5"]
     assert sorted(seen, key=int) == [number for number in range(6) for _ in range(2)]
 
@@ -311,7 +311,7 @@ def test_asynchronous_calls_run_side_by_side_and_give_their_results_in_order(
     async def slow(number: int) -> int:
         running[0] += 1
         running[1] = max(running)
-        await asyncio.sleep(0.001 * (20 - number))
+        await asyncio.sleep(0.001 * (20 - number))  # the later, the sooner done
         running[0] -= 1
         return number
 
@@ -396,7 +396,7 @@ def test_a_stop_finishes_the_message_and_commits_it(broker: Broker, functions: F
     assert begun.wait(30)
     stopping = threading.Thread(target=function.stop)
     stopping.start()
-    wait_until(lambda: function._running._instance._stopping)  # type: ignore[union-attr]
+    wait_until(lambda: function.is_stopping)
     go_on.set()
     stopping.join(30)
     assert values(broker, "out") == ["0!"]
