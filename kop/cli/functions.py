@@ -30,25 +30,27 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  kop functions localrun --py wordcount.py --classname wordcount.WordCountFunction --inputs lines --output counts
-  kop functions localrun --function-config-file function.yaml --reload
+  kop functions localrun --py shout.py --classname shout --inputs a --output b
+  kop functions localrun --function-config-file shout.yaml --reload
 
 \b
 docs/functions.md says what functions may use, and what is guaranteed."""
 
 LOCALRUN_EPILOG = """\b
 Examples:
-  kop functions localrun --py wordcount.py --classname wordcount.WordCountFunction --inputs lines --output counts
-  kop functions localrun --py route.py --classname route --inputs orders --processing-guarantees EFFECTIVELY_ONCE
-  kop functions localrun --py filter.py --classname filter.process --inputs a,b --output c --reload
-  kop functions localrun --function-config-file function.yaml --client-config client.properties
+  kop functions localrun --py shout.py --classname shout --inputs a --output b
+  kop functions localrun --py words.py --classname words.Count -i a,b -o c \\
+      --processing-guarantees EFFECTIVELY_ONCE --reload
+  kop functions localrun --function-config-file shout.yaml \\
+      --client-config client.properties
 
 \b
 A file of --client-config has Kafka's client properties:
   bootstrap.servers=broker.example:9093
   security.protocol=SASL_SSL
   sasl.mechanism=PLAIN
-  sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="...";"""
+  sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \\
+      required username="me" password="...";"""
 
 STATUS_SECONDS = 0.2
 """How often a running function is looked at, and its file."""
@@ -106,17 +108,17 @@ FLAGS: Mapping[str, tuple[_Kind, str]] = {
     "--retain-ordering": (_SWITCH, "A failed message holds up its partition."),
     "--retain-key-ordering": (_SWITCH, "A failed message holds up its key."),
     "--auto-ack": (_SWITCH, "false goes with the guarantee MANUAL alone."),
-    "--log-topic": (_TOPIC, "Topic of the function's log."),
-    "--timeout-ms": (_NUMBER, "How long a call may take."),
+    "--log-topic": (_TOPIC, "Not there yet: the log goes to stderr."),
+    "--timeout-ms": (_NUMBER, "Not there yet: without effect."),
     "--parallelism": (_NUMBER, "Number of instances; localrun has one."),
     "--forward-source-message-property": (_SWITCH, "Taken for Pulsar's sake."),
-    "--cleanup-subscription": (_SWITCH, "Delete the offsets with the function."),
-    "--window-length-count": (_NUMBER, "Messages of a window."),
-    "--window-length-duration-ms": (_NUMBER, "Time of a window."),
-    "--sliding-interval-count": (_NUMBER, "Messages from window to window."),
-    "--sliding-interval-duration-ms": (_NUMBER, "Time from window to window."),
+    "--cleanup-subscription": (_SWITCH, "Not there yet: without effect."),
+    "--window-length-count": (_NUMBER, "Refused: windows are not there yet."),
+    "--window-length-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
+    "--sliding-interval-count": (_NUMBER, "Refused: windows are not there yet."),
+    "--sliding-interval-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
     "--cpu": (_Kind("N", {"type": click.FLOAT}), "Taken for Pulsar's sake."),
-    "--ram": (_NUMBER, "Bytes of memory of an instance."),
+    "--ram": (_NUMBER, "Not there yet: without effect."),
     "--disk": (_NUMBER, "Taken for Pulsar's sake."),
     "--batch-builder": (_NAME, "Taken for Pulsar's sake."),
     "--runtime-flags": (_Kind("TEXT"), "Taken for Pulsar's sake."),

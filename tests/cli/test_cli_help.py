@@ -148,6 +148,7 @@ def test_commands_but_serve_load_nothing_of_the_server() -> None:
     assert others == {
         "kop",
         "kop.address",
+        "kop.clock",
         "kop.config",
         "kop.errors",
         "kop.memory_limit",
