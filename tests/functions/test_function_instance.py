@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from functions.instance_kit import KilledError, Killer, consume, produce, values
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import MessageSizeTooLargeError
 from support.waiting import wait_until
 
+from kop.client.errors import ClientError
 from kop.functions.instance import ReplacedError
 from kop.testing import Broker
 from kop.testing.functions import Functions
@@ -403,3 +406,44 @@ def test_a_stop_finishes_the_message_and_commits_it(broker: Broker, functions: F
     assert broker.committed(GROUP) == {("in", 0): 1}
     functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
     wait_until(lambda: values(broker, "out") == ["0!", "1!", "2!"])
+
+
+@pytest.mark.parametrize("guarantee", [*GUARANTEES, "MANUAL"])
+def test_without_transactions_at_least_once_works_and_the_rest_is_refused(
+    broker: Broker, functions: Functions, guarantee: str
+) -> None:
+    broker.fail("InitProducerId", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    if guarantee != "ATLEAST_ONCE":
+        with pytest.raises(ClientError, match=r"set processingGuarantees of public/default/exclaim to ATLEAST_ONCE"):
+            functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+        return
+    function = functions(exclaim, inputs="in", output="out")
+    broker.produce("in", ["a"])
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1})
+    function.stop()
+    assert values(broker, "out") == ["a!"]
+
+
+def test_records_of_aborted_transactions_are_not_called(broker: Broker, functions: Functions) -> None:
+    function = functions(exclaim, inputs="in", output="out")
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+    producer.init_transactions(30)
+    for text, ends in (("a", producer.abort_transaction), ("b", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce("in", text)
+        assert producer.flush(30) == 0
+        ends(30)
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 4})
+    function.stop()
+    assert values(broker, "out") == ["b!"]
+
+
+def test_an_offset_that_is_gone_is_read_on_from_the_first(broker: Broker, functions: Functions) -> None:
+    broker.produce("in", numbered(3))
+    functions(exclaim, inputs="in", output="out", subs_position="Earliest").stop()
+    broker.produce("in", numbered(5))
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_records({TopicPartition("in", 0): 7})
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 8})
+    assert values(broker, "out")[-1] == "4!"
