@@ -73,7 +73,19 @@ ALLOWED: dict[str, set[str]] = {
     "handlers": {"groups", "transactions", "coordination", "cluster", "storage.base", "records", "wire"},
     "server": {"handlers", "wire"},
     "cli": {"config"},
-    "testing": {"app", "config", "groups", "handlers", "records", "server", "storage.base", "storage.memory", "wire"},
+    "testing": {
+        "app",
+        "client",
+        "config",
+        "functions",
+        "groups",
+        "handlers",
+        "records",
+        "server",
+        "storage.base",
+        "storage.memory",
+        "wire",
+    },
     "client": {"records"},
     "functions": {"client", "records"},
     "spark": {"client", "records"},
@@ -92,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
+    "kop/cli/functions.py": {"client", "functions"},
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/older_entries.py": {"pulsar_client"},
     "kop/cli/sender.py": {"records"},

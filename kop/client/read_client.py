@@ -27,6 +27,7 @@ _BY_ID: Final = 13
 """The first version of Fetch that names topics by their ids."""
 _BROKER: Final = 4
 """The kind of resource, as DescribeConfigs numbers them."""
+OUT_OF_RANGE: Final = errors.OffsetOutOfRangeError
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now. A server that has not heard of it yet
 says the same."""

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures that give a test a running broker. pytest finds it wherever kop is installed.
 
-Owns: the fixtures `kop_broker`, `kop_shared_broker`, `kop_broker_factory` and `kop_cluster`, the marker `kop`, and the
-part of a failing test's report that says what its brokers have.
+Owns: the fixtures `kop_broker`, `kop_shared_broker`, `kop_broker_factory`, `kop_cluster` and `kop_functions`, the
+marker `kop`, and the part of a failing test's report that says what its brokers have.
 Must not know: how a broker runs. It imports nothing that would slow down a test run that uses none of these.
 """
 
@@ -18,6 +18,7 @@ import kop.testing
 if TYPE_CHECKING:
     from kop.testing.broker import Broker
     from kop.testing.cluster import Cluster
+    from kop.testing.functions import Functions
 
 _BROKERS = pytest.StashKey[list["Broker"]]()
 """The brokers of a test, or, on the session, those that all tests share."""
@@ -65,6 +66,18 @@ def kop_broker_factory(request: pytest.FixtureRequest) -> Iterator[Callable[...,
 def kop_broker(request: pytest.FixtureRequest, kop_broker_factory: Callable[..., Broker]) -> Broker:
     """Return a running broker of the test alone, empty; with the settings of the marker `kop` if the test has one."""
     return kop_broker_factory(**_settings(request))
+
+
+@pytest.fixture
+def kop_functions(request: pytest.FixtureRequest, kop_broker: Broker) -> Iterator[Functions]:
+    """Yield what starts functions on `kop_broker`, each in a thread of the test: `kop_functions(process, inputs="a")`.
+
+    They stop with the test, which fails if one of them ended by an error.
+    """
+    from kop.testing.functions import Functions  # noqa: PLC0415 (it takes the clients along)
+
+    with Functions(kop_broker.bootstrap, request.path.parent) as functions:
+        yield functions
 
 
 @pytest.fixture

@@ -1,0 +1,314 @@
+"""The calls of a function: a message in, what it gave out, and what waits while a failed one is tried again.
+
+Owns: which messages wait for which, and what becomes of one that the function does not take.
+Must not know: where messages come from, when outputs are written and offsets committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from kop import clock
+from kop.client.batches import BATCH_BYTES
+from kop.client.offsets import TopicPartition
+from kop.functions.acks import Acks
+from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish, RecordId
+from kop.functions.function import FunctionCode
+from kop.functions.reading import Taken
+from kop.functions.serdes import Serde
+from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.writing import Outputs
+
+log = logging.getLogger(__name__)
+
+AHEAD_RECORDS: Final = 1_000
+"""How many messages of a partition at most are called behind one that is not done yet."""
+EXCEPTION_HEADER: Final = "__pfn_exception__"
+RECORD_BYTES: Final = BATCH_BYTES - 10_000
+"""As large may key and value of an output be together."""
+
+Unit: TypeAlias = tuple[TopicPartition, bytes | None]
+"""What waits while a message of it is tried again: a whole partition, or a key of one."""
+Place: TypeAlias = tuple[TopicPartition, int]
+
+
+class CallResult(NamedTuple):
+    """What a call gave: its output if it is not None, and what it asked of its context."""
+
+    output: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    effects: Sequence[Effect]
+
+
+class OutputError(Exception):
+    """A result that cannot be written; the text says why."""
+
+
+class NackedError(Exception):
+    """The function refused a message by `context.nack`."""
+
+
+class Calls:
+    """The calls of one instance, on one thread. `stopping` tells when no further message is to be called.
+
+    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        code: FunctionCode,
+        outputs: Outputs,
+        *,
+        inputs: Mapping[str, Serde],
+        output: Serde,
+        context: Callable[[list[Effect]], FunctionContext],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.processed = 0
+        self.failures = 0
+        self._spec = spec
+        self._code = code
+        self._acks = Acks(spec.max_message_retries)
+        self._outputs = outputs
+        self._inputs = inputs
+        self._output = output
+        self._new_context = context
+        self._stopping = stopping
+        guarantee = spec.processing_guarantees
+        self._manual = guarantee is Guarantee.MANUAL
+        self._tries = guarantee is not Guarantee.ATMOST_ONCE
+        self._by_partition = guarantee is Guarantee.EFFECTIVELY_ONCE or bool(spec.retain_ordering)
+        self._by_key = not self._by_partition and bool(spec.retain_key_ordering)
+        self._blocked: dict[Unit, deque[InputRecord]] = {}
+        """What waits, by what it waits for; the failed message itself is not among them."""
+        self._open: dict[Place, InputRecord] = {}
+        """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
+        self._callbacks: list[Publish] = []
+        self._effects: list[Effect] = []
+        self._context = context(self._effects)
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if code.is_async else None
+
+    def close(self) -> None:
+        """End what asynchronous calls ran on."""
+        if self._loop is not None:
+            self._loop.close()
+
+    # -- for the loop of the instance
+
+    def waiting(self) -> Collection[TopicPartition]:
+        """Return the partitions of which no further message is to be taken now."""
+        return {partition for partition in {partition for partition, _ in self._open} if self._waits(partition)}
+
+    def _waits(self, partition: TopicPartition) -> bool:
+        return (partition, None) in self._blocked or self._acks.ahead(partition) >= AHEAD_RECORDS
+
+    def take(self, taken: Taken, deadline: float) -> int:
+        """Call messages until the deadline, a stop, or until the partition waits; returns how many, one at least."""
+        partition, records, behind = taken
+        if self._loop is not None:
+            number = self._take_together(partition, records)
+        else:
+            number = 0
+            for record in records:
+                self._acks.taken(partition, record[0])
+                self._one(partition, record)
+                number += 1
+                if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
+                    break
+        if number == len(records):
+            self._acks.passed(partition, behind)
+        return number
+
+    def retry(self) -> bool:
+        """Call what is due again; returns True if there was any."""
+        due = self._acks.due(clock.monotonic())
+        for partition, offset in due:
+            if self._stopping():
+                break
+            record = self._open.pop((partition, offset))
+            unit = self._unit(partition, record)
+            if not self._call(partition, record) and unit is not None:
+                self._release(unit)
+        return bool(due)
+
+    def next_due(self) -> float | None:
+        """Return when a message is to be tried again."""
+        return self._acks.next_due()
+
+    def committable(self) -> dict[TopicPartition, int]:
+        """Return the offsets that have moved since the last time, once what is done is written."""
+        return self._acks.committable()
+
+    def written(self) -> None:
+        """Tell the callbacks of publishes that theirs are written."""
+        callbacks, self._callbacks = self._callbacks, []
+        for publish in callbacks:
+            try:
+                publish.tell(True, None)
+            except Exception:
+                log.exception("the callback of a publish to %s failed", publish.topic)
+
+    # -- one message
+
+    def _unit(self, partition: TopicPartition, record: InputRecord) -> Unit | None:
+        if self._by_partition:
+            return partition, None
+        if self._by_key and record[2] is not None:
+            return partition, record[2]
+        return None
+
+    def _one(self, partition: TopicPartition, record: InputRecord) -> None:
+        """Call a message, or let it wait for one before it."""
+        if self._blocked and (waiting := self._waiting_before(partition, record)) is not None:
+            waiting.append(record)
+        else:
+            self._call(partition, record)
+
+    def _waiting_before(self, partition: TopicPartition, record: InputRecord) -> deque[InputRecord] | None:
+        """Return what waits together with a message; None if it waits for nothing."""
+        unit = self._unit(partition, record)
+        return None if unit is None else self._blocked.get(unit)
+
+    def _release(self, unit: Unit) -> None:
+        """Call what has waited; the rest waits on where one of them fails."""
+        waiting = self._blocked.pop(unit, None)
+        while waiting and not self._stopping():
+            if self._call(unit[0], waiting.popleft()):
+                self._blocked[unit].extend(waiting)
+                return
+
+    def _call(self, partition: TopicPartition, record: InputRecord) -> bool:
+        """Call a message; returns True if it is to be tried again."""
+        if self._loop is not None:
+            outcome = self._loop.run_until_complete(self._awaited(partition, record))
+            return self._settle(partition, record, outcome)
+        effects = self._effects
+        effects.clear()
+        context = self._context
+        try:
+            context.begin(partition, record)
+            value = self._inputs[partition[0]].deserialize(record[3])
+            given = self._given(self._code.call(value, context), context, effects)
+        except Exception as error:
+            return self._failed(partition, record, error)
+        return self._done(partition, record, given)
+
+    def _settle(self, partition: TopicPartition, record: InputRecord, outcome: CallResult | Exception) -> bool:
+        if isinstance(outcome, Exception):
+            return self._failed(partition, record, outcome)
+        return self._done(partition, record, outcome)
+
+    def _given(self, result: Any, context: FunctionContext, effects: Sequence[Effect]) -> CallResult:
+        """Return what is to be written; raises what the output's serde raises."""
+        output: bytes | None = None
+        if result is not None and self._spec.output:
+            output = self._output.serialize(result)
+            if len(output) > RECORD_BYTES:
+                raise OutputError(f"the result has {len(output)} bytes, and {RECORD_BYTES} are the most")
+        for effect in effects:
+            if isinstance(effect, Publish) and len(effect.value) + len(effect.key or b"") > RECORD_BYTES:
+                raise OutputError(
+                    f"a publish to {effect.topic} has {len(effect.value)} bytes, and {RECORD_BYTES} are the most"
+                )
+        return CallResult(output, context.input_headers() if output is not None else (), effects)
+
+    def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
+        """Take what a call gave; returns True if the function asked for another attempt instead."""
+        here = partition, record[0]
+        if given.effects:
+            if any(
+                isinstance(effect, Nacked) and (effect.partition, effect.offset) == here for effect in given.effects
+            ):
+                return self._failed(partition, record, NackedError("the function called context.nack"))
+            if self._manual:
+                self._open[here] = record
+            for effect in given.effects:
+                self._act(partition[1], effect)
+        elif self._manual:
+            self._open[here] = record
+        if given.output is not None:
+            self._outputs.add(self._spec.output, partition[1], (None, given.output, given.headers, None))
+        self.processed += 1
+        if not self._manual:
+            self._acks.done(partition, record[0])
+        return False
+
+    def _act(self, source: int, effect: Effect) -> None:
+        if isinstance(effect, Publish):
+            record = effect.key, effect.value, effect.headers, effect.timestamp
+            self._outputs.add(effect.topic, source, record)
+            if effect.callback is not None:
+                self._callbacks.append(effect)
+        elif isinstance(effect, Acked):
+            if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
+                self._acks.done(effect.partition, effect.offset)
+        elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
+            self._failed(effect.partition, held, NackedError("the function called context.nack"))
+
+    def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
+        """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
+        self.failures += 1
+        where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+        now = clock.monotonic()
+        if not self._tries:
+            log.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
+            self._acks.done(partition, record[0])
+            return False
+        due = self._acks.failed(partition, record[0], now)
+        if due is not None:
+            log.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+            self._open[partition, record[0]] = record
+            unit = self._unit(partition, record)
+            if unit is not None:
+                self._blocked.setdefault(unit, deque())
+            return True
+        self._open.pop((partition, record[0]), None)
+        topic = self._dead_letter_topic(partition[0])
+        log.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
+        headers = [
+            *record[4],
+            ("REAL_TOPIC", partition[0].encode()),
+            ("REAL_SUBSCRIPTION", self._spec.group.encode()),
+            ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
+            (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+        ]
+        self._outputs.add(topic, partition[1], (record[2], record[3], headers, record[1]))
+        self._acks.done(partition, record[0])
+        return False
+
+    def _dead_letter_topic(self, topic: str) -> str:
+        """Return the topic of dead letters; by default it has the name that Pulsar's clients give it."""
+        return self._spec.dead_letter_topic or f"{topic}-{self._spec.group.replace('/', '-')}-DLQ"
+
+    # -- asynchronous functions
+
+    def _take_together(self, partition: TopicPartition, records: Sequence[InputRecord]) -> int:
+        """Call as many messages at once as may be under way; what they gave is taken in the order of the messages."""
+        assert self._loop is not None
+        some = records[: self._spec.max_pending_async_requests]
+
+        async def together() -> list[CallResult | Exception]:
+            return await asyncio.gather(*(self._awaited(partition, record) for record in some))
+
+        for record, outcome in zip(some, self._loop.run_until_complete(together()), strict=True):
+            self._acks.taken(partition, record[0])
+            if (waiting := self._waiting_before(partition, record)) is not None:
+                waiting.append(record)  # one before it failed: it is called again behind that one
+            else:
+                self._settle(partition, record, outcome)
+        return len(some)
+
+    async def _awaited(self, partition: TopicPartition, record: InputRecord) -> CallResult | Exception:
+        effects: list[Effect] = []
+        context = self._new_context(effects)
+        try:
+            context.begin(partition, record)
+            value = self._inputs[partition[0]].deserialize(record[3])
+            return self._given(await self._code.call(value, context), context, effects)
+        except Exception as error:
+            return error

@@ -1,0 +1,184 @@
+"""How the outputs and the offsets of a batch are written: offsets beside, before, or in one transaction with outputs.
+
+Owns: the order of these two for each guarantee, when offsets are committed, and that it is done in transactions of the
+instance if the server has them.
+Must not know: which offsets may be committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from kop import clock
+from kop.client.offsets import Offsets, TopicPartition
+from kop.client.write_client import Identity, WriteClient
+from kop.functions.reading import Taken
+from kop.functions.writing import Outputs
+
+INTERVAL_SECONDS: Final = 0.2
+"""How much time lies between two commits at least that are made beside the work."""
+RENEW_SECONDS: Final = 3600.0
+"""When offsets are committed again that did not change, so that those of idle functions do not expire."""
+
+
+def commit(client: WriteClient, identity: Identity | None, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit offsets of a group: in a transaction of the identity, so that an instance that was replaced cannot."""
+    if identity is None:
+        for error in client.commit(group, offsets).values():
+            raise error
+        return
+    client.commit_in_transaction(identity, group, offsets)
+    client.end_transaction(identity)
+
+
+class BatchEnd:
+    """How a batch ends. `positions` of the classes below are the offsets that are committed."""
+
+    def begin(self, taken: Collection[Taken]) -> None:
+        """Note what is going to be called."""
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write the outputs; once they are durable these offsets may be committed."""
+        raise NotImplementedError
+
+    def next_due(self) -> float | None:
+        """Return when `write` is wanted though nothing is new; None for never."""
+        return None
+
+    def finish(self) -> None:
+        """Note that no further message is called, and that all went well."""
+
+    def close(self) -> None:
+        """Commit what may be."""
+
+
+class Beside(BatchEnd):
+    """Outputs first, their offsets later and by a thread of its own: ATLEAST_ONCE and MANUAL.
+
+    `client` is the one of that thread, which closes it; `failed` is told of the error that ends the thread.
+    """
+
+    def __init__(
+        self,
+        client: WriteClient,
+        identity: Identity | None,
+        group: str,
+        outputs: Outputs,
+        positions: Offsets,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._group = group
+        self._outputs = outputs
+        self._failed = failed
+        self._committed = dict(positions)
+        self._offered: Offsets = {}
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="kop-function-commit", daemon=True)
+        self._thread.start()
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write the outputs, and offer the offsets to the thread."""
+        self._outputs.write()
+        if offsets:
+            with self._changed:
+                self._offered.update(offsets)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Commit what was offered, and end the thread."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while offsets := self._next():
+                commit(self._client, self._identity, self._group, offsets)
+                self._committed.update(offsets)
+                self._over.wait(INTERVAL_SECONDS)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._client.close()
+
+    def _next(self) -> Offsets:
+        """Return what was offered since the last time, or all that is committed if nothing was for long; none at the
+        end.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._offered or self._over.is_set(), RENEW_SECONDS)
+            offered, self._offered = self._offered, {}
+        return offered if offered or self._over.is_set() else self._committed
+
+
+class Before(BatchEnd):
+    """Offsets first: ATMOST_ONCE."""
+
+    def __init__(
+        self, client: WriteClient, identity: Identity | None, group: str, outputs: Outputs, positions: Offsets
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._group = group
+        self._outputs = outputs
+        self._committed = dict(positions)
+        self._done = dict(positions)
+        self._due = clock.monotonic() + RENEW_SECONDS
+
+    def begin(self, taken: Collection[Taken]) -> None:
+        """Commit the offsets behind what is going to be called."""
+        offsets = {some.partition: some.next_offset for some in taken}
+        if not offsets and clock.monotonic() < self._due:
+            return
+        self._committed |= offsets
+        commit(self._client, self._identity, self._group, offsets or self._committed)
+        self._due = clock.monotonic() + RENEW_SECONDS
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write the outputs."""
+        self._outputs.write()
+        self._done |= offsets
+
+    def next_due(self) -> float | None:
+        """Return when offsets are renewed."""
+        return self._due
+
+    def finish(self) -> None:
+        """Commit that messages are not done which were taken and are not going to be called."""
+        left = {partition: offset for partition, offset in self._done.items() if offset < self._committed[partition]}
+        if left:
+            commit(self._client, self._identity, self._group, left)
+
+
+class InOneTransaction(BatchEnd):
+    """Outputs and offsets of a batch together: EFFECTIVELY_ONCE."""
+
+    def __init__(
+        self, client: WriteClient, identity: Identity, group: str, outputs: Outputs, positions: Offsets
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._group = group
+        self._outputs = outputs
+        self._committed = dict(positions)
+        self._due = clock.monotonic() + RENEW_SECONDS
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write outputs and offsets, and commit the transaction of both."""
+        wrote = self._outputs.write()
+        if not wrote and not offsets and clock.monotonic() < self._due:
+            return
+        self._committed |= offsets
+        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed)
+        self._outputs.end_transaction()
+        self._due = clock.monotonic() + RENEW_SECONDS
+
+    def next_due(self) -> float | None:
+        """Return when offsets are renewed."""
+        return self._due

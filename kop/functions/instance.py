@@ -1,0 +1,277 @@
+"""One instance of a function: it fences its predecessors, then reads, calls, writes and commits, side by side.
+
+Owns: the order of these steps, and what a guarantee means for it. At its beginning:
+
+1. InitProducerId for `kop.functions/TENANT/NAMESPACE/NAME/INSTANCE`. Every earlier instance of the same name can
+   commit nothing from here on, and what it left open is aborted.
+2. Only then the committed offsets, with require_stable. Read before the fence, an earlier instance could still commit
+   behind the answer.
+3. Where there are none yet, start offsets, which are committed before anything is read.
+
+Then one thread reads ahead (`reading`), the one of `run` calls and writes (`writing`), and one commits (`committing`),
+but for EFFECTIVELY_ONCE: there outputs and offsets of a batch are one transaction of the thread of `run`. Offsets are
+committed in transactions of the id alone, whatever the guarantee, and partitions are assigned, not dealt by a group: so
+an instance that was paused and replaced meets the fence and ends.
+
+Must not know: where partitions come from, who starts it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from kop import clock
+from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.client.read_client import FetchSettings, ReadClient
+from kop.client.write_client import Identity, WriteClient
+from kop.errors import without_frames
+from kop.functions.calling import Calls
+from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
+from kop.functions.context import Effect, FunctionContext
+from kop.functions.function import FunctionCode
+from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
+from kop.functions.serdes import input_serde, of_class_name, output_serde
+from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.writing import Outputs
+from kop.records.batch import Codec
+
+log = logging.getLogger(__name__)
+
+ID_PREFIX: Final = "kop.functions"
+PATIENCE_SECONDS: Final = 120.0
+"""How long requests are tried again that fail for a time."""
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+"""Transactions are open while a batch is written, not while the function is called."""
+BATCH_RECORDS: Final = 2_000
+"""How many messages at most are called before what they gave is written."""
+BATCH_SECONDS: Final = 0.05
+"""For how long at most messages are called before what they gave is written."""
+END_SECONDS: Final = 2.0
+"""How long an end waits for the thread that reads, which may be in the middle of a Fetch."""
+
+
+class ReplacedError(ClientError):
+    """Another instance of the function has begun, and this one can commit nothing any more."""
+
+
+class Instance:
+    """One instance of a function on the partitions that it is given. `run` blocks; the rest is for any thread.
+
+    `settings` are kafka-python's. Raises SerdeError and ClientError for a serde or a secret that cannot be had.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        code: FunctionCode,
+        settings: Mapping[str, Any],
+        partitions: Collection[TopicPartition],
+        *,
+        instance_id: int = 0,
+        patience: float = PATIENCE_SECONDS,
+        fetch_wait_ms: int = 500,
+    ) -> None:
+        self.started = threading.Event()
+        """Set once start offsets are committed: no record that is produced from then on is missed."""
+        self.calls: Calls | None = None
+        """The calls, which count, once there are any."""
+        self._spec = spec
+        self._code = code
+        self._settings = dict(settings)
+        self._partitions = sorted(partitions)
+        self._instance_id = instance_id
+        self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
+        self._patience = patience
+        self._fetch = FetchSettings(
+            isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
+        )
+        serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
+        self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
+        self._output = output_serde(spec, code)
+        self._secrets = read_secrets(spec)
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._reader: ReadAhead | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once no further message is called."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """Let `run` return after the message that is being called, with all that is done written and committed."""
+        self._stopping = True
+        if self._reader is not None:
+            self._reader.wake()
+
+    def run(self) -> None:
+        """Work until `stop`. Raises ReplacedError, ClientError, kafka-python's errors."""
+        try:
+            self._run()
+        except FencedError as error:
+            raise ReplacedError(
+                f"start one instance of {self._spec.fqfn} only: another one has begun with the transactional "
+                f"id {self._id}, or this one was paused for too long, and it ends ({error.args[0]}). What it had not "
+                "committed the other one does again."
+            ) from None
+
+    def _run(self) -> None:
+        spec = self._spec
+        with ExitStack() as stack:
+            writer = WriteClient(self._settings, self._patience)
+            stack.callback(writer.close)
+            identity = self._fence(writer)
+            reading = ReadClient(self._settings, int(self._patience * 1000))
+            try:
+                positions = self._positions(writer, reading, identity)
+                once = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE
+                producer = identity if once and identity is not None else writer.init_producer(None, -1)
+                outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
+            except BaseException:
+                reading.close()
+                raise
+            self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
+            stack.callback(self._reader.close, END_SECONDS)
+            self.calls = self._calls(outputs)
+            stack.callback(self.calls.close)
+            end = self._end(writer, identity, outputs, positions)
+            stack.callback(end.close)
+            self.started.set()
+            self._work(self.calls, self._reader, end)
+            if self._failure is None:
+                end.finish()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """Note what ended a thread; the first one counts."""
+        if self._failure is None:
+            self._failure = without_frames(error)
+        self.stop()
+
+    # -- its beginning
+
+    def _fence(self, client: WriteClient) -> Identity | None:
+        """Fence earlier instances. None: the server has no transactions, and the function does without."""
+        try:
+            return client.init_producer(self._id, TRANSACTION_TIMEOUT_MS)
+        except NoTransactionsError as error:
+            guarantee = self._spec.processing_guarantees
+            if guarantee is not Guarantee.ATLEAST_ONCE:
+                raise ClientError(
+                    f"set processingGuarantees of {self._spec.fqfn} to ATLEAST_ONCE, or switch transactions on: "
+                    f"{guarantee.value} needs them ({error})"
+                ) from None
+            log.warning("offsets are committed without a fence: a second instance is not noticed (%s)", error)
+            return None
+
+    def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
+        """Return where each partition is read on; starts that were not committed yet are, before anything is read."""
+        known = writer.committed(self._spec.group, self._partitions)
+        positions = {partition: offset for partition, (offset, _) in known.items()}
+        if self._spec.skip_to_latest:
+            positions.clear()
+        new = [partition for partition in self._partitions if partition not in positions]
+        if new:
+            earliest = self._spec.subscription_position == "Earliest" and not self._spec.skip_to_latest
+            starts = reader.list_offsets(dict.fromkeys(new, EARLIEST if earliest else LATEST), READ_COMMITTED)
+            commit(writer, identity, self._spec.group, starts)
+            positions |= starts
+        return positions
+
+    def _calls(self, outputs: Outputs) -> Calls:
+        spec, code = self._spec, self._code
+
+        def context(effects: list[Effect]) -> FunctionContext:
+            return FunctionContext(
+                spec,
+                self._instance_id,
+                effects,
+                logger=logging.getLogger(f"{__name__}.{spec.name}"),
+                serde=lambda name: of_class_name(name, code),
+                secrets=self._secrets,
+                record_metric=lambda name, value: None,
+            )
+
+        return Calls(
+            spec,
+            code,
+            outputs,
+            inputs=self._inputs,
+            output=self._output,
+            context=context,
+            stopping=lambda: self._stopping,
+        )
+
+    def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
+        guarantee, group = self._spec.processing_guarantees, self._spec.group
+        if guarantee is Guarantee.EFFECTIVELY_ONCE:
+            assert identity is not None
+            return InOneTransaction(writer, identity, group, outputs, positions)
+        if guarantee is Guarantee.ATMOST_ONCE:
+            return Before(writer, identity, group, outputs, positions)
+        client = WriteClient(self._settings, self._patience)
+        return Beside(client, identity, group, outputs, positions, self._fail)
+
+    # -- its work
+
+    def _work(self, calls: Calls, reader: ReadAhead, end: BatchEnd) -> None:
+        pending: deque[Taken] = deque()
+        later: list[Taken] = []
+        while not self._stopping:
+            seconds = 0.0 if calls.retry() else self._idle_seconds(calls, end)
+            waiting = calls.waiting()
+            pending.extendleft(taken for taken in reversed(later) if taken.partition not in waiting)
+            later = [taken for taken in later if taken.partition in waiting]
+            if not pending:
+                pending.extend(reader.take(BATCH_RECORDS, waiting, seconds))
+                end.begin(pending)
+            deadline = clock.monotonic() + BATCH_SECONDS
+            while pending and not self._stopping:
+                taken = pending.popleft()
+                if taken.partition in calls.waiting():
+                    later.append(taken)
+                    continue
+                done = calls.take(taken, deadline)
+                if done < len(taken.records):
+                    pending.appendleft(taken._replace(records=taken.records[done:]))
+                    if clock.monotonic() >= deadline:
+                        break
+            if self._failure is None:
+                end.write(calls.committable())
+                calls.written()
+
+    @staticmethod
+    def _idle_seconds(calls: Calls, end: BatchEnd) -> float | None:
+        """Return when at the latest there is something to do if no record comes."""
+        times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
+        return max(0.0, min(times) - clock.monotonic()) if times else None
+
+
+def input_of(spec: FunctionSpec, topic: str) -> str:
+    """Return the input, a name or a pattern, by which a function has a topic."""
+    if topic in spec.inputs:
+        return topic
+    return next(name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic))
+
+
+def read_secrets(spec: FunctionSpec) -> dict[str, str]:
+    """Return the secrets of a function; ClientError if one is missing."""
+    secrets: dict[str, str] = {}
+    for name, place in spec.secrets.items():
+        try:
+            secrets[name] = os.environ[place.env] if place.env else Path(place.file).read_text().rstrip("\r\n")
+        except KeyError:
+            raise ClientError(f"set the variable {place.env}: it has the secret {name}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ClientError(f"write the secret {name} to {place.file}: {error}") from None
+    return secrets

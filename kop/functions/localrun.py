@@ -1,0 +1,169 @@
+"""A function run here, without workers: one instance with all partitions of its inputs, on a thread of its own.
+
+Owns: which topics there are and which are made, what is said of a start, when the function starts anew.
+Must not know: flags, terminals, signals.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from kop.client.errors import ClientError
+from kop.client.offsets import TopicPartition
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+from kop.errors import without_frames
+from kop.functions.function import FunctionCode
+from kop.functions.instance import PATIENCE_SECONDS, Instance
+from kop.functions.spec import FunctionSpec
+
+
+class Running:
+    """An instance on a thread. `settings` are kafka-python's; `say` is given lines for people.
+
+    `start` returns once no record is missed that is produced from then on; `stop` after the message that is being
+    called, with all that is done written and committed. Both raise what ended the instance.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        code: FunctionCode,
+        settings: Mapping[str, Any],
+        say: Callable[[str], None],
+        *,
+        patience: float = PATIENCE_SECONDS,
+        fetch_wait_ms: int = 500,
+    ) -> None:
+        self._spec = spec
+        self._code = code
+        self._settings = dict(settings)
+        self._say = say
+        self._patience = patience
+        self._fetch_wait_ms = fetch_wait_ms
+        self._instance: Instance | None = None
+        self._failure: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"kop-function-{spec.name}", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the instance has ended."""
+        return self._over.is_set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once the instance calls no further message."""
+        return self._instance is not None and self._instance.is_stopping
+
+    @property
+    def processed(self) -> int:
+        """How many messages are done."""
+        calls = None if self._instance is None else self._instance.calls
+        return 0 if calls is None else calls.processed
+
+    @property
+    def failures(self) -> int:
+        """How many calls have failed."""
+        calls = None if self._instance is None else self._instance.calls
+        return 0 if calls is None else calls.failures
+
+    def start(self) -> Self:
+        """Find the topics, make those that are missing, and start."""
+        partitions = find_partitions(self._spec, self._settings, self._say, self._patience)
+        if self._spec.parallelism > 1:
+            self._say(f"parallelism is {self._spec.parallelism}; here one instance has all partitions")
+        self._instance = Instance(
+            self._spec,
+            self._code,
+            self._settings,
+            partitions,
+            patience=self._patience,
+            fetch_wait_ms=self._fetch_wait_ms,
+        )
+        self._thread.start()
+        while not self._instance.started.wait(0.05):
+            if self.is_over:
+                self._raise()
+        return self
+
+    def wait(self, seconds: float) -> bool:
+        """Return if the instance has ended within so many seconds; raises what ended it."""
+        over = self._over.wait(seconds)
+        if over:
+            self._raise()
+        return over
+
+    def stop(self) -> None:
+        """End the instance; see the class."""
+        if self._instance is not None:
+            self._instance.stop()
+            self._thread.join()
+            self._raise()
+
+    def _run(self) -> None:
+        assert self._instance is not None
+        try:
+            self._instance.run()
+        except BaseException as error:
+            self._failure = without_frames(error)
+        finally:
+            self._over.set()
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def find_partitions(
+    spec: FunctionSpec, settings: Mapping[str, Any], say: Callable[[str], None], patience: float
+) -> list[TopicPartition]:
+    """Return the partitions of all inputs. Topics that are not there are made with the servers' defaults."""
+    writer = WriteClient(settings, patience)
+    try:
+        topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
+        patterns = [re.compile(topic) for topic, given in spec.inputs.items() if given.is_regex]
+        for topic in filter(None, [*topics, spec.output]):
+            if writer.make_topic(topic):
+                say(f"made the topic {topic}")
+        if patterns:
+            reader = ReadClient(settings, int(patience * 1000))
+            try:
+                there = reader.topics(None)
+            finally:
+                reader.close()
+            matching = [t for t, m in there.items() if not m.internal and any(p.fullmatch(t) for p in patterns)]
+            topics += sorted(set(matching) - {*topics, spec.output})
+        if not topics:
+            raise ClientError(
+                f"no topic matches {', '.join(p.pattern for p in patterns)}: create one, then start again"
+            )
+        return [(topic, partition) for topic in topics for partition in sorted(writer.leaders(topic))]
+    finally:
+        writer.close()
+
+
+class Changes:
+    """The file of a function, looked at from time to time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._seen = self._state()
+
+    def came(self) -> bool:
+        """Return if the file is another one than when it was looked at first. A file that is gone is being written."""
+        now = self._state()
+        return now is not None and now != self._seen
+
+    def _state(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size

@@ -1,0 +1,206 @@
+"""The records of an instance's partitions, read ahead by a thread of its own.
+
+Owns: which partitions are read on from where, how much is kept in memory, and what is done if records of them are gone.
+Must not know: what becomes of the records.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from kop import clock
+from kop.client.batches import StoredRecords
+from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS, TEMPORARY
+from kop.client.errors import ClientError
+from kop.client.offsets import EARLIEST, Offsets, TopicPartition
+from kop.client.read_client import GONE, OUT_OF_RANGE, Fetched, FetchSettings, ReadClient
+from kop.functions.context import InputRecord
+
+log = logging.getLogger(__name__)
+
+READ_COMMITTED: Final = 1
+PARTITION_BYTES: Final = 1 << 20
+ANSWER_BYTES: Final = 8 << 20
+"""The most that is asked for at a time, of a partition and in all."""
+AHEAD_BYTES: Final = 16 << 20
+"""Bytes of batches that all partitions together are read ahead."""
+PARTITION_AHEAD_BYTES: Final = 4 << 20
+"""Bytes of batches that one partition is read ahead; the answer that goes beyond it is the last."""
+
+
+class Taken(NamedTuple):
+    """Records of one partition, in order."""
+
+    partition: TopicPartition
+    records: Sequence[InputRecord]
+    next_offset: int
+    """The first offset behind them. Offsets before it that have no record have none for a reader of committed ones."""
+
+
+@dataclass(slots=True)
+class _Ahead:
+    position: int
+    """The next offset that is fetched."""
+    chunks: deque[tuple[list[InputRecord], int, int]] = field(default_factory=deque)
+    """Records, the offset behind them, and how many bytes they count."""
+    bytes: int = 0
+    taken: int = 0
+    """How many records of the first chunk are taken."""
+
+
+class ReadAhead:
+    """Reads partitions and gives their records to one other thread. `failed` is told of the error that ends it."""
+
+    def __init__(
+        self,
+        client: ReadClient,
+        positions: Mapping[TopicPartition, int],
+        failed: Callable[[BaseException], None],
+        fetch: FetchSettings,
+    ) -> None:
+        self._client = client
+        self._fetch = fetch
+        self._failed = failed
+        self._ahead = {partition: _Ahead(position) for partition, position in positions.items()}
+        self._gone: dict[TopicPartition, float] = {}
+        """Since when the servers say that a partition is gone; they may not have heard of it yet."""
+        self._bytes = 0
+        self._over = False
+        self._woken = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="kop-function-read", daemon=True)
+        self._thread.start()
+
+    # -- for the thread that takes
+
+    def take(self, count: int, waiting: Collection[TopicPartition], seconds: float | None) -> list[Taken]:
+        """Return up to `count` records of partitions that do not wait; none after so many seconds, or when woken.
+
+        Partitions take turns.
+        """
+        taken: list[Taken] = []
+        with self._changed:
+            if not any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting):
+                self._changed.wait_for(lambda: self._woken or self._ready(waiting), seconds)
+            self._woken = False
+            for partition in [partition for partition, ahead in self._ahead.items() if ahead.chunks]:
+                if count <= 0:
+                    break
+                if partition not in waiting:
+                    count -= self._take(partition, count, taken)
+                    self._ahead[partition] = self._ahead.pop(partition)  # its next turn is after the others
+            self._changed.notify_all()
+        return taken
+
+    def wake(self) -> None:
+        """Let `take` return now, or the next one at once."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def close(self, seconds: float) -> None:
+        """End the thread, which closes its client; waits so many seconds for it."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+
+    def _ready(self, waiting: Collection[TopicPartition]) -> bool:
+        return any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting)
+
+    def _take(self, partition: TopicPartition, count: int, taken: list[Taken]) -> int:
+        ahead = self._ahead[partition]
+        got = 0
+        while ahead.chunks and got < count:
+            records, behind, size = ahead.chunks[0]
+            end = min(len(records), ahead.taken + count - got)
+            some = records if end - ahead.taken == len(records) else records[ahead.taken : end]
+            got += len(some)
+            if end == len(records):
+                ahead.chunks.popleft()
+                ahead.taken = 0
+                ahead.bytes -= size
+                self._bytes -= size
+            else:
+                ahead.taken = end
+                behind = records[end][0]
+            taken.append(Taken(partition, some, behind))
+        return got
+
+    # -- the thread that reads
+
+    def _run(self) -> None:
+        try:
+            while (positions := self._wanted()) is not None:
+                answers = self._client.fetch_many(positions, self._fetch)
+                for partition, answer in answers.items():
+                    self._put(partition, positions[partition], answer)
+                if any(isinstance(answer, TEMPORARY) for answer in answers.values()):
+                    time.sleep(RETRY_SECONDS)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._client.close()
+
+    def _wanted(self) -> Offsets | None:
+        """Return which partitions are fetched from where; waits until there is room. None at the end."""
+        with self._changed:
+            while not self._over:
+                if self._bytes < AHEAD_BYTES:
+                    wanted = {
+                        p: ahead.position for p, ahead in self._ahead.items() if ahead.bytes < PARTITION_AHEAD_BYTES
+                    }
+                    if wanted:
+                        return wanted
+                self._changed.wait()
+        return None
+
+    def _put(self, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
+        if isinstance(answer, OUT_OF_RANGE):
+            first = self._first(partition, position)
+            with self._changed:
+                self._ahead[partition].position = first
+            return
+        if isinstance(answer, GONE):
+            since = self._gone.setdefault(partition, clock.monotonic())
+            if clock.monotonic() - since > SETTLE_SECONDS:
+                raise ClientError(
+                    f"create the topic {partition[0]} again: it, or its partition {partition[1]}, is gone"
+                )
+            return
+        self._gone.pop(partition, None)
+        if isinstance(answer, TEMPORARY):
+            return  # it is asked for again
+        if isinstance(answer, Exception):
+            raise answer
+        stored = StoredRecords(answer, partition, position)
+        chunks = [(records, stored.next_offset, 0) for records in stored]
+        if stored.next_offset == position:
+            if stored.cut_off > self._fetch.partition_bytes:
+                size = stored.cut_off
+                self._fetch = replace(self._fetch, partition_bytes=size, max_bytes=max(size, self._fetch.max_bytes))
+            return
+        chunks.append(([], stored.next_offset, len(answer.records)))
+        with self._changed:
+            ahead = self._ahead[partition]
+            ahead.position = stored.next_offset
+            ahead.chunks.extend(chunks)
+            ahead.bytes += len(answer.records)
+            self._bytes += len(answer.records)
+            self._changed.notify_all()
+
+    def _first(self, partition: TopicPartition, position: int) -> int:
+        """Return where a partition is read on that does not have an offset, and say so."""
+        first = self._client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
+        what = "was deleted before it was read" if first > position else "is behind the end of the log"
+        log.warning(
+            "records may be lost: offset %d of %s-%d %s; it is read on from offset %d, its first",
+            position, *partition, what, first,
+        )  # fmt: skip
+        return first

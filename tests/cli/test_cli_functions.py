@@ -1,0 +1,176 @@
+"""`kop functions localrun` as a user runs it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli.cli_support import Invoke, Kop
+from support.waiting import SECONDS
+
+from kop.cli.functions import FLAGS
+from kop.functions import spec
+
+
+@pytest.fixture
+def topics() -> tuple[str, str]:
+    """Names of an input and an output that nobody else has."""
+    name = uuid.uuid4().hex
+    return f"in-{name}", f"out-{name}"
+
+
+class Started:
+    """A `kop functions localrun` that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.said = ""
+
+    def until(self, text: str) -> None:
+        """Read what it says until a line has a text."""
+        assert self.process.stderr is not None
+        while text not in self.said:
+            line = self.process.stderr.readline().decode()
+            assert line, f"it ended without {text!r}: {self.said}"
+            self.said += line
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=SECONDS)
+        self.said += rest.decode()
+        return self.process.returncode
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(kop: Kop, tmp_path: Path) -> Iterator[Start]:
+    started: list[Started] = []
+
+    def run(*arguments: str) -> Started:
+        made = Started(kop.start("functions", "localrun", *arguments))
+        started.append(made)
+        return made
+
+    yield run
+    for left in started:
+        if left.process.poll() is None:
+            left.process.kill()
+        left.process.communicate(timeout=SECONDS)
+
+
+def write(folder: Path, text: str, name: str = "shout.py") -> str:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_ctrl_c_finishes_commits_and_exits_with_0(
+    kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    given, out = topics
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
+    function = start("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out)
+    function.until("Ctrl-C ends it")
+    assert f"made the topic {given}\n" in function.said
+    assert f"made the topic {out}\n" in function.said
+    kop.ok("produce", given, given=b"one\ntwo\n")
+    assert kop.ok("consume", out, "--from-beginning", "-n", "2") == "ONE\nTWO\n"
+    assert function.end() == 0, function.said
+    assert "2 messages done" in function.said
+    assert "Traceback" not in function.said
+    described = kop.ok("groups", "describe", f"public/default/{given}", "--json")
+    assert '"lag": 0' in described
+
+
+def test_a_killed_process_loses_nothing(kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path) -> None:
+    given, out = topics
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
+    flags = ["--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out]
+    flags += ["--processing-guarantees", "EFFECTIVELY_ONCE"]
+    function = start(*flags)
+    function.until("Ctrl-C ends it")
+    texts = [f"a{number}" for number in range(20_000)]
+    kop.ok("produce", given, given="\n".join(texts).encode())
+    function.end(signal.SIGKILL)
+    function = start(*flags)
+    function.until("Ctrl-C ends it")
+    got = kop.ok("consume", out, "--from-beginning", "-n", "20000").split()
+    assert got == [text.upper() for text in texts]
+    assert function.end(signal.SIGTERM) == 0, function.said
+
+
+def test_a_changed_file_starts_the_function_anew(
+    kop: Kop, start: Start, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    given, out = topics
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
+    flags = ("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--output", out, "--reload")
+    function = start(*flags)
+    function.until("Ctrl-C ends it")
+    kop.ok("produce", given, given=b"one\n")
+    assert kop.ok("consume", out, "--from-beginning", "-n", "1") == "ONE\n"
+    write(tmp_path, "def process(text: str) -> str\n")
+    function.until("SyntaxError")
+    write(tmp_path, "def process(text: str) -> str:\n    return text[::-1]\n")
+    function.said = ""
+    function.until("Ctrl-C ends it")
+    kop.ok("produce", given, given=b"two\n")
+    assert kop.ok("consume", out, "--from-beginning", "-n", "2") == "ONE\nowt\n"
+    assert function.end() == 0, function.said
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "code", "said"),
+    [
+        ("def process(text: str)\n", (), 1, "SyntaxError"),
+        ("def process(text: object, a, b, c): pass\n", (), 1, "shout"),
+        ("def process(text: str): pass\n", ("--user-config", "{"), 2, "--user-config"),
+        ("def process(text: str): pass\n", ("--processing-guarantees", "ONCE"), 2, "--processing-guarantees"),
+        ("def process(text: str): pass\n", ("--client-config", "CONFIG"), 2, "security.protocol"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    kop: Kop, tmp_path: Path, text: str, flags: tuple[str, ...], code: int, said: str
+) -> None:
+    file = write(tmp_path, text)
+    config = write(tmp_path, "security.protocol=none\n", "client.properties")
+    given = [config if flag == "CONFIG" else flag for flag in flags]
+    outcome = kop("functions", "localrun", "--py", file, "--classname", "shout", "--inputs", "never-made", *given)
+    assert (outcome.code, said in outcome.err) == (code, True), outcome
+    assert "never-made" not in kop.ok("topics", "list")
+
+
+def test_the_flags_are_those_of_a_definition(invoke: Invoke) -> None:
+    assert {flag.removeprefix("--") for flag in FLAGS} == spec.FLAGS.keys()
+    shown = invoke("functions", "localrun", "--help").output
+    assert "--function-config-file" in shown
+    assert "--client-config" in shown
+
+
+def test_a_file_has_the_definition_and_flags_win(
+    kop: Kop,
+    start: Start,
+    topics: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    given, out = topics
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text.upper()\n")
+    config = write(
+        tmp_path,
+        f"className: shout\npy: {file}\ninputs: [{given}]\noutput: other\nname: {given}\nparallelism: 3\n",
+        "f.yaml",
+    )
+    function = start("--function-config-file", config, "--output", out)
+    function.until("Ctrl-C ends it")
+    assert "parallelism is 3; here one instance has all partitions" in function.said
+    kop.ok("produce", given, given=b"one\n")
+    assert kop.ok("consume", out, "--from-beginning", "-n", "1") == "ONE\n"
+    assert function.end() == 0

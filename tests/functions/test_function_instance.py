@@ -1,0 +1,449 @@
+"""Functions from topic to topic on a running broker, with clients of others on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from functions.instance_kit import KilledError, Killer, consume, produce, values
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import MessageSizeTooLargeError
+from support.waiting import wait_until
+
+from kop.client.errors import ClientError
+from kop.functions.instance import ReplacedError
+from kop.testing import Broker
+from kop.testing.functions import Functions
+
+GUARANTEES = ("ATLEAST_ONCE", "ATMOST_ONCE", "EFFECTIVELY_ONCE")
+GROUP = "public/default/exclaim"
+
+
+def exclaim(text: str) -> str:
+    return text + "!"
+
+
+def add_one(number: int) -> int:
+    return number + 1
+
+
+def numbered(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+@pytest.fixture(params=["memory:", "sqlite"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    store = request.param if request.param != "sqlite" else f"sqlite:{tmp_path / 'kop.db'}"
+    with Broker(store=store) as made:
+        yield made
+
+
+@pytest.fixture
+def functions(broker: Broker, tmp_path: Path) -> Iterator[Functions]:
+    with Functions(broker.bootstrap, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_each_record_comes_out_once_and_in_order(broker: Broker, functions: Functions, guarantee: str) -> None:
+    function = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+    produce(broker.bootstrap, "in", [(None, text) for text in numbered(5_000)])
+    records = consume(broker.bootstrap, "out", 5_000)
+    assert [record.value().decode() for record in records] == [text + "!" for text in numbered(5_000)]
+    assert dict(records[0].headers())["__pfn_input_topic__"] == b"in"
+    function.stop()
+    assert broker.committed(GROUP) == {("in", 0): 5_000}
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_results_stay_in_the_order_of_each_partition(broker: Broker, functions: Functions, guarantee: str) -> None:
+    for topic in ("one", "two", "out"):
+        broker.create_topic(topic, partitions=3)
+    function = functions(exclaim, inputs="one,two", output="out", processing_guarantees=guarantee)
+    for topic in ("one", "two"):
+        for partition in range(3):
+            sent = [(None, f"{topic}-{partition}-{number}") for number in range(100)]
+            produce(broker.bootstrap, topic, sent, partition)
+    got = [record.value().decode() for record in consume(broker.bootstrap, "out", 600, partitions=3)]
+    for topic in ("one", "two"):
+        for partition in range(3):
+            start = f"{topic}-{partition}-"
+            assert [text for text in got if text.startswith(start)] == [f"{start}{number}!" for number in range(100)]
+    function.stop()
+    assert set(broker.committed(GROUP).values()) == {100}
+
+
+def test_a_function_misses_nothing_that_is_produced_after_its_start(broker: Broker, functions: Functions) -> None:
+    broker.produce("in", ["before"])
+    functions(exclaim, inputs="in", output="out").stop()
+    assert broker.committed(GROUP) == {("in", 0): 1}
+    broker.produce("in", ["while it was away"])
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: values(broker, "out") == ["while it was away!"])
+
+
+def test_a_function_may_begin_at_the_first_record(broker: Broker, functions: Functions) -> None:
+    broker.produce("in", ["before"])
+    functions(exclaim, inputs="in", output="out", subs_position="Earliest")
+    wait_until(lambda: values(broker, "out") == ["before!"])
+
+
+def test_a_function_without_an_output_and_one_that_gives_nothing(broker: Broker, functions: Functions) -> None:
+    seen: list[Any] = []
+
+    def odd(number: int) -> int | None:
+        seen.append(number)
+        return number if number % 2 else None
+
+    quiet = functions(seen.append, name="quiet", inputs="in")
+    loud = functions(odd, inputs="in", output="out")
+    broker.produce("in", numbered(6))
+    wait_until(lambda: quiet.processed == loud.processed == 6)
+    quiet.stop()
+    loud.stop()
+    assert values(broker, "out") == ["1", "3", "5"]
+    assert sorted(seen, key=int) == [number for number in range(6) for _ in range(2)]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_publishes_go_where_the_function_says(broker: Broker, functions: Functions, guarantee: str) -> None:
+    def route(text: str, context: Any) -> None:
+        context.publish(f"to-{text[0]}", text, message_conf={"partition_key": text})
+
+    broker.create_topic("to-a", partitions=4)
+    function = functions(route, inputs="in", processing_guarantees=guarantee)
+    broker.produce("in", ["a1", "b1", "a2", "a1"])
+    wait_until(lambda: function.processed == 4)
+    function.stop()
+    assert sorted(values(broker, "to-a")) == ["a1", "a1", "a2"]
+    assert len({record.partition for record in broker.records("to-a") if record.value == b"a1"}) == 1
+    assert values(broker, "to-b") == ["b1"]
+
+
+# -- failures of the function
+
+
+def failing(times: int, text: str = "1") -> Callable[[str], str]:
+    """A function that fails so many times at a text."""
+    left = [times]
+
+    def exclaim(given: str) -> str:
+        if given == text and left[0]:
+            left[0] -= 1
+            raise ValueError(f"not {given}")
+        return given + "!"
+
+    return exclaim
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        ({"processing_guarantees": "EFFECTIVELY_ONCE"}, ["0!", "1!", "2!", "3!"]),
+        ({"retain_ordering": True}, ["0!", "1!", "2!", "3!"]),
+        ({"retain_key_ordering": True}, ["0!", "2!", "1!", "3!"]),
+        ({}, ["0!", "2!", "3!", "1!"]),
+    ],
+)
+def test_a_failed_message_is_tried_again(
+    broker: Broker, functions: Functions, config: dict[str, Any], order: list[str]
+) -> None:
+    function = functions(failing(2), inputs="in", output="out", **config)
+    broker.produce("in", [("k", "0"), ("k", "1"), ("other", "2"), ("k", "3")])
+    wait_until(lambda: function.processed == 4)
+    function.stop()
+    assert values(broker, "out") == order
+    assert function.failures == 2
+    assert broker.committed(GROUP) == {("in", 0): 4}
+
+
+def test_a_message_that_fails_at_most_once_is_lost(broker: Broker, functions: Functions) -> None:
+    function = functions(failing(1), inputs="in", output="out", processing_guarantees="ATMOST_ONCE")
+    broker.produce("in", numbered(3))
+    wait_until(lambda: function.processed == 2)
+    function.stop()
+    assert values(broker, "out") == ["0!", "2!"]
+
+
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
+def test_a_message_that_fails_too_often_is_a_dead_letter(broker: Broker, functions: Functions, guarantee: str) -> None:
+    function = functions(
+        failing(-1),
+        inputs="in",
+        output="out",
+        max_message_retries=1,
+        dead_letter_topic="dead",
+        processing_guarantees=guarantee,
+    )
+    broker.produce("in", [("k", "0"), ("k", "1"), ("k", "2")])
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
+    assert function.failures == 2
+    assert values(broker, "out") == ["0!", "2!"]
+    (dead,) = broker.records("dead", isolation_level="read_committed")
+    assert (dead.key, dead.value) == (b"k", b"1")
+    headers = {str(name): value for name, value in dead.headers}
+    assert headers["REAL_TOPIC"] == b"in"
+    assert headers["__pfn_exception__"] == b"ValueError: not 1"
+
+
+def test_a_failed_message_holds_its_offset_until_it_is_done(broker: Broker, functions: Functions) -> None:
+    function = functions(failing(-1), inputs="in", output="out")
+    broker.produce("in", numbered(1500))
+    wait_until(lambda: function.processed == 1001)
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1})
+    function.stop()
+    assert function.processed == 1001
+    assert broker.committed(GROUP) == {("in", 0): 1}
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_an_input_that_the_serde_refuses_is_as_a_call_that_fails(
+    broker: Broker, functions: Functions, guarantee: str
+) -> None:
+    function = functions(add_one, inputs="in", output="out", max_message_retries=0, processing_guarantees=guarantee)
+    broker.produce("in", ["1", "one", "2"])
+    wait_until(lambda: function.processed == 2 and function.failures == 1)
+    function.stop()
+    assert values(broker, "out") == ["2", "3"]
+    if guarantee != "ATMOST_ONCE":
+        assert values(broker, "in-public-default-add_one-DLQ") == ["one"]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("result", [object(), "x" * 900_000])
+def test_a_result_that_cannot_be_written_is_as_a_call_that_fails(
+    broker: Broker, functions: Functions, guarantee: str, result: object
+) -> None:
+    def wide(text: str) -> Any:
+        return result if text == "1" else text
+
+    function = functions(
+        wide,
+        inputs="in",
+        output="out",
+        max_message_retries=0,
+        dead_letter_topic="dead",
+        processing_guarantees=guarantee,
+    )
+    broker.produce("in", ["a", "1", "b"])
+    wait_until(lambda: function.processed == 2 and function.failures == 1)
+    function.stop()
+    assert values(broker, "out") == ["a", "b"]
+    if guarantee != "ATMOST_ONCE":
+        assert values(broker, "dead") == ["1"]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_an_output_that_the_server_refuses_ends_the_function(
+    broker: Broker, functions: Functions, guarantee: str
+) -> None:
+    broker.create_topic("out", configs={"max.message.bytes": 1_000})
+    function = functions(
+        lambda text: text * 1_000, name="exclaim", inputs="in", output="out", processing_guarantees=guarantee
+    )
+    broker.produce("in", ["ab"])
+    with pytest.raises(MessageSizeTooLargeError):
+        function.wait()
+    assert values(broker, "out") == []
+    assert broker.committed(GROUP) == {("in", 0): 1 if guarantee == "ATMOST_ONCE" else 0}
+
+
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
+def test_what_a_failed_call_has_published_is_dropped(broker: Broker, functions: Functions, guarantee: str) -> None:
+    tries: list[str] = []
+
+    def once(text: str, context: Any) -> None:
+        context.publish("out", text)
+        tries.append(text)
+        if len(tries) == 1:
+            raise ValueError("the first time")
+
+    function = functions(once, inputs="in", processing_guarantees=guarantee)
+    broker.produce("in", ["a"])
+    wait_until(lambda: function.processed == 1)
+    function.stop()
+    assert (values(broker, "out"), len(tries)) == (["a"], 2)
+
+
+def test_manual_commits_what_was_acknowledged(broker: Broker, functions: Functions) -> None:
+    held: list[Any] = []
+
+    def every_third(text: str, context: Any) -> None:
+        held.append((context.get_message_id(), context.get_current_message_topic_name()))
+        if text == "2":
+            for message_id, topic in held[1:]:
+                context.ack(message_id, topic)
+        if text == "3":
+            context.ack(*held[0])
+
+    function = functions(every_third, name="exclaim", inputs="in", auto_ack=False, processing_guarantees="MANUAL")
+    broker.produce("in", numbered(3))
+    wait_until(lambda: function.processed == 3)
+    assert broker.committed(GROUP) == {("in", 0): 0}
+    broker.produce("in", ["3"])
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
+
+
+def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Functions) -> None:
+    tries: list[str] = []
+
+    def refuse(text: str, context: Any) -> None:
+        tries.append(text)
+        if len(tries) == 1:
+            context.nack(context.get_message_id(), context.get_current_message_topic_name())
+
+    function = functions(refuse, inputs="in")
+    broker.produce("in", ["a"])
+    wait_until(lambda: function.processed == 1)
+    assert tries == ["a", "a"]
+
+
+# -- asynchronous functions
+
+
+def test_asynchronous_calls_run_side_by_side_and_give_their_results_in_order(
+    broker: Broker, functions: Functions
+) -> None:
+    running = [0, 0]
+
+    async def slow(number: int) -> int:
+        running[0] += 1
+        running[1] = max(running)
+        await asyncio.sleep(0.001 * (20 - number))  # the later, the sooner done
+        running[0] -= 1
+        return number
+
+    broker.produce("in", numbered(20))
+    function = functions(slow, "maxPendingAsyncRequests: 4", inputs="in", output="out", subs_position="Earliest")
+    wait_until(lambda: function.processed == 20)
+    function.stop()
+    assert values(broker, "out") == numbered(20)
+    assert running == [0, 4]
+
+
+# -- the end of an instance
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ["add_partitions", "produce", "commit_in_transaction", "end_transaction"])
+def test_effectively_once_a_killed_instance_changes_nothing(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
+) -> None:
+    killer = Killer(monkeypatch)
+    broker.produce("in", numbered(100))
+    config = {"inputs": "in", "output": "out", "processing_guarantees": "EFFECTIVELY_ONCE"}
+    functions(exclaim, subs_position="Earliest", **config).stop()
+    for _ in range(2):
+        first = functions(exclaim, **config)
+        killer.arm(when, method)
+        broker.produce("in", numbered(100))
+        with pytest.raises(KilledError):
+            first.wait()
+        killer.heal()
+    last = functions(exclaim, **config)
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 300})
+    last.stop()
+    assert values(broker, "out") == [text + "!" for text in numbered(100)] * 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ["produce", "commit_in_transaction", "end_transaction"])
+def test_at_least_once_a_killed_instance_loses_nothing(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
+) -> None:
+    killer = Killer(monkeypatch)
+    first = functions(exclaim, inputs="in", output="out")
+    killer.arm(when, method)
+    broker.produce("in", numbered(100))
+    with pytest.raises(KilledError):
+        first.wait()
+    killer.heal()
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 100})
+    assert set(values(broker, "out")) == {text + "!" for text in numbered(100)}
+
+
+@pytest.mark.parametrize("guarantee", [*GUARANTEES, "MANUAL"])
+def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions, guarantee: str) -> None:
+    def exclaim(text: str, context: Any) -> str:
+        context.ack(context.get_message_id(), context.get_current_message_topic_name())
+        return text + "!"
+
+    first = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+    second = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+    broker.produce("in", ["a"])
+    with pytest.raises(ReplacedError, match=r"another one has begun with .*kop\.functions/public/default/exclaim/0"):
+        first.wait()
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1})
+    second.stop()
+    got = values(broker, "out")
+    assert got == ["a!"] if guarantee in {"EFFECTIVELY_ONCE", "ATMOST_ONCE"} else set(got) == {"a!"}
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_stop_finishes_the_message_and_commits_it(broker: Broker, functions: Functions, guarantee: str) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def exclaim(text: str) -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return text + "!"
+
+    function = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+    broker.produce("in", numbered(3))
+    assert begun.wait(30)
+    stopping = threading.Thread(target=function.stop)
+    stopping.start()
+    wait_until(lambda: function.is_stopping)
+    go_on.set()
+    stopping.join(30)
+    assert values(broker, "out") == ["0!"]
+    assert broker.committed(GROUP) == {("in", 0): 1}
+    functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+    wait_until(lambda: values(broker, "out") == ["0!", "1!", "2!"])
+
+
+@pytest.mark.parametrize("guarantee", [*GUARANTEES, "MANUAL"])
+def test_without_transactions_at_least_once_works_and_the_rest_is_refused(
+    broker: Broker, functions: Functions, guarantee: str
+) -> None:
+    broker.fail("InitProducerId", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    if guarantee != "ATLEAST_ONCE":
+        with pytest.raises(ClientError, match=r"set processingGuarantees of public/default/exclaim to ATLEAST_ONCE"):
+            functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+        return
+    function = functions(exclaim, inputs="in", output="out")
+    broker.produce("in", ["a"])
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1})
+    function.stop()
+    assert values(broker, "out") == ["a!"]
+
+
+def test_records_of_aborted_transactions_are_not_called(broker: Broker, functions: Functions) -> None:
+    function = functions(exclaim, inputs="in", output="out")
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+    producer.init_transactions(30)
+    for text, ends in (("a", producer.abort_transaction), ("b", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce("in", text)
+        assert producer.flush(30) == 0
+        ends(30)
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 4})
+    function.stop()
+    assert values(broker, "out") == ["b!"]
+
+
+def test_an_offset_that_is_gone_is_read_on_from_the_first(broker: Broker, functions: Functions) -> None:
+    broker.produce("in", numbered(3))
+    functions(exclaim, inputs="in", output="out", subs_position="Earliest").stop()
+    broker.produce("in", numbered(5))
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_records({TopicPartition("in", 0): 7})
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 8})
+    assert values(broker, "out")[-1] == "4!"
