@@ -82,6 +82,11 @@ class ClientTopics:
         """Grows with every change of any topic."""
         return self._engine.topics.version
 
+    @property
+    def has_namespaces(self) -> bool:
+        """True if a topic has several names, and one of another namespace may have to be looked for."""
+        return self._home is not None
+
     def get(self, name: str) -> TopicInfo | None:
         """Return the topic that a client calls `name`, or None."""
         if name in _KAFKA_NAMES:

@@ -114,6 +114,10 @@ class AccessControl:
 
     def __init__(self, topics: ClientTopics) -> None:
         self._topics = topics
+        self.canonical_name = topics.canonical_name
+        """Returns the shortest of a topic's names: what is kept for the topic is kept under it."""
+        self.is_open = True
+        """True if everything is allowed."""
         self._authorizer: Authorizer | None = None
         self._replaced = 0
 
@@ -125,6 +129,7 @@ class AccessControl:
     @authorizer.setter
     def authorizer(self, authorizer: Authorizer | None) -> None:
         self._authorizer = authorizer
+        self.is_open = authorizer is None
         self._replaced += 1
 
     @property
@@ -184,12 +189,10 @@ class AccessControl:
             return False
         return True
 
-    def canonical_name(self, name: str) -> str:
-        """Return the shortest of a topic's names: what is kept for the topic is kept under it."""
-        return self._topics.canonical_name(name)
-
     def names_to_find(self, peer: Peer, needs: Iterable[Need], request: Any) -> Sequence[str]:
         """Return the topics that storage has to look for before `topic` can say that there is none of that name."""
+        if not self._topics.has_namespaces:
+            return ()
         names = {
             name
             for need in needs

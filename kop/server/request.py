@@ -133,7 +133,7 @@ class RequestPipeline:
         """
         if self._take_directly is not None:
             take = self._take_directly
-            if self._access.authorizer is not None:
+            if not self._access.is_open:
                 take = self._direct.take_of(conn)
             taken = take(frame, self.arrived, self._loop_time, self._now_ms)
             if taken is not None:
@@ -208,7 +208,7 @@ class RequestPipeline:
     def _handle(self, served: _ServedApi, ctx: Context, request: Any) -> Any:
         """Check the rights to the whole request, resolve the names in it, then run the handler."""
         access = self._access
-        if served.whole and access.authorizer is not None:
+        if served.whole and not access.is_open:
             access.check(ctx.conn, served.whole, request)
         if served.finds and (to_find := access.names_to_find(ctx.conn, served.finds, request)):
             return InTask(self._after(self._gw.topics.find(to_find), served, ctx, request))
