@@ -21,6 +21,21 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
+class Listener(NamedTuple):
+    """NAME://HOST:PORT: an address that has a name, by which settings are given for it alone."""
+
+    name: str
+    address: Address
+
+    def __str__(self) -> str:
+        return f"{self.name}://{self.address}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return true if only this machine reaches a host of this name or address."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
 def parse_address(text: str) -> Address:
     """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
     text = text.strip()

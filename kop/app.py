@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ from os import _exit as exit_at_once
 from pathlib import Path
 from typing import Protocol
 
-from kop import __version__, allocator, background, compiled, event_loop, threads
-from kop.address import Address
+from kop import __version__, allocator, background, clock, compiled, event_loop, threads
+from kop.address import Address, is_loopback
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -34,8 +34,8 @@ from kop.cluster.liveness import answers
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
-from kop.coordination.peers import Peers
-from kop.errors import KopError
+from kop.coordination.peers import Connect, Peers
+from kop.errors import ConfigError, KopError
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry
@@ -44,9 +44,17 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
+from kop.security.dialing import Dialer, broker_login
+from kop.security.listener import ListenerSecurity
+from kop.security.sasl.exchange import Exchange
+from kop.security.sasl.scram import HASHES, ScramExchange
+from kop.security.state import SecurityState
+from kop.security.tls import TlsListener, TlsOptions, client_context
+from kop.security.users import Mechanism
+from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
-from kop.server.settings import ServerSettings
+from kop.server.settings import ListenerSettings, ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
 from kop.storage.memory import engine as memory_engine
@@ -67,6 +75,9 @@ _SIDE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Threads for what would keep the loop for long, such as large requests: as many as Python's own pool has."""
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
+_nonce = partial(clock.token_hex, 18)
+"""Returns text for a login that nobody guesses."""
+
 log = logging.getLogger("kop")
 
 
@@ -77,8 +88,10 @@ class MemoryStore(Protocol):
         """Return the engine; see `kop.storage.memory.engine.open_engine`."""
 
 
-def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
+def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, Serving], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once it serves.
+
+    `worker`: the number of this process among several that share the listeners.
 
     KopError where storage cannot be opened, OSError where an address cannot be bound.
     """
@@ -90,7 +103,7 @@ def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Servi
     allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
     allocator.share_arenas()
     _raise_file_limit()
-    if not worker:
+    if worker is None:
         _tell_of_slower_parts()
     with asyncio.Runner(loop_factory=event_loop.new) as runner:
         runner.run(_serve(config, worker, serves or _banner))
@@ -100,11 +113,12 @@ def run_workers(config: Config) -> None:
     """Serve with `kop.workers` processes until SIGINT or SIGTERM."""
     logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     _tell_of_slower_parts()
-    ports = [config.listen[0].port + 1 + index for index in range(config.kop_workers)]
+    shared = endpoints(config.of(ServerSettings))
+    first = shared[0].address.port + 1
     log.info(
         "%d workers: brokers %d to %d on ports %d to %d, bootstrap on %s",
-        len(ports), config.node_id, config.node_id + len(ports) - 1, ports[0], ports[-1],
-        ", ".join(map(str, config.listen)),
+        config.kop_workers, config.node_id, config.node_id + config.kop_workers - 1,
+        first, first + config.kop_workers - 1, ", ".join(str(endpoint.address) for endpoint in shared),
     )  # fmt: skip
     served = multiprocessing.get_context("spawn").Value("i", 0)
     supervise(config.kop_workers, partial(_run_worker, config, served))
@@ -126,12 +140,7 @@ def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
 
     `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
     """
-    own = config.listen[0].port + 1 + index
-    changes: dict[str, object] = {
-        "node_id": config.node_id + index,
-        "listen": (Address(config.listen[0].host, own), *config.listen),
-        "advertise": tuple(Address(address.host, address.port + 1 + index) for address in config.advertise[:1]),
-    }
+    changes: dict[str, object] = {"node_id": config.node_id + index}
     if config.http is not None:
         changes["http"] = Address(config.http.host, config.http.port + index)
 
@@ -143,8 +152,8 @@ def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
             _banner(config, serving)
 
     try:
-        run(config.model_copy(update=changes), worker=True, serves=serves)
-    except (KopError, OSError) as error:
+        run(config.model_copy(update=changes), worker=index, serves=serves)
+    except (KopError, ConfigError, OSError) as error:
         log.error("worker %d: %s", index, getattr(error, "message", error))
         raise SystemExit(1) from None
 
@@ -170,14 +179,14 @@ def _end_process(name: str, error: BaseException) -> None:
         exit_at_once(1)
 
 
-async def _serve(config: Config, worker: bool, serves: Callable[[Config, Serving], None]) -> None:
+async def _serve(config: Config, worker: int | None, serves: Callable[[Config, Serving], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     # The threads of `to_thread`: the loop's own pool would begin each of them when it is needed.
     loop.set_default_executor(Threads(_SIDE_THREADS, "kop-side", _end_process))
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    if worker:
+    if worker is not None:
         on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
         starting, stopping = (
@@ -241,13 +250,13 @@ async def start(
     config: Config,
     stack: AsyncExitStack,
     *,
-    worker: bool = False,
+    worker: int | None = None,
     memory: MemoryStore | None = None,
     ended: Ended = threads.tell,
 ) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
-    A `worker` shares its listeners but the first with other processes, and tells clients of the first alone. `memory`
+    A `worker`, by its number, has listeners of its own, which clients are told of, and shares the others. `memory`
     opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
     unexpectedly; if it returns, storage refuses batches from then on.
     """
@@ -266,7 +275,10 @@ async def start(
         }
         runner, http_port = await http.serve_http(config.http.host, config.http.port, routes)
         stack.push_async_callback(runner.cleanup)
-    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended)
+    listening = endpoints(config.of(ServerSettings), worker)
+    between = between_brokers(config.of(ServerSettings), listening)
+    connect = _dialer(config, listening[between]).open
+    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
@@ -276,7 +288,7 @@ async def start(
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
-    peers = Peers(config.node_id, cluster.peer_address)
+    peers = Peers(config.node_id, cluster.peer_address, connect)
     stack.push_async_callback(peers.close)
     ends = TransactionEnds(engine.transactions, groups, cluster, peers)
     transactions = TransactionCoordinator(
@@ -317,9 +329,9 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
-    listeners = await _listen(config, server, worker)
+    listeners = await _listen(server, listening, [_security(config, endpoint, users) for endpoint in listening])
     try:
-        await engine.join(_this_broker(config, listeners[0]))
+        await engine.join(_this_broker(config.node_id, listening, listeners, between))
     except BaseException:
         await server.drain(0)
         raise
@@ -343,6 +355,7 @@ async def _open_engine(
     waits: Callable[[str], None],
     memory: MemoryStore | None,
     ended: Ended,
+    connect: Connect,
 ) -> Engine:
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
@@ -354,7 +367,7 @@ async def _open_engine(
             config.kop_pulsar_admin_url,
             policy=topic_configs.policy,
             settings=config.of(PulsarSettings),
-            answers=answers,
+            answers=partial(answers, connect=connect),
             waiting=waits,
         )
 
@@ -380,37 +393,92 @@ def _store_path(config: Config) -> Path:
     return path
 
 
-async def _listen(config: Config, server: Server, worker: bool) -> list[tuple[str, int]]:
+async def _listen(
+    server: Server, listening: Sequence[Endpoint], securities: Sequence[ListenerSecurity]
+) -> list[tuple[str, int]]:
+    """Open the sockets of the listeners; return their addresses."""
     bound: list[tuple[str, int]] = []
-    for index, address in enumerate(config.listen):
-        advertised = _advertised(config, index)
-        shared = worker and index > 0
-        if shared and advertised is None:
-            advertised = "", bound[0][1]
+    ports: dict[str, int] = {}
+    for endpoint, security in zip(listening, securities, strict=True):
+        address, advertised = endpoint.address, endpoint.advertised
+        told = None if advertised is None else (advertised.host, advertised.port)
+        if endpoint.shared and told is None:
+            told = "", ports[endpoint.name]
         try:
-            bound.append(await server.listen(address.host, address.port, advertised, shared=shared))
+            place = await server.listen(address.host, address.port, told, shared=endpoint.shared, security=security)
         except OSError as error:
             # A machine without IPv6 still serves on its IPv4 address, and the other way round.
-            last = index + 1 == len(config.listen)
-            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or (last and not bound):
+            last = endpoint is listening[-1]
+            named = bool(endpoint.name)
+            if named or error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or (last and not bound):
                 raise
             log.warning("not listening on %s: this machine has no such address", address)
+        else:
+            bound.append(place)
+            ports.setdefault(endpoint.name, place[1])
     return bound
 
 
-def _advertised(config: Config, index: int) -> tuple[str, int] | None:
-    if not config.advertise:
-        return None
-    address = config.advertise[index if len(config.advertise) > 1 else 0]
-    return address.host, address.port
+def _security(config: Config, endpoint: Endpoint, users: SecurityState) -> ListenerSecurity:
+    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
+    settings = config.of(ListenerSettings, listener=endpoint.name.lower())
+    mechanisms: dict[str, Callable[[], Exchange]] = {}
+    if endpoint.has_sasl:
+        for name in settings.sasl_enabled_mechanisms:
+            if name not in HASHES:
+                raise ConfigError([f"sasl.enabled.mechanisms has {name}; there are {', '.join(HASHES)}"])
+            find = partial(users.users.scram, Mechanism(name))
+            mechanisms[name] = lambda name=name, find=find: ScramExchange(name, find, users.secret, _nonce())
+        if not mechanisms:
+            raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
+    elif not endpoint.has_tls and endpoint.name and not is_loopback(endpoint.address.host):
+        log.warning("listener %s takes everybody who can reach %s: no login is asked", endpoint.name, endpoint.address)
+    if endpoint.has_sasl and not endpoint.has_tls and not is_loopback(endpoint.address.host):
+        log.warning("listener %s has a login without TLS: who listens in can read and change records", endpoint.name)
+    return ListenerSecurity(
+        endpoint.name,
+        TlsListener(endpoint.name, _tls_options(settings)) if endpoint.has_tls else None,
+        mechanisms,
+        config.of(ServerSettings, listener=endpoint.name.lower()).sasl_server_max_receive_size,
+    )
 
 
-def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
+def _dialer(config: Config, between: Endpoint) -> Dialer:
+    """Return what opens connections to other brokers. ConfigError if its login or its CAs cannot be had."""
+    settings = config.of(ListenerSettings, listener=between.name.lower())
+    login = None
+    if between.has_sasl and config.store.startswith("pulsar"):
+        login = broker_login(settings.sasl_mechanism_inter_broker_protocol, settings.sasl_jaas_config)
+    tls = client_context(between.name, _tls_options(settings)) if between.has_tls else None
+    return Dialer(tls, login, _nonce)
+
+
+def _tls_options(settings: ListenerSettings) -> TlsOptions:
+    return TlsOptions(
+        keystore_location=settings.ssl_keystore_location,
+        keystore_chain=settings.ssl_keystore_certificate_chain,
+        keystore_key=settings.ssl_keystore_key,
+        key_password=settings.ssl_key_password,
+        truststore_location=settings.ssl_truststore_location,
+        truststore_certificates=settings.ssl_truststore_certificates,
+        enabled_protocols=settings.ssl_enabled_protocols,
+        cipher_suites=settings.ssl_cipher_suites,
+        check_hostname=bool(settings.ssl_endpoint_identification_algorithm),
+    )
+
+
+def _this_broker(
+    node_id: int, listening: Sequence[Endpoint], bound: Sequence[tuple[str, int]], between: int
+) -> LiveBroker:
     """Return this broker as the others name it to their clients."""
-    host, port = _advertised(config, 0) or bound
-    if host in {"0.0.0.0", "::"}:
-        host = socket.getfqdn()
-    return LiveBroker(config.node_id, host, port)
+
+    def told(place: int) -> tuple[str, int]:
+        endpoint = listening[place]
+        host, port = endpoint.advertised or bound[place]
+        return socket.getfqdn() if host in {"0.0.0.0", "::"} else host, port
+
+    named = [place for place, endpoint in enumerate(listening) if endpoint.name and not endpoint.shared]
+    return LiveBroker(node_id, *told(between), tuple((listening[place].name, *told(place)) for place in named))
 
 
 def _raise_file_limit() -> None:
@@ -431,8 +499,10 @@ def _banner(config: Config, serving: Serving) -> None:
     workers = config.kop_workers
     addresses: list[tuple[str, int] | Address] = [*serving.listeners]
     if workers > 1:  # `config` has the shared addresses, `serving` the part of one worker
-        host, port = config.listen[0]
-        addresses = [*config.listen, *(Address(host, port + 1 + index) for index in range(workers))]
+        shared = endpoints(config.of(ServerSettings))
+        host, port = shared[0].address
+        addresses = [endpoint.address for endpoint in shared]
+        addresses += [Address(host, port + 1 + index) for index in range(workers)]
     first = addresses[0]
     reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
     lines = [

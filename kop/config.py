@@ -19,13 +19,13 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
-from kop.address import Address
+from kop.address import Address, Listener
 from kop.cluster.settings import ClusterSettings
 from kop.errors import ConfigError
 from kop.groups.settings import GroupOptions
 from kop.handlers.settings import HandlerSettings
 from kop.memory_limit import usable_bytes
-from kop.server.settings import ServerSettings
+from kop.server.settings import ListenerSettings, ServerSettings
 from kop.storage.memory.settings import MemoryOptions
 from kop.storage.pulsar.settings import PulsarOptions
 from kop.storage.settings import StorageOptions
@@ -119,6 +119,7 @@ class Config(
     StorageOptions,
     HandlerSettings,
     ClusterSettings,
+    ListenerSettings,
     ServerSettings,
     ProcessSettings,
 ):  # the table begins with the last of them
@@ -247,8 +248,10 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple) and not isinstance(value, Address):
+    if isinstance(value, list | tuple) and not isinstance(value, Address | Listener):
         return ",".join(_text(item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{item}" for name, item in value.items())
     return str(value)
 
 

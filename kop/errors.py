@@ -240,6 +240,15 @@ def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
 class FrameError(Exception):
     """The bytes of a connection are no Kafka request. The connection is closed, with one log line."""
 
+    kind = "bad_frame"
+    """The reason by which it is counted."""
+
+
+class LoginRefusedError(FrameError):
+    """A client has not logged in as it has to. The connection is closed, with one log line."""
+
+    kind = "login"
+
 
 class ConfigError(Exception):
     """Settings that cannot be used. `problems` holds one line for each; the text is all of them."""

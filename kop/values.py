@@ -18,8 +18,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from kop.address import Address, parse_address
+from kop.address import Address, Listener, parse_address
 
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""What may be spoken on a listener, by Kafka's names."""
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
@@ -125,6 +127,29 @@ def _advertise(value: tuple[Address, ...], info: ValidationInfo) -> tuple[Addres
     return value
 
 
+def _listeners(value: Any) -> Any:
+    return tuple(_listener(item) if isinstance(item, str) else item for item in _items(value))
+
+
+def _listener(text: str) -> Listener:
+    name, scheme, address = text.partition("://")
+    if not scheme or not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        raise ValueError(f"must be NAME://HOST:PORT, got {text!r}")
+    return Listener(name.upper(), parse_address(address))
+
+
+def _protocols(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    protocols: dict[str, str] = {}
+    for item in _items(value):
+        name, colon, protocol = item.partition(":")
+        if not colon or protocol.upper() not in PROTOCOLS:
+            raise ValueError(f"must be NAME:PROTOCOL, one of {', '.join(PROTOCOLS)}, got {item!r}")
+        protocols[name.strip().upper()] = protocol.upper()
+    return protocols
+
+
 def _bits(bits: int) -> AfterValidator:
     # A validator and not Field(ge=..., le=...): those would replace the limits that a setting states itself.
     def check(value: int) -> int:
@@ -140,6 +165,10 @@ Int: TypeAlias = Annotated[int, "int", _bits(32)]
 Long: TypeAlias = Annotated[int, "long", _bits(64)]
 OptionalInt: TypeAlias = Annotated[Int | None, "int", BeforeValidator(_empty_is_none)]
 OptionalLong: TypeAlias = Annotated[Long | None, "long", BeforeValidator(_empty_is_none)]
+Texts: TypeAlias = Annotated[tuple[str, ...], "list", BeforeValidator(_items)]
+Listeners: TypeAlias = Annotated[tuple[Listener, ...], "list", BeforeValidator(_listeners)]
+Protocols: TypeAlias = Annotated[dict[str, str], "list", BeforeValidator(_protocols)]
+"""Protocols by the names of listeners."""
 Addresses: TypeAlias = Annotated[tuple[Address, ...], "list", BeforeValidator(_addresses)]
 Policies: TypeAlias = Annotated[
     tuple[Literal["delete", "compact"], ...], "list", BeforeValidator(_items), AfterValidator(_some)

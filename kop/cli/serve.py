@@ -13,7 +13,8 @@ import click
 from kop.address import Address
 from kop.cli.common import fail
 from kop.cli.settings import load, settings_options
-from kop.errors import KopError
+from kop.config import Config
+from kop.errors import ConfigError, KopError
 
 EPILOG = """\b
 Flags win over KOP_* variables, those over the file.
@@ -50,8 +51,10 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         if debug:
             raise
         fail(error.message or str(error))
+    except ConfigError as error:  # a certificate, or a login between brokers, that cannot be used
+        fail(str(error))
     except socket.gaierror as error:
-        asked = ", ".join(str(address) for address in (*config.listen, config.http) if address is not None)
+        asked = ", ".join(str(address) for address in (*_listening(config), config.http) if address is not None)
         fail(f"cannot listen on {asked}: {error.strerror}")
     except OSError as error:
         match = re.search(r"\('([^']*)', (\d+)", str(error))
@@ -60,8 +63,15 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         address = Address(match[1], int(match[2])) if match else None
         where = str(address) if address is not None else "an address of --listen or --http"
         flag = "--listen (Kafka) or --http (metrics)"
-        if address is not None and (address in config.listen) != (address == config.http):
-            flag = "--listen" if address in config.listen else "--http, or none with --http ''"
+        listening = _listening(config)
+        if address is not None and (address in listening) != (address == config.http):
+            kafka = "listeners" if config.listeners else "--listen"
+            flag = kafka if address in listening else "--http, or none with --http ''"
         if error.errno != errno.EADDRINUSE:
             fail(f"cannot listen on {where}: {os.strerror(error.errno)}; choose another with {flag}")
         fail(f"{where} is in use by another program; choose another with {flag}")
+
+
+def _listening(config: Config) -> list[Address]:
+    """Return the addresses for clients, in either form of settings."""
+    return [listener.address for listener in config.listeners] or list(config.listen)

@@ -51,14 +51,21 @@ class ClusterView:
         """Ids of the live brokers, ascending."""
         return self._ids
 
-    def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:
-        """Return id, host and port of each broker; `own` is this broker's address as the asking client knows it."""
-        return [(broker_id, *self.address(broker_id, own)) for broker_id in self._ids]
+    def endpoints(self, own: tuple[str, int], listener: str = "") -> list[tuple[int, str, int]]:
+        """Return id, host and port of each broker that has the listener by which the asking client came.
 
-    def address(self, broker_id: int, own: tuple[str, int]) -> tuple[str, int]:
-        """Return host and port of a broker."""
+        `own` is this broker's address as the client knows it.
+        """
+        return [(id_, *self.address(id_, own, listener)) for id_ in self._ids if self._has(id_, listener)]
+
+    def _has(self, broker_id: int, listener: str) -> bool:
         other = self._others.get(broker_id)
-        return own if other is None else (other.host, other.port)
+        return other is None or other.address_of(listener) is not None
+
+    def address(self, broker_id: int, own: tuple[str, int], listener: str = "") -> tuple[str, int]:
+        """Return host and port of a broker by a listener; by the one between brokers if it does not have that."""
+        other = self._others.get(broker_id)
+        return own if other is None else other.address_of(listener) or (other.host, other.port)
 
     def peer_address(self, broker_id: int) -> tuple[str, int] | None:
         """Return host and port of another live broker, as it told the others; None where it is not live."""

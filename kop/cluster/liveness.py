@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
 from kop.storage.base import LiveBroker
 
 TIMEOUT_SECONDS: Final = 2.5
 """A broker that is stopped by SIGSTOP still accepts connections: only an answer counts."""
+Connect: TypeAlias = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 _REQUEST: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")
 _API_VERSIONS: Final = 18
@@ -24,11 +26,16 @@ _NO_CLIENT_ID: Final = -1
 _log: Final = logging.getLogger(__name__)
 
 
-async def answers(broker: LiveBroker, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
+async def answers(
+    broker: LiveBroker, seconds: float = TIMEOUT_SECONDS, connect: Connect = asyncio.open_connection
+) -> bool:
+    """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure.
+
+    `connect` opens a connection to host and port, and logs in.
+    """
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(broker.host, broker.port)
+            reader, writer = await connect(broker.host, broker.port)
             try:
                 writer.write(_REQUEST.pack(_REQUEST.size - 4, _API_VERSIONS, 0, _CORRELATION_ID, _NO_CLIENT_ID))
                 _, correlation_id = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))

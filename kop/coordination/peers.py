@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.wire import codec
@@ -37,6 +37,10 @@ def broker_of(client_id: str | None) -> int | None:
     """Return the id of the broker that calls itself so; None for any other client."""
     match = _CLIENT_ID.match(client_id or "")
     return None if match is None else int(match[1])
+
+
+Connect: TypeAlias = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Opens a connection to host and port. OSError if that fails, also if the other side does not take the login."""
 
 
 class PeerAnswer(NamedTuple):
@@ -125,8 +129,16 @@ class _PeerConnection:
 class Peers:
     """The other brokers, by their ids."""
 
-    def __init__(self, broker_id: int, address: Callable[[int], tuple[str, int] | None]) -> None:
-        """`address` gives host and port of a live broker, None for one that is not live."""
+    def __init__(
+        self,
+        broker_id: int,
+        address: Callable[[int], tuple[str, int] | None],
+        connect: Connect = asyncio.open_connection,
+    ) -> None:
+        """`address` gives host and port of a live broker, None for one that is not live; `connect` opens a connection
+        there and logs in.
+        """
+        self._connect = connect
         self._client_id = f"kop-broker-{broker_id}"
         self._address = address
         self._connections: dict[int, list[_PeerConnection]] = {}
@@ -170,7 +182,7 @@ class Peers:
                 return in_time
             if len(known) >= _MOST_CONNECTIONS:
                 return min(known, key=lambda connection: connection.waiting)
-            connection = _PeerConnection(address, *await asyncio.open_connection(*address))
+            connection = _PeerConnection(address, *await self._connect(*address))
             known.append(connection)
             return connection
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
 from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, AclOperation, Need, ResourceType
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
+from kop.security.login import Login
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
 from kop.wire.rows import Response
@@ -51,6 +53,14 @@ class ConnectionInfo:
     software_name: str = ""
     """The client's name of itself, from ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
+    listener: str = ""
+    """The name of the listener that the client came by; empty in the short form of listeners."""
+    login: Login | None = None
+    """The client's login while it has not ended; None if the client may ask for everything else."""
+    needed_login: bool = False
+    """True if the listener asks its clients to log in."""
+    is_valid: Callable[[], bool] | None = None
+    """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
     """The reads from storage for the connection's Fetches."""
 
@@ -110,6 +120,11 @@ class Context:
         """Return NONE if the client may do this to the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
+    def asking_broker(self) -> int | None:
+        """Return the id of the broker that asks; None for any other client, also one that calls itself so."""
+        broker = broker_of(self.client_id)
+        return None if broker is None or self.cluster(AclOperation.CLUSTER_ACTION) is not NONE else broker
+
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name: by its right to the cluster, or to the topic."""
         access, conn = self.access, self.conn
@@ -168,7 +183,7 @@ class Answer:
         self.frame: Frame | None = None
         """None where the client expects no answer."""
         self.error: BaseException | None = None
-        """What the connection is closed for, instead of an answer."""
+        """What the connection is closed for: behind `frame` if there is one, else instead of an answer."""
         self.taker: AnswerTaker | None = None
         """None also once the connection is gone."""
         self.waiting: asyncio.Future[Any] | None = None

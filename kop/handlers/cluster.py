@@ -51,7 +51,7 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
         return ctx.response(error_code=code, error_message=message, cluster_id="", controller_id=-1, brokers=[])
     brokers = [
         dict(broker_id=broker_id, host=host, port=port, rack=None, is_fenced=False)
-        for broker_id, host, port in gw.cluster.endpoints(ctx.conn.broker_address)
+        for broker_id, host, port in gw.cluster.endpoints(ctx.conn.broker_address, ctx.conn.listener)
     ]
     asked = request.include_cluster_authorized_operations
     return ctx.response(

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode, KopError
 from kop.handlers.access import AclOperation, Need, ResourceType
 from kop.handlers.api import Api, Context
@@ -41,9 +40,7 @@ _SLICE: Final = 500
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
-    others = (
-        [] if broker_of(ctx.client_id) is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.cluster.broker_id]
-    )
+    others = [] if ctx.asking_broker() is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.cluster.broker_id]
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
     remembered = [answer for answer in answers if not isinstance(answer, KopError)]
     silent = next((answer for answer in answers if isinstance(answer, KopError)), None)

@@ -106,7 +106,7 @@ def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
     place = (gw.groups if key_type == _GROUP else gw.transactions).coordinator_of(key)
     broker_id = gw.cluster.broker_id if place is None else gw.cluster.leader(*place)
-    return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address))
+    return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address, ctx.conn.listener))
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:

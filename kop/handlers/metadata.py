@@ -48,7 +48,7 @@ _LIBRDKAFKA_SLACK = 3
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
-    key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.broker_address, bytes(body))
+    key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.listener, ctx.conn.broker_address, bytes(body))
     version = (gw.topics.version, gw.cluster.version, ctx.access.version)
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
@@ -183,7 +183,7 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     if asks_for_cluster and ctx.cluster(AclOperation.DESCRIBE):
         operations = set()
     return ctx.response(
-        brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address)],
+        brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address, ctx.conn.listener)],
         cluster_id=gw.engine.cluster_id,
         controller_id=gw.cluster.ids[0],
         topics=[_row(version, row) for row in rows],

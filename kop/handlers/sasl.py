@@ -1,38 +1,83 @@
-"""SaslHandshake (17), versions 0 and 1, and SaslAuthenticate (36), versions 0 to 2.
+"""SaslHandshake (17), versions 0 and 1, and SaslAuthenticate (36), versions 0 to 2 (KIP-43, KIP-152).
 
-No listener asks clients to authenticate, so both are ILLEGAL_SASL_STATE and the connection stays open, as on a
-PLAINTEXT listener of Kafka, which lists both in ApiVersions too.
+- On a listener without SASL both are ILLEGAL_SASL_STATE and the connection stays open, as on a PLAINTEXT listener of
+  Kafka, which lists both in ApiVersions too; so they are once a client has logged in.
+- An unknown mechanism is UNSUPPORTED_SASL_MECHANISM with the list of those that there are, a login that fails
+  SASL_AUTHENTICATION_FAILED. Both answers are held back for `connection.failed.authentication.delay.ms`, and the
+  connection is closed behind them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any
+from typing import Any, Final
 
-from kop.errors import ErrorCode
-from kop.handlers.api import Api, Context
+from kop.errors import ErrorCode, LoginRefusedError
+from kop.handlers.api import NONE, Api, ConnectionInfo, Context, Later
 from kop.handlers.gateway import Gateway
+from kop.security.login import Login
+from kop.security.sasl.exchange import AuthenticationError
 from kop.wire.rows import Response
 
-_NO_SASL = "This listener does not use SASL: connect with security.protocol=PLAINTEXT"
+SASL_AUTHENTICATE: Final = 36
+_NO_SASL: Final = "This listener does not use SASL: connect with security.protocol=PLAINTEXT or SSL"
+_LOGGED_IN: Final = "The client has logged in already, and logins do not end here"
 
 log = logging.getLogger(__name__)
 
 
-def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Refuse every mechanism."""
-    log.info("client %s at %s asked for SASL, which is not served: %s", ctx.client_id, ctx.conn.client_host, _NO_SASL)
-    return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
+    """Begin a login."""
+    login = ctx.conn.login
+    if login is None:
+        if not ctx.conn.needed_login:
+            log.info(
+                "client %s at %s asked for SASL, which is not served: %s", ctx.client_id, ctx.conn.client_host, _NO_SASL
+            )
+        return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+    code = login.handshake(request.mechanism, ctx.version)
+    response = ctx.response(error_code=code, mechanisms=login.mechanisms)
+    if code is NONE:
+        return response
+    shown = repr(request.mechanism[:40])
+    return _held_back(gw, response, f"it asked for the mechanism {shown}; there are {', '.join(login.mechanisms)}")
 
 
-def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Refuse without a look at what came: it may be a password."""
-    return ctx.response(
-        error_code=ErrorCode.ILLEGAL_SASL_STATE,
-        error_message=_NO_SASL,
-        auth_bytes=b"",
-        session_lifetime_ms=0,
-    )
+def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
+    """Take the client's next token."""
+    login = ctx.conn.login
+    if login is None:
+        # Without a look at what came: it may be a password.
+        why = _LOGGED_IN if ctx.conn.needed_login else _NO_SASL
+        return _answer(ctx, ErrorCode.ILLEGAL_SASL_STATE, why, b"")
+    try:
+        token = log_in(ctx.conn, login, bytes(request.auth_bytes))
+    except AuthenticationError as error:
+        response = _answer(ctx, ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b"")
+        return _held_back(gw, response, f"its login has failed: {error}")
+    return _answer(ctx, NONE, None, token)
 
 
-APIS = (Api(17, 0, 1, sasl_handshake), Api(36, 0, 2, sasl_authenticate))
+def log_in(conn: ConnectionInfo, login: Login, token: bytes) -> bytes:
+    """Return the answer to a token, and note who the client is once it has logged in. AuthenticationError."""
+    answer, exchange = login.take(token)
+    if exchange is not None and exchange.principal is not None:
+        conn.principal, conn.is_valid, conn.login = exchange.principal, exchange.is_valid, None
+    return answer
+
+
+def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes) -> Response:
+    return ctx.response(error_code=code, error_message=message, auth_bytes=token, session_lifetime_ms=0)
+
+
+def _held_back(gw: Gateway, response: Response, reason: str) -> Later:
+    """Answer a failed login later, and close the connection behind the answer: guessing takes time."""
+    later = Later()
+    later.error = LoginRefusedError(reason)
+    delay = gw.settings.connection_failed_authentication_delay_ms / 1000
+    asyncio.get_running_loop().call_later(delay, later.end, response)
+    return later
+
+
+APIS = (Api(17, 0, 1, sasl_handshake), Api(SASL_AUTHENTICATE, 0, 2, sasl_authenticate))

@@ -12,6 +12,12 @@ class HandlerSettings(Settings):
         "auto.create.topics.enable", True, "Create a topic when a client asks for its metadata and allows it."
     )
     delete_topic_enable: bool = setting("delete.topic.enable", True, "Let clients delete topics.")
+    connection_failed_authentication_delay_ms: Int = setting(
+        "connection.failed.authentication.delay.ms",
+        100,
+        "Milliseconds that a failed authentication is answered later, and its connection closed.",
+        ge=0,
+    )
     kop_max_partitions: Int = setting(
         "kop.max.partitions", 100_000, "Partitions of all topics together that clients may ask for.", ge=1
     )

@@ -21,7 +21,6 @@ from typing import Any
 from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
-from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
 from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
 from kop.handlers.api import Api, Context
@@ -140,7 +139,7 @@ async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition
     it is with a broker that was stopped for a while, until the others see it again.
     """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
-    asking = broker_of(ctx.client_id)
+    asking = ctx.asking_broker()
     if asking is not None and asking not in gw.cluster.ids:
         return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     verified = await gw.transactions.verify_partitions(

@@ -26,6 +26,7 @@ from typing import Protocol, cast
 from kop import clock
 from kop.errors import FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
+from kop.security.listener import OPEN, ListenerSecurity
 from kop.server.frames import FrameSplitter
 from kop.server.limits import MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
@@ -38,6 +39,8 @@ MOST_HELD = 64 * 1024
 MERGED = 16 * 1024
 """Pieces held back are put together up to this size: each is an object, whatever its size."""
 _TURN_SECONDS = 0.003
+_LOGIN_SECONDS = 30.0
+"""Seconds that a client has to log in, the handshake of TLS included."""
 _LARGE_ANSWER = 64 * 1024
 """An answer from this size on is charged when it is written, a smaller one when it is seen to lie unread."""
 
@@ -76,7 +79,7 @@ class ConnectionOwner(Protocol):
     def flush_soon(self, connection: ClientConnection) -> None:
         """Call `connection.flush` in the next turn of the loop."""
 
-    def bad_frame(self, connection: ClientConnection, reason: str) -> None:
+    def bad_frame(self, connection: ClientConnection, reason: str, kind: str) -> None:
         """Log and count a connection that is closed for what it sent."""
 
 
@@ -92,6 +95,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_held",
         "_held_bytes",
         "_hold",
+        "_login_timer",
         "_mark",
         "_memory",
         "_paused",
@@ -110,11 +114,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         "unread_since",
     )
 
-    def __init__(self, server: ConnectionOwner, advertised: tuple[str, int] | None) -> None:
+    def __init__(
+        self, server: ConnectionOwner, advertised: tuple[str, int] | None, security: ListenerSecurity = OPEN
+    ) -> None:
         self._server = server
         self._memory = server.memory
         self._transport: asyncio.Transport | None = None
-        self.info = ConnectionInfo("", "", 0, advertised)
+        self.info = ConnectionInfo("", "", 0, advertised, listener=security.name, login=security.login())
+        self._login_timer: asyncio.TimerHandle | None = None
         self.last_active = server.loop.time()
         self.unread_since = 0.0
         """Since when the client has not read its answers, or 0."""
@@ -124,6 +131,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         # What came in: one frame, incomplete (in `_frames`) or whole and not to be started yet (`_ready`); then what
         # may not even be cut yet (`_held`).
         self._frames = FrameSplitter(server.settings.socket_request_max_bytes)
+        if self.info.login is not None:
+            self.info.needed_login = True
+            self.info.login.completed = self._logged_in
+            self._frames.largest = security.largest_before_login
         self._ready: memoryview | None = None
         self._held: deque[memoryview] = deque()
         self._held_bytes = 0
@@ -155,11 +166,28 @@ class ClientConnection(asyncio.BufferedProtocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=self._server.settings.kop_connection_unread_bytes)
+        if self.info.login is not None:
+            self._login_timer = self._server.loop.call_later(_LOGIN_SECONDS, self._not_logged_in)
+
+    def _logged_in(self) -> None:
+        self._frames.largest = self._server.settings.socket_request_max_bytes
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
+
+    def _not_logged_in(self) -> None:
+        self._login_timer = None
+        self._refuse(FrameError(f"it has not logged in within {_LOGIN_SECONDS:.0f} s"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what waits for this peer and free its memory."""
         self._leave()
         self._transport = None
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
+        if self.info.login is not None:  # they refer to one another
+            self.info.login.completed = None
         self._server.release(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -438,6 +466,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         now = clock.perf_counter()
         for answer in ready:
             if answer.error is not None:
+                if answer.frame is not None:
+                    buffers += answer.frame
                 self._write(buffers)
                 self._refuse(answer.error)
                 return
@@ -538,7 +568,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         if isinstance(error, FrameError):
-            self._server.bad_frame(self, str(error))
+            self._server.bad_frame(self, str(error), error.kind)
         else:
             log.error("closing the connection of %s", describe(self.info), exc_info=error)
         if self.unread_since:

@@ -69,11 +69,12 @@ class IncompleteFrame:
 class FrameSplitter:
     """Cuts one stream. `incomplete` is the frame of which a part has arrived, or None."""
 
-    __slots__ = ("_first", "_largest", "_prefix", "incomplete")
+    __slots__ = ("_first", "_prefix", "incomplete", "largest")
 
     def __init__(self, largest: int) -> None:
         """`largest`: bytes that a frame may have."""
-        self._largest = largest
+        self.largest = largest
+        """The bytes that a frame may have."""
         self._first = True
         self._prefix = b""
         """Up to three bytes of a size."""
@@ -101,7 +102,7 @@ class FrameSplitter:
             self._prefix = bytes(data[pos:])
             return None
         size = int.from_bytes(data[pos:start], "big", signed=True)
-        if self._first or not SMALLEST <= size <= self._largest:
+        if self._first or not SMALLEST <= size <= self.largest:
             self._check_size(size, bytes(data[pos : pos + _LOOKED_AT]))
         stop = start + size
         if stop > end:
@@ -130,5 +131,8 @@ class FrameSplitter:
             self._first = False
         if size < SMALLEST:
             raise FrameError(f"a frame of {size} bytes is too small to be a request")
-        if size > self._largest:
-            raise FrameError(f"a frame of {size} bytes is larger than socket.request.max.bytes ({self._largest})")
+        if size > self.largest:
+            raise FrameError(
+                f"a frame of {size} bytes is larger than {self.largest} (socket.request.max.bytes; "
+                "sasl.server.max.receive.size before a client has logged in)"
+            )

@@ -20,11 +20,14 @@ from prometheus_client.core import Metric
 from kop import allocator
 from kop.background import every
 from kop.metrics import Metrics, counter_value
+from kop.security.listener import OPEN, ListenerSecurity
+from kop.security.tls import TlsListener
 from kop.server.connection import ClientConnection
 from kop.server.limits import MemoryBudget, ReadAdmission
 from kop.server.peer import describe
 from kop.server.request import RequestPipeline
 from kop.server.settings import ServerSettings
+from kop.server.tls import BUFFER_BYTES, TlsTransport
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
@@ -35,6 +38,8 @@ _CLOSING_SECONDS = 10.0
 _LINGER_SECONDS = 0.5
 """How long clients have at the stop to close their side."""
 _LINES_A_SECOND = 10
+_CERTIFICATE_SWEEPS = 5
+"""Sweeps from one look at the files of certificates to the next."""
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 60
 """A load that comes again within this time finds the pages of the last one: fresh ones cost a fifth of its CPU."""
@@ -79,6 +84,10 @@ class Server:
         self._by_host: Counter[str] = Counter()
         self._most_files = _most_files()
         self._listeners: list[asyncio.Server] = []
+        self._certificates: list[TlsListener] = []
+        self._encrypted = memoryview(bytearray(BUFFER_BYTES))
+        """Encrypted bytes of any connection, for a moment."""
+        self._sweeps = 0
         self._draining = False
         self._quiet_seconds = 0
         self._resident = allocator.resident_bytes()
@@ -91,14 +100,27 @@ class Server:
     # --- listening
 
     async def listen(
-        self, host: str, port: int, advertised: tuple[str, int] | None = None, *, shared: bool = False
+        self,
+        host: str,
+        port: int,
+        advertised: tuple[str, int] | None = None,
+        *,
+        shared: bool = False,
+        security: ListenerSecurity = OPEN,
     ) -> tuple[str, int]:
         """Listen; `*` is every address. Returns the address bound (port 0 picks one). OSError where it is taken.
 
         `shared`: other processes listen on the same address, the system deals connections out.
         """
+
+        def accepted() -> asyncio.BufferedProtocol:
+            connection = ClientConnection(self, advertised, security)
+            return connection if security.tls is None else self._with_tls(security.tls, connection)
+
+        if security.tls is not None and security.tls not in self._certificates:
+            self._certificates.append(security.tls)
         listener = await self.loop.create_server(
-            lambda: ClientConnection(self, advertised),
+            accepted,
             None if host in {"*", ""} else host,
             port,
             backlog=4096,
@@ -110,6 +132,12 @@ class Server:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
+
+    def _with_tls(self, tls: TlsListener, connection: ClientConnection) -> TlsTransport:
+        def failed(reason: str) -> None:
+            self.bad_frame(connection, reason, "tls")
+
+        return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted)
 
     # --- what connections report
 
@@ -183,9 +211,9 @@ class Server:
         for connection in answered:
             connection.flush()
 
-    def bad_frame(self, connection: ClientConnection, reason: str) -> None:
+    def bad_frame(self, connection: ClientConnection, reason: str, kind: str) -> None:
         """Log and count a connection that is closed for what it sent."""
-        self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else "bad_frame").inc()
+        self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else kind).inc()
         self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
 
     def log_line(self, text: str, *values: object) -> None:
@@ -204,11 +232,22 @@ class Server:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
         self._count_traffic()
+        self._sweeps += 1
+        if self._sweeps % _CERTIFICATE_SWEEPS == 0:
+            for certificate in self._certificates:
+                certificate.look()
         now = self.loop.time()
         longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
-            if (
+            if connection.info.is_valid is not None and not connection.info.is_valid():
+                self.log_line(
+                    "closing the connection of %s: the user of %s is gone or has another password",
+                    describe(connection.info),
+                    connection.info.principal,
+                )
+                connection.abort()
+            elif (
                 (0 <= longest < now - connection.last_active and not connection.busy)
                 or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
                 or connection.gone_unnoticed()

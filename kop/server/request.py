@@ -28,11 +28,14 @@ from functools import partial
 from typing import Any, cast
 
 from kop import clock
-from kop.errors import ErrorCode, FrameError, KopError
+from kop.errors import ErrorCode, FrameError, KopError, LoginRefusedError
 from kop.handlers.access import ResourceType
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
+from kop.handlers.sasl import SASL_AUTHENTICATE, log_in
 from kop.metrics import Count
+from kop.security.login import Login, Turn
+from kop.security.sasl.exchange import AuthenticationError
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
 from kop.wire.frame import header_tags, request_header
@@ -131,6 +134,8 @@ class RequestPipeline:
 
         `owned`: the frame's memory is its own. Else it is used again as soon as this returns.
         """
+        if conn.login is not None and (early := self._before_login(conn.login, frame, conn)) is not None:
+            return early
         if self._take_directly is not None:
             take = self._take_directly
             if not self._access.is_open:
@@ -170,6 +175,41 @@ class RequestPipeline:
             return self._wait(served, ctx, result, reads=0 if api.reads is None else api.reads(request))
         result.started, result.latencies = self.arrived, served.latencies
         return result
+
+    def _before_login(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer | None:
+        """Return the answer to a frame of a client that has not logged in; None for a request that is served.
+
+        FrameError: the connection is closed without an answer.
+        """
+        if login.takes_raw_tokens:
+            return self._raw_token(login, frame, conn)
+        api_key, version, correlation_id, client_id, _ = request_header(frame)
+        turn = login.turn(api_key)
+        if turn is Turn.SERVE:
+            return None
+        served = self._served.get(api_key)
+        reason = f"{f'API {api_key}' if served is None else served.name} came before the login: client id "
+        refused = LoginRefusedError(reason + _shown(client_id))
+        if turn is Turn.CLOSE or served is None or not served.oldest <= version <= served.api.max_version:
+            raise refused
+        code = ErrorCode.ILLEGAL_SASL_STATE
+        self._count(served, code)
+        message = codec.refusal(served.response_class, version, code)
+        if message is None:
+            raise refused
+        answer = self._answer(served, (codec.encode_response(correlation_id, message),))
+        answer.error = refused
+        return answer
+
+    def _raw_token(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer:
+        """Take a token that has no header, as clients of SaslHandshake 0 send them."""
+        served = self._served[SASL_AUTHENTICATE]
+        try:
+            token = log_in(conn, login, bytes(frame))
+        except AuthenticationError as error:
+            self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
+            raise LoginRefusedError(f"its login has failed: {error}") from None
+        return self._answer(served, (len(token).to_bytes(4, "big") + token,))
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
         """Return the answer that is there already."""

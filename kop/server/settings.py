@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from kop.values import INT_MAX, Advertised, Int, Long, OptionalAddress, Settings, SomeAddresses, setting
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator
+
+from kop.values import (
+    INT_MAX,
+    PROTOCOLS,
+    Advertised,
+    Int,
+    Listeners,
+    Long,
+    OptionalAddress,
+    Protocols,
+    Secret,
+    Settings,
+    SomeAddresses,
+    Texts,
+    setting,
+)
+
+Pem: TypeAlias = Annotated[Literal["PEM"], "string", BeforeValidator(str.upper)]
+_LISTEN = "127.0.0.1:9092,[::1]:9092"
 
 
 class ServerSettings(Settings):
@@ -10,7 +32,7 @@ class ServerSettings(Settings):
 
     listen: SomeAddresses = setting(
         "listen",
-        "127.0.0.1:9092,[::1]:9092",
+        _LISTEN,
         "Addresses that Kafka clients connect to: HOST:PORT, comma separated; *:PORT is every address of the machine.",
     )
     advertise: Advertised = setting(
@@ -18,6 +40,26 @@ class ServerSettings(Settings):
         "",
         "Address that clients are told to connect to, one for all listeners or one for each; "
         "empty: the address that the client connected to.",
+    )
+    listeners: Listeners = setting(
+        "listeners",
+        "",
+        "Listeners with names, instead of listen: NAME://HOST:PORT, comma separated. A name is a protocol, or has one "
+        "in listener.security.protocol.map.",
+    )
+    advertised_listeners: Listeners = setting(
+        "advertised.listeners",
+        "",
+        "Addresses that clients of the listeners are told to connect to; empty: the address that the client connected "
+        "to.",
+    )
+    listener_security_protocol_map: Protocols = setting(
+        "listener.security.protocol.map",
+        ",".join(f"{name}:{name}" for name in PROTOCOLS),
+        "The protocol of each listener: NAME:PROTOCOL, comma separated.",
+    )
+    inter_broker_listener_name: str = setting(
+        "inter.broker.listener.name", "", "Listener by which brokers call one another; empty: the first one."
     )
     # 8080 to 8083 are Pulsar's and the Confluent tools', 9090 to 9999 Prometheus's and its exporters' (9308: Kafka's).
     http: OptionalAddress = setting(
@@ -45,6 +87,96 @@ class ServerSettings(Settings):
         "Bytes that requests not yet complete or answered may hold, all connections together, before reading pauses.",
         ge=1_048_576,
     )
+    sasl_server_max_receive_size: Int = setting(
+        "sasl.server.max.receive.size",
+        524_288,
+        "Bytes of the largest request of a client that has not authenticated.",
+        ge=1024,
+        by_listener=True,
+    )
     kop_drain_timeout_ms: Int = setting(
         "kop.drain.timeout.ms", 10_000, "Milliseconds that requests in flight get to end at shutdown.", ge=0
+    )
+
+    def problems(self) -> Iterable[str]:
+        """Return a line for each contradiction between listeners."""
+        yield from super().problems()
+        if not self.listeners:
+            if self.advertised_listeners or self.inter_broker_listener_name:
+                yield "advertised.listeners and inter.broker.listener.name need listeners: with listen it is advertise"
+            return
+        if self.advertise or ",".join(map(str, self.listen)) != _LISTEN:
+            yield "listeners is given beside listen or advertise: one form or the other"
+        names = [listener.name for listener in self.listeners]
+        for name in dict.fromkeys(names):
+            if names.count(name) > 1:
+                yield f"listeners has {name} more than once"
+            if name not in self.listener_security_protocol_map:
+                yield f"listener.security.protocol.map has no protocol for listener {name}"
+        for name, address in self.advertised_listeners:
+            if name not in names:
+                yield f"advertised.listeners has {name}, which is none of listeners"
+            elif not address.host or address.host in {"0.0.0.0", "::"}:
+                yield f"advertised.listeners: {name} has to be an address that clients can connect to, not a wildcard"
+        between = self.inter_broker_listener_name.upper()
+        if between and between not in names:
+            yield f"inter.broker.listener.name: {between} is none of listeners"
+
+
+class ListenerSettings(Settings):
+    """What a listener shows of itself and asks of its clients. Each listener may have its own."""
+
+    ssl_keystore_type: Pem = setting(
+        "ssl.keystore.type", "PEM", "Form of the keystore: PEM, the certificate chain and its key.", by_listener=True
+    )
+    ssl_keystore_location: str = setting(
+        "ssl.keystore.location", "", "File with the certificate chain and its key.", by_listener=True
+    )
+    ssl_keystore_certificate_chain: str = setting(
+        "ssl.keystore.certificate.chain", "", "The certificate chain itself, instead of a file.", by_listener=True
+    )
+    ssl_keystore_key: Secret = setting(
+        "ssl.keystore.key", "", "The key itself, with ssl.keystore.certificate.chain.", by_listener=True
+    )
+    ssl_key_password: Secret = setting(
+        "ssl.key.password", "", "Password of the key; empty: it has none.", by_listener=True
+    )
+    ssl_truststore_type: Pem = setting("ssl.truststore.type", "PEM", "Form of the truststore: PEM.", by_listener=True)
+    ssl_truststore_location: str = setting(
+        "ssl.truststore.location",
+        "",
+        "File with the CAs that brokers trust when they call one another; empty: the system's.",
+        by_listener=True,
+    )
+    ssl_truststore_certificates: str = setting(
+        "ssl.truststore.certificates", "", "The CAs themselves, instead of a file.", by_listener=True
+    )
+    ssl_enabled_protocols: Texts = setting(
+        "ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "Versions of TLS: TLSv1.2 and TLSv1.3.", by_listener=True
+    )
+    ssl_cipher_suites: Texts = setting(
+        "ssl.cipher.suites", "", "Cipher suites of TLS 1.2; empty: OpenSSL's choice.", by_listener=True
+    )
+    ssl_endpoint_identification_algorithm: str = setting(
+        "ssl.endpoint.identification.algorithm",
+        "https",
+        "https: brokers look for each other's names in certificates; empty: they do not.",
+        by_listener=True,
+    )
+    sasl_enabled_mechanisms: Texts = setting(
+        "sasl.enabled.mechanisms",
+        "SCRAM-SHA-256,SCRAM-SHA-512",
+        "Mechanisms of SASL that clients may use: SCRAM-SHA-256, SCRAM-SHA-512.",
+        by_listener=True,
+    )
+    sasl_mechanism_inter_broker_protocol: str = setting(
+        "sasl.mechanism.inter.broker.protocol",
+        "SCRAM-SHA-256",
+        "Mechanism by which brokers log in at one another.",
+    )
+    sasl_jaas_config: Secret = setting(
+        "sasl.jaas.config",
+        "",
+        "User and password by which brokers log in at one another: Kafka's line for ScramLoginModule.",
+        by_listener=True,
     )

@@ -47,11 +47,20 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class LiveBroker:
-    """A live broker on the same data, and where clients reach it."""
+    """A live broker on the same data, and where others reach it."""
 
     node_id: int
     host: str
+    """Host of the listener by which brokers call one another; with `port`."""
     port: int
+    endpoints: tuple[tuple[str, str, int], ...] = ()
+    """Name, host and port of each listener that has a name."""
+
+    def address_of(self, listener: str) -> tuple[str, int] | None:
+        """Return host and port of a listener; None if the broker has none of that name."""
+        if not listener:
+            return self.host, self.port
+        return next(((host, port) for name, host, port in self.endpoints if name == listener), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,8 @@ class Broker(Startable):
 
     def __init__(self, *, _place: ClusterPlace | None = None, **settings: Any) -> None:
         chosen = {name.replace("_", "."): value for name, value in settings.items()}
-        self._config = Config.load(overrides={**DEFAULTS, **chosen}, environ={})
+        defaults = {name: value for name, value in DEFAULTS.items() if name != "listen" or "listeners" not in chosen}
+        self._config = Config.load(overrides={**defaults, **chosen}, environ={})
         self._listen = self._config.listen
         self._place = _place
         self._thread: LoopThread | None = None

@@ -44,6 +44,8 @@ def run(main: Coroutine[Any, Any, T], seconds: float = 170) -> T:
 async def gateway(path: Path, **settings: str) -> AsyncIterator[Serving]:
     """Serve from `path`; settings by Kafka's names with `_` for `.`, over fast ones for tests."""
     chosen = FAST | {"store": f"sqlite:{path / 'kop.db'}"} | {k.replace("_", "."): v for k, v in settings.items()}
+    if "listeners" in chosen:
+        del chosen["listen"]
     async with AsyncExitStack() as stack:
         serving = await start(Config.load(overrides=chosen, environ={}), stack)
         clients = _clients[id(serving)] = []

@@ -198,7 +198,12 @@ class BrokerRegistry:
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
             lane="broker_registry",
-            properties={"host": broker.host, "port": str(broker.port), _INSTANCE: self._instance},
+            properties={
+                "host": broker.host,
+                "port": str(broker.port),
+                "listeners": ",".join(f"{name}:{port}:{host}" for name, host, port in broker.endpoints),
+                _INSTANCE: self._instance,
+            },
             on_lost=self._out,
         )
         self._sequence = self._producer.last_sequence_id + 1
@@ -354,7 +359,9 @@ class BrokerRegistry:
                 self._faults.tell(("broker", name), f"the producer {name} of {self._topic} {text}")
                 continue
             node_id, instance = int(name.removeprefix(BROKER_PRODUCER)), properties[_INSTANCE]
-            attached[node_id] = LiveBroker(node_id, properties["host"], int(properties["port"]))
+            attached[node_id] = LiveBroker(
+                node_id, properties["host"], int(properties["port"]), _endpoints(properties.get("listeners", ""))
+            )
             self._instances[instance] = node_id
             self._newest[node_id] = instance
         now = self._loop.time()
@@ -378,3 +385,9 @@ class BrokerRegistry:
             return
         for callback in self._listeners:
             callback()
+
+
+def _endpoints(text: str) -> tuple[tuple[str, str, int], ...]:
+    """Return the listeners of a broker that are in a property of its producer."""
+    parts = [item.split(":", 2) for item in text.split(",") if item]
+    return tuple((name, host, int(port)) for name, port, host in parts)

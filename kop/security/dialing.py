@@ -1,0 +1,110 @@
+"""A connection to another broker, with TLS and a login if the listener between brokers asks for them.
+
+Owns: the order of the steps on the side of the broker that calls.
+Must not know: what is asked on the connection then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kop.errors import ConfigError
+from kop.security.sasl.exchange import AuthenticationError
+from kop.security.sasl.scram import HASHES, ScramLogin
+
+_SASL_HANDSHAKE: Final = 17
+_SASL_AUTHENTICATE: Final = 36
+_HEADER: Final = struct.Struct(">ihhih")
+"""Size, API, version, correlation id, length of the client id."""
+_LARGEST_ANSWER: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLogin:
+    """The name by which brokers log in at one another."""
+
+    mechanism: str
+    name: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"BrokerLogin({self.mechanism}, {self.name})"
+
+
+def broker_login(mechanism: str, jaas: str) -> BrokerLogin:
+    """Read Kafka's line for ScramLoginModule. ConfigError if it has no user and password, or another mechanism."""
+    if mechanism not in HASHES:
+        raise ConfigError([f"sasl.mechanism.inter.broker.protocol is {mechanism}; there are {', '.join(HASHES)}"])
+    pairs = dict(re.findall(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"', jaas))
+    if "ScramLoginModule" not in jaas or len(pairs) != 2:
+        raise ConfigError(
+            [
+                "sasl.jaas.config of the listener between brokers has to be: "
+                'org.apache.kafka.common.security.scram.ScramLoginModule required username="..." password="...";'
+            ]
+        )
+    name, password = (re.sub(r"\\(.)", r"\1", pairs[key]) for key in ("username", "password"))
+    return BrokerLogin(mechanism, name, password)
+
+
+class Dialer:
+    """Opens connections. `nonce` returns fresh text for each login."""
+
+    def __init__(self, tls: ssl.SSLContext | None, login: BrokerLogin | None, nonce: Callable[[], str]) -> None:
+        self._tls = tls
+        self._login = login
+        self._nonce = nonce
+
+    async def open(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection that is logged in. OSError if the other side cannot be reached or refuses."""
+        reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
+        if self._login is not None:
+            try:
+                await self._log_in(self._login, reader, writer)
+            except BaseException:
+                writer.transport.abort()
+                raise
+        return reader, writer
+
+    async def _log_in(self, login: BrokerLogin, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            scram = ScramLogin(login.mechanism, login.name, login.password, self._nonce())
+            mechanism = login.mechanism.encode()
+            body = struct.pack(">h", len(mechanism)) + mechanism
+            answer = await _asked(reader, writer, _SASL_HANDSHAKE, body)
+            if code := int.from_bytes(answer[:2], "big", signed=True):
+                raise ConnectionError(f"the other broker refuses {login.mechanism} (error {code})")
+            first = await _authenticated(reader, writer, scram.first())
+            # The hash of the password takes milliseconds.
+            final = await asyncio.to_thread(scram.final, first)
+            scram.check(await _authenticated(reader, writer, final))
+        except AuthenticationError as error:
+            raise ConnectionError(f"login as {login.name}: {error}") from None
+        except EOFError:
+            raise ConnectionError(f"login as {login.name}: the other broker has closed the connection") from None
+
+
+async def _authenticated(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bytes:
+    answer = await _asked(reader, writer, _SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token)
+    code, length = struct.unpack_from(">hh", answer)
+    if code:
+        text = answer[4 : 4 + max(length, 0)].decode(errors="replace")
+        raise AuthenticationError(f"the other broker refuses it (error {code}): {text}")
+    begin = 4 + max(length, 0)
+    (size,) = struct.unpack_from(">i", answer, begin)
+    return answer[begin + 4 : begin + 4 + size]
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, api: int, body: bytes) -> bytes:
+    """Return the answer to a request of version 1, behind its correlation id."""
+    writer.write(_HEADER.pack(_HEADER.size - 4 + len(body), api, 1, 0, -1) + body)
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if not 6 <= size <= _LARGEST_ANSWER:
+        raise ConnectionError(f"an answer of {size} bytes to a login")
+    return (await reader.readexactly(size))[4:]

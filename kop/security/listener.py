@@ -1,0 +1,34 @@
+"""What one listener asks of its clients before they are served.
+
+Owns: the certificate and the mechanisms of a listener, together.
+Must not know: sockets, settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kop.security.login import Login, Mechanisms
+from kop.security.tls import TlsListener
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSecurity:
+    """The security of a listener."""
+
+    name: str = ""
+    tls: TlsListener | None = None
+    """None if TLS is not spoken."""
+    mechanisms: Mechanisms = field(default_factory=dict)
+    """How clients may log in; empty if they need not."""
+    largest_before_login: int = 0
+    """Bytes of the largest request before a client has logged in."""
+
+    def login(self) -> Login | None:
+        """Return the login of a new connection; None if it needs none."""
+        return Login(self.mechanisms) if self.mechanisms else None
+
+
+OPEN: Final = ListenerSecurity()
+"""Neither TLS nor a login."""

@@ -1,0 +1,77 @@
+"""Which listeners a broker has, made of its settings in either form.
+
+Owns: the names, protocols and addresses of listeners, those of a worker too; what clients of each are told.
+Must not know: sockets, certificates, users.
+
+The short form (`listen`, `advertise`) has no names and no security. Of a worker the first of its listeners, or with
+names one for each, is its own, which clients are told of; the others are shared with the other workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kop.address import Address
+from kop.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A listener."""
+
+    name: str
+    """Empty in the short form."""
+    protocol: str
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    address: Address
+    advertised: Address | None
+    """The address that clients are told; None: the one that they connected to."""
+    shared: bool = False
+    """True if other workers listen on the same address."""
+
+    @property
+    def has_tls(self) -> bool:
+        """True if TLS is spoken."""
+        return self.protocol.endswith("SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        """True if clients have to log in."""
+        return self.protocol.startswith("SASL")
+
+
+def endpoints(settings: ServerSettings, worker: int | None = None) -> tuple[Endpoint, ...]:
+    """Return the listeners of a broker, or of the worker of that number: its own ones first."""
+    if not settings.listeners:
+        advertise = settings.advertise
+        given = [
+            Endpoint("", "PLAINTEXT", address, advertise[index if len(advertise) > 1 else 0] if advertise else None)
+            for index, address in enumerate(settings.listen)
+        ]
+        own = given[:1]
+    else:
+        told = dict(settings.advertised_listeners)
+        protocols = settings.listener_security_protocol_map
+        given = own = [Endpoint(name, protocols[name], address, told.get(name)) for name, address in settings.listeners]
+    if worker is None:
+        return tuple(given)
+    mine = [
+        replace(
+            endpoint,
+            address=_moved(endpoint.address, worker),
+            advertised=endpoint.advertised and _moved(endpoint.advertised, worker),
+        )
+        for endpoint in own
+    ]
+    by_name = {endpoint.name: endpoint.advertised for endpoint in mine}
+    return (*mine, *(replace(endpoint, advertised=by_name[endpoint.name], shared=True) for endpoint in given))
+
+
+def _moved(address: Address, worker: int) -> Address:
+    return Address(address.host, address.port + 1 + worker)
+
+
+def between_brokers(settings: ServerSettings, of: tuple[Endpoint, ...]) -> int:
+    """Return the place in `of` of the listener by which brokers call one another."""
+    name = settings.inter_broker_listener_name.upper()
+    return next((place for place, endpoint in enumerate(of) if endpoint.name == name), 0)

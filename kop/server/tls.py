@@ -1,0 +1,274 @@
+"""TLS between a socket and a client connection, by `ssl.MemoryBIO`.
+
+Owns: the handshake and its time limit, the bytes in both directions, what is told of a peer that fails.
+Must not know: what the bytes mean, where certificates come from.
+
+The connection is made when the socket is accepted, not after the handshake: so that it counts against every limit from
+then on, and its peer can be named. To the connection this object is its transport, to the socket its protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+HANDSHAKE_SECONDS: Final = 10.0
+BUFFER_BYTES: Final = 256 * 1024
+"""Bytes that are read from a socket at a time."""
+_PIECE: Final = 64 * 1024
+"""Bytes that are encrypted at a time."""
+
+
+class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
+    """One connection. `failed` is given the reason of a failure of TLS; the connection is closed then."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        inner: asyncio.BufferedProtocol,
+        failed: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
+    ) -> None:
+        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment."""
+        super().__init__()
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._inner = inner
+        self._failed = failed
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._buffer = buffer
+        self._timer: asyncio.TimerHandle | None = None
+        self._shaken = False
+        self._paused = False
+        self._feeding = False
+        self._ended = False
+
+    # --- the socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, and make the connection."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self._too_late)
+        self._inner.connection_made(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection."""
+        self._shake_no_more()
+        self._transport = None
+        self._inner.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Room for encrypted bytes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take encrypted bytes."""
+        self._incoming.write(self._buffer[:nbytes])
+        if self._shaken or self._shake():
+            self._feed()
+
+    def eof_received(self) -> bool:
+        """Let what the client sent take effect, as the connection does without TLS."""
+        self._incoming.write_eof()
+        if not self._shaken:
+            return False
+        self._feed()
+        return self._paused or self._end_of_stream()
+
+    def pause_writing(self) -> None:
+        """Tell the connection that the client does not read."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell the connection that the client reads again."""
+        self._inner.resume_writing()
+
+    # --- the handshake
+
+    def _shake(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._send()
+            return False
+        except ssl.SSLError as error:
+            self._send()  # the alert, which tells the client why
+            self._fail(_told(error))
+            return False
+        self._send()
+        self._shaken = True
+        self._shake_no_more()
+        return True
+
+    def _shake_no_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._fail(f"no TLS handshake within {HANDSHAKE_SECONDS:.0f} s")
+
+    def _fail(self, reason: str) -> None:
+        self._shake_no_more()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._failed(reason)
+        transport.close()
+
+    # --- bytes in
+
+    def _feed(self) -> None:
+        """Give the connection what can be decrypted, until it has enough."""
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while not self._paused and self._transport is not None:
+                room = cast(memoryview, self._inner.get_buffer(BUFFER_BYTES))
+                try:
+                    count = self._tls.read(len(room), cast(Any, room))
+                except ssl.SSLWantReadError:
+                    break
+                except ssl.SSLZeroReturnError:
+                    self._end_of_stream()
+                    break
+                except ssl.SSLError as error:
+                    if self._incoming.eof:  # cut off without TLS's own end
+                        self._end_of_stream()
+                    else:
+                        self._fail(_told(error))
+                    break
+                if not count:
+                    self._end_of_stream()
+                    break
+                self._inner.buffer_updated(cast(int, count))
+        finally:
+            self._feeding = False
+        self._send()  # what TLS itself has to say, such as a new key
+
+    def _end_of_stream(self) -> bool:
+        if self._ended:
+            return True
+        self._ended = True
+        stays = bool(self._inner.eof_received())
+        if not stays and self._transport is not None:
+            self._transport.close()
+        return stays
+
+    # --- the connection's side: a transport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the socket's transport knows; `ssl_object` is the session."""
+        if name == "ssl_object":
+            return self._tls
+        return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Return true once the connection is closed or being closed."""
+        return self._transport is None or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Read no more from the socket, and give nothing more that was read."""
+        self._paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on, with what was read and not given yet first."""
+        self._paused = False
+        if self._transport is None:
+            return
+        self._transport.resume_reading()
+        if self._shaken:
+            self._loop.call_soon(self._feed)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set from how many encrypted bytes on the client is said not to read."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=high, low=low)
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many encrypted bytes the client has not read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send."""
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Encrypt and send, one after the other."""
+        for data in list_of_data:
+            view = memoryview(data).cast("B")
+            begin = 0
+            while begin < len(view):
+                begin += self._tls.write(cast(Any, view[begin : begin + _PIECE]))
+        self._send()
+
+    def write_eof(self) -> None:
+        """Say that no more answers come."""
+        if self._transport is None:
+            return
+        if self._shaken:
+            try:
+                self._tls.unwrap()
+            except ssl.SSLError:
+                pass  # the client's own end has not come yet; ours is in what is to be sent
+            self._send()
+        self._transport.write_eof()
+
+    def can_write_eof(self) -> bool:
+        """Return true."""
+        return True
+
+    def close(self) -> None:
+        """Close after what was written is sent."""
+        if self._transport is None:
+            return
+        if self._shaken and not self._transport.is_closing():
+            try:
+                self._tls.unwrap()
+            except ssl.SSLError:
+                pass  # as in `write_eof`
+            self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._shake_no_more()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self) -> None:
+        if self._outgoing.pending and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._outgoing.read())
+
+
+_REASONS: Final = {
+    "HTTP_REQUEST": "this is HTTP on a listener with TLS",
+    "HTTPS_PROXY_REQUEST": "this is HTTP on a listener with TLS",
+    "WRONG_VERSION_NUMBER": "no TLS is spoken on a listener with TLS: set security.protocol to SSL or SASL_SSL",
+    "UNKNOWN_PROTOCOL": "no TLS is spoken on a listener with TLS: set security.protocol to SSL or SASL_SSL",
+    "BAD_RECORD_TYPE": "no TLS is spoken on a listener with TLS: set security.protocol to SSL or SASL_SSL",
+    "RECORD_LAYER_FAILURE": "no TLS is spoken on a listener with TLS: set security.protocol to SSL or SASL_SSL",
+    "UNSUPPORTED_PROTOCOL": "the client has no version of TLS that ssl.enabled.protocols has",
+    "NO_SHARED_CIPHER": "the client has no cipher suite of this listener",
+    "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust the certificate: give it the CA (ssl.truststore.location)",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": (
+        "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
+    ),
+    "SSLV3_ALERT_BAD_CERTIFICATE": (
+        "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
+    ),
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the certificate has expired",
+}
+
+
+def _told(error: ssl.SSLError) -> str:
+    return _REASONS.get(error.reason or "", f"the TLS handshake has failed: {error.reason or error}")
