@@ -47,7 +47,7 @@ from kop.metrics import Metrics
 from kop.security.dialing import Dialer, broker_login
 from kop.security.listener import ListenerSecurity
 from kop.security.sasl.exchange import Exchange
-from kop.security.sasl.scram import HASHES, ScramExchange
+from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
 from kop.security.tls import TlsListener, TlsOptions, client_context
 from kop.security.users import Mechanism
@@ -329,7 +329,7 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
-    listeners = await _listen(server, listening, [_security(config, endpoint, users) for endpoint in listening])
+    listeners = await _listen(server, listening, [_security(config, endpoint, security) for endpoint in listening])
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))
     except BaseException:
@@ -419,16 +419,17 @@ async def _listen(
     return bound
 
 
-def _security(config: Config, endpoint: Endpoint, users: SecurityState) -> ListenerSecurity:
+def _security(config: Config, endpoint: Endpoint, security: SecurityState) -> ListenerSecurity:
     """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
     settings = config.of(ListenerSettings, listener=endpoint.name.lower())
     mechanisms: dict[str, Callable[[], Exchange]] = {}
     if endpoint.has_sasl:
+        known = {mechanism.text: mechanism for mechanism in Mechanism}
         for name in settings.sasl_enabled_mechanisms:
-            if name not in HASHES:
-                raise ConfigError([f"sasl.enabled.mechanisms has {name}; there are {', '.join(HASHES)}"])
-            find = partial(users.users.scram, Mechanism(name))
-            mechanisms[name] = lambda name=name, find=find: ScramExchange(name, find, users.secret, _nonce())
+            if name not in known:
+                raise ConfigError([f"sasl.enabled.mechanisms has {name}; there are {', '.join(known)}"])
+            find = partial(security.users.scram, known[name])
+            mechanisms[name] = lambda name=name, find=find: ScramExchange(name, find, security.secret, _nonce())
         if not mechanisms:
             raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
     elif not endpoint.has_tls and endpoint.name and not is_loopback(endpoint.address.host):

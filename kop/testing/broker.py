@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from kop.address import Address
+from kop.address import Address, Listener
 from kop.app import MemoryStore, Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
@@ -72,7 +72,8 @@ class Broker(Startable):
         chosen = {name.replace("_", "."): value for name, value in settings.items()}
         defaults = {name: value for name, value in DEFAULTS.items() if name != "listen" or "listeners" not in chosen}
         self._config = Config.load(overrides={**defaults, **chosen}, environ={})
-        self._listen = self._config.listen
+        self._listening: dict[str, Any] = {}
+        """What the broker listens on once it has been started, by the settings' attributes."""
         self._place = _place
         self._thread: LoopThread | None = None
         self._memory: MemoryStore | None = None
@@ -223,7 +224,7 @@ class Broker(Startable):
         if self._run is not None:
             raise RuntimeError("the broker runs already")
         if self._place is None:
-            self._thread, self._memory, self._listen = LoopThread(), partial(open_engine, Memory()), self._config.listen
+            self._thread, self._memory, self._listening = LoopThread(), partial(open_engine, Memory()), {}
         else:
             self._thread, self._memory = self._place
         try:
@@ -261,10 +262,12 @@ class Broker(Startable):
     async def _open(self) -> None:
         stack = AsyncExitStack()
         try:
-            config = self._config.model_copy(update={"listen": self._listen})
+            config = self._config.model_copy(update=self._listening)
             serving = await start(config, stack, memory=self._memory)
             # A broker that starts again is where its clients look for it.
-            self._listen = tuple(Address(host, port) for host, port in serving.listeners)
+            bound = [Address(*place) for place in serving.listeners]
+            names = [listener.name for listener in config.listeners]
+            self._listening = {"listeners": tuple(map(Listener, names, bound))} if names else {"listen": tuple(bound)}
             self._run = _Running(stack, serving, WatchedRequests(serving.gateway, serving.server))
         except BaseException:
             await stack.aclose()
