@@ -161,7 +161,7 @@ def test_toml_types_are_not_guessed(toml: Written) -> None:
         ("Node-ID", "node.id"),
         ("log.retention.milliseconds", "log.retention.minutes"),
         ("cache.bytes", "kop.cache.bytes"),
-        ("listeners", "listen"),
+        ("listener", "listeners"),
     ],
 )
 def test_unknown_setting_names_the_nearest(toml: Written, name: str, nearest: str) -> None:

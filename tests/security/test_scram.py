@@ -1,0 +1,143 @@
+"""SCRAM: the vectors of RFC 5802's successors, each way to be refused, and unknown users that look like known ones."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+import pytest
+
+from kop.security.sasl.exchange import AuthenticationError
+from kop.security.sasl.scram import ScramExchange, ScramLogin
+
+CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
+SERVER_NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+FIRST = f"n,,n=user,r={CLIENT_NONCE}".encode()
+FINAL = f"c=biws,r={CLIENT_NONCE}{SERVER_NONCE},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=".encode()
+
+
+@dataclass(frozen=True)
+class Verifier:
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int = 4096
+
+
+def verifier(
+    password: str, salt: bytes = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ=="), name: str = "sha256"
+) -> Verifier:
+    salted = hashlib.pbkdf2_hmac(name, password.encode(), salt, 4096)
+    stored = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
+    return Verifier(salt, stored, hmac.digest(salted, b"Server Key", name))
+
+
+USERS = {"user": verifier("pencil"), "a,b=c": verifier("p")}
+
+
+def exchange(mechanism: str = "SCRAM-SHA-256", users: dict[str, Verifier] = USERS) -> ScramExchange:
+    return ScramExchange(mechanism, users.get, b"secret of the cluster", SERVER_NONCE)
+
+
+def test_the_vector_of_rfc_7677() -> None:
+    server = exchange()
+    assert server.step(FIRST) == f"r={CLIENT_NONCE}{SERVER_NONCE},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
+    assert server.principal is None
+    assert server.step(FINAL) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+    assert server.principal == "User:user"
+
+
+@pytest.mark.parametrize(("mechanism", "name"), [("SCRAM-SHA-256", "sha256"), ("SCRAM-SHA-512", "sha512")])
+def test_both_sides_of_the_house(mechanism: str, name: str) -> None:
+    server = exchange(mechanism, {"a,b=c": verifier("p", name=name)})
+    client = ScramLogin(mechanism, "a,b=c", "p", "nonce")
+    client.check(server.step(client.final(server.step(client.first()))))
+    assert server.principal == "User:a,b=c"
+
+
+def refused(*messages: bytes) -> str:
+    server = exchange()
+    for message in messages[:-1]:
+        server.step(message)
+    with pytest.raises(AuthenticationError) as caught:
+        server.step(messages[-1])
+    assert server.principal is None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (b"", "malformed"),
+        (b"\xff", "UTF-8"),
+        (b"p=tls-unique,,n=user,r=x", "channel binding"),
+        (b"y,,n=user,r=x", "channel binding"),
+        (b"n,a=other,n=user,r=x", "authorization id"),
+        (b"n,,m=ext,n=user,r=x", "extension"),
+        (b"n,,n=,r=x", "user name of 0"),
+        (b"n,,n=" + b"u" * 65536 + b",r=x", "user name of 65536"),
+        (b"n,,n=us=er,r=x", "stands neither"),
+        (b"n,,n=user,r=", "malformed"),
+        (b"n,,n=user", "malformed"),
+        (b"n,,n=user,r=x,tokenauth=true", "delegation tokens"),
+    ],
+)
+def test_first_messages_that_are_refused(message: bytes, why: str) -> None:
+    assert why in refused(message)
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        FINAL.replace(b"c=biws", b"c=eSws"),  # the header of another first message
+        FINAL.replace(CLIENT_NONCE.encode(), b"other"),
+        FINAL.replace(b"p=dHzb", b"p=AHzb"),
+        FINAL.replace(b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=", b"p=dHzb"),
+        FINAL.replace(b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=", b"p="),
+        FINAL.replace(b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=", b"p=!!!!"),
+    ],
+)
+def test_last_messages_that_are_refused_say_the_same(final: bytes) -> None:
+    unknown = refused(FIRST.replace(b"n=user", b"n=nobody"), FINAL)
+    assert refused(FIRST, final) == unknown
+    assert "invalid credentials" in unknown
+
+
+def test_an_unknown_user_looks_like_a_known_one() -> None:
+    first, again = exchange().step(FIRST.replace(b"n=user", b"n=nobody")), exchange().step(b"n,,n=nobody,r=zz")
+    salts = [answer.split(b",")[1] for answer in (first, again)]
+    assert salts[0] == salts[1], "the salt of a name stays the same"
+    other = exchange().step(b"n,,n=somebody,r=zz")
+    assert other.split(b",")[1] != salts[0]
+    assert first.endswith(b",i=4096")
+
+
+def test_nothing_is_taken_twice() -> None:
+    server = exchange()
+    server.step(FIRST)
+    server.step(FINAL)
+    with pytest.raises(AuthenticationError):
+        server.step(FINAL)
+
+
+def test_a_login_holds_as_long_as_the_password() -> None:
+    users = dict(USERS)
+    server = exchange(users=users)
+    server.step(FIRST)
+    server.step(FINAL)
+    assert server.is_valid()
+    users["user"] = verifier("another")
+    assert not server.is_valid()
+    del users["user"]
+    assert not server.is_valid()
+
+
+def test_a_server_that_does_not_know_the_password_is_noticed() -> None:
+    client = ScramLogin("SCRAM-SHA-256", "user", "pencil", CLIENT_NONCE)
+    client.final(exchange().step(client.first()))
+    with pytest.raises(AuthenticationError, match="does not show"):
+        client.check(b"v=" + base64.b64encode(bytes(32)))
+    with pytest.raises(AuthenticationError, match="none of SCRAM"):
+        client.final(b"e=unknown-user")
