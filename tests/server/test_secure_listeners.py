@@ -359,6 +359,7 @@ def test_a_new_certificate_holds_for_new_connections(
     chain = tmp_path / "chain.pem"
     chain.write_text(Path(certificate[0]).read_text() + Path(certificate[1]).read_text())
     other = self_signed(tmp_path, "other", "DNS:localhost")
+    of_other = Path(other[0]).read_text() + Path(other[1]).read_text()
 
     async def connected(serving: Serving, trusted: tuple[str, str]) -> asyncio.StreamWriter:
         _, writer = await asyncio.open_connection("localhost", port(serving, SECURE), ssl=trusting(trusted))
@@ -370,7 +371,7 @@ def test_a_new_certificate_holds_for_new_connections(
             chain.write_text("no certificate")
             await until(lambda: any("goes on with its old certificate" in text for text in caplog.messages))
             (await connected(serving, certificate)).close()
-            chain.write_text(Path(other[0]).read_text() + Path(other[1]).read_text())
+            chain.write_text(of_other)
             await until(lambda: any("has a new certificate" in text for text in caplog.messages))
             (await connected(serving, other)).close()
             assert not old.transport.is_closing()
