@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kop.address import Address, Listener, parse_address
 
-PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PROTOCOLS: Final = ("SASL_SSL", "PLAINTEXT", "SSL", "SASL_PLAINTEXT")
 """What may be spoken on a listener, by Kafka's names."""
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1

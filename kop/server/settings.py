@@ -44,8 +44,7 @@ class ServerSettings(Settings):
     listeners: Listeners = setting(
         "listeners",
         "",
-        "Listeners with names, instead of listen: NAME://HOST:PORT, comma separated. A name is a protocol, or has one "
-        "in listener.security.protocol.map.",
+        "Listeners with names, instead of listen: NAME://HOST:PORT, comma separated; see listener.security.protocol.map.",
     )
     advertised_listeners: Listeners = setting(
         "advertised.listeners",
@@ -160,7 +159,7 @@ class ListenerSettings(Settings):
     ssl_endpoint_identification_algorithm: str = setting(
         "ssl.endpoint.identification.algorithm",
         "https",
-        "https: brokers look for each other's names in certificates; empty: they do not.",
+        "Set to https: brokers look for each other's names in certificates; empty: they do not.",
         by_listener=True,
     )
     sasl_enabled_mechanisms: Texts = setting(

@@ -43,6 +43,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = buffer
         self._timer: asyncio.TimerHandle | None = None
+        self._begun = False
+        """True once anything has come from the client."""
+        self._told = False
+        """True once a failure was told."""
         self._shaken = False
         self._paused = False
         self._feeding = False
@@ -58,6 +62,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection."""
+        if self._begun and not self._shaken and not self._told:
+            self._failed(_LEFT)
         self._shake_no_more()
         self._transport = None
         self._inner.connection_lost(exc)
@@ -68,6 +74,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take encrypted bytes."""
+        self._begun = True
         self._incoming.write(self._buffer[:nbytes])
         if self._shaken or self._shake():
             self._feed()
@@ -119,6 +126,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self._told = True
         self._failed(reason)
         transport.close()
 
@@ -250,6 +258,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._transport.write(self._outgoing.read())
 
 
+_LEFT: Final = (
+    "it left in the middle of the TLS handshake: see that it trusts the CA (ssl.truststore.location) and that the name "
+    "it connects to is in the certificate"
+)
 _REASONS: Final = {
     "HTTP_REQUEST": "this is HTTP on a listener with TLS",
     "HTTPS_PROXY_REQUEST": "this is HTTP on a listener with TLS",
