@@ -44,7 +44,7 @@ class ServerSettings(Settings):
     listeners: Listeners = setting(
         "listeners",
         "",
-        "Listeners with names, instead of listen: NAME://HOST:PORT, comma separated; see listener.security.protocol.map.",
+        "Named listeners, instead of listen: NAME://HOST:PORT, comma separated; see listener.security.protocol.map.",
     )
     advertised_listeners: Listeners = setting(
         "advertised.listeners",
