@@ -54,7 +54,7 @@ class _Write(NamedTuple):
 
 
 class _Append:
-    """A batch on its way to storage, with the writes that share it; an `AppendWaiter`."""
+    """A batch of a state topic on its way to storage, with the writes that share it; an `AppendWaiter`."""
 
     __slots__ = ("_ended", "log", "writes")
 
@@ -66,19 +66,19 @@ class _Append:
         self._ended = ended
 
     def reserve(self, size: int) -> None:
-        """Do nothing: these batches are not compressed."""
+        """Do nothing: batches of a state topic are not compressed, so no memory is needed to decompress them."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """See `AppendWaiter.appended`."""
+        """Take the result of a batch that is stored: its writes are told in the loop's next turn."""
         self._ended(self, None)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """See `AppendWaiter.append_failed`."""
+        """Take the failure of a batch: its writes are told in the loop's next turn."""
         self._ended(self, error.fresh_copy())
 
 
 def java_hash(text: str) -> int:
-    """`String.hashCode` of Java, 32 bits with a sign."""
+    """Return Java's `String.hashCode` of a text, 32 bits with a sign: Kafka picks the partition of a key by it."""
     value = 0
     raw = text.encode("utf-16-be", "surrogatepass")
     for pos in range(0, len(raw), 2):
@@ -87,7 +87,7 @@ def java_hash(text: str) -> int:
 
 
 class StateLog:
-    """The partitions of a state topic. Call `open` before anything else."""
+    """The partitions of a state topic: writing and replaying them. Call `open` before anything else."""
 
     def __init__(self, engine: Engine, topic: StateTopic, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
@@ -99,10 +99,10 @@ class StateLog:
         self._opening = asyncio.Lock()
         self._queued: dict[int, list[_Write]] = {}
         self._ended: list[tuple[_Append, KopError | None]] = []
-        """Appends whose writes hear of their end in the loop's next turn, in the order of their ends."""
+        """Batches that were stored or have failed, in that order; their writes are told in the loop's next turn."""
         self._failing = False
         self._refused_writes = 0
-        """How many writes were refused since the log began to fail; one log line tells of all of them."""
+        """The number of writes that were refused since storage began to fail; one log line tells of all of them."""
 
     async def open(self) -> None:
         """Find the topic, or make it; one that is there keeps its partitions and configs as they are.
@@ -149,7 +149,7 @@ class StateLog:
 
     @property
     def partitions(self) -> int:
-        """How many partitions there are; 0 before `open`."""
+        """The number of partitions of the state topic; 0 before `open`."""
         return len(self._logs)
 
     def partition_of(self, key: str) -> int:
@@ -158,11 +158,11 @@ class StateLog:
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
-        """Become the only writer of a partition; see `PartitionLog.lead`."""
+        """Become the only writer of a partition of the state topic; see `PartitionLog.lead`."""
         await self._logs[partition].lead(lost)
 
     def leads(self, partition: int) -> bool:
-        """Return true if what is known of a partition is surely the newest; see `PartitionLog.leads`."""
+        """Return true if this broker is surely still the only writer of a partition; see `PartitionLog.leads`."""
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
@@ -237,7 +237,7 @@ class StateLog:
         self._ended.append((append, error))
 
     def _tell(self) -> None:
-        """Tell all writes whose appends have ended. Storage called for each of them, and waits for none."""
+        """Call the callbacks of all writes whose batches have been stored or have failed."""
         ended, self._ended = self._ended, []
         for append, error in ended:
             self._tell_of(append.log, append.writes, error)
