@@ -337,7 +337,8 @@ async def start(
 
 
 async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) -> None:
-    """Stop the group and the transaction coordinator side by side, since over Pulsar each lets go of many partitions.
+    """Stop the group and the transaction coordinator side by side, since over Pulsar each lets go of many
+    partitions.
     """
     await asyncio.gather(*(coordinator.stop() for coordinator in coordinators))
 

@@ -46,7 +46,8 @@ SHOWN = 5
 """The number of topics that a line of the output names; of more it gives the number."""
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
-"""One step of the check: its name, the function that does it, and the names of the steps without which it is left out.
+"""One step of the check: its name, the function that does it, and the names of the steps without which it is left
+out.
 """
 
 EPILOG = """\b
@@ -211,7 +212,8 @@ def _words(error: Exception) -> str:
 
 
 class RoundTrip:
-    """The steps of the check against a Kafka server. Each returns a line that says what works, or raises an exception.
+    """The steps of the check against a Kafka server. Each returns a line that says what works, or raises an
+    exception.
     """
 
     def __init__(self, bootstrap: str) -> None:

@@ -17,7 +17,8 @@ Settings: TypeAlias = Mapping[str, str]
 """The Pulsar broker's settings in force, all as text."""
 
 FEW_PRODUCERS = 1000
-"""The number of idempotent producers that a partition of Pulsar should remember at least; below it the check cautions.
+"""The number of idempotent producers that a partition of Pulsar should remember at least; below it the check
+cautions.
 """
 SHORT_IDLE_MINUTES = 60
 MANY_ENTRIES = 100_000

@@ -512,7 +512,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _cell(value: object) -> str:
-    """Return the text of a table's cell; a character that would move the cursor of a terminal is shown by its escape.
+    """Return the text of a table's cell; a character that would move the cursor of a terminal is shown by its
+    escape.
     """
     text = "-" if value is None else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -312,7 +312,8 @@ class Reading:
                 return
 
     def _why_silent(self, open_ends: Mapping[Any, int] | None) -> str | None:
-        """Return the reason if no record came for some time although there should have been some; None for a clean end.
+        """Return the reason if no record came for some time although there should have been some; None for a clean
+        end.
         """
         for _, address in troubles(self._consumer).values():
             return f"{address} does not answer; there may be more records"
@@ -323,7 +324,8 @@ class Reading:
 
 
 class Printed:
-    """A count of the records that were printed. In a group it commits their offsets, and never those of more records.
+    """A count of the records that were printed. In a group it commits their offsets, and never those of more
+    records.
     """
 
     def __init__(self, consumer: Any, commits: bool) -> None:

@@ -306,7 +306,8 @@ def _summary(records: int, count: int, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _progress(interactive: bool) -> Iterator[Callable[[int, int], None]]:
-    """Give the block a function that shows a running count on a terminal; it does nothing in a pipe or while somebody types.
+    """Give the block a function that shows a running count on a terminal; it does nothing in a pipe or while
+    somebody types.
     """
     if interactive or not sys.stderr.isatty():
         yield lambda records, count: None

@@ -24,7 +24,8 @@ _NO_ANSWER = frozenset({"ConnectionLost", "InvalidAddress", "Timeout", "TlsError
 
 
 def configured_url(config: Config) -> str | None:
-    """Return the address of Pulsar's admin REST that the environment or the settings file names; None if neither does.
+    """Return the address of Pulsar's admin REST that the environment or the settings file names; None if neither
+    does.
     """
     return next((row.current for row in config.table() if row.name == _ADMIN_URL and row.origin != "default"), None)
 

@@ -423,7 +423,8 @@ class Sender:
 
     @property
     def has_room(self) -> bool:
-        """True if more records may be added now: the bounds on waiting bytes and unanswered requests are not reached.
+        """True if more records may be added now: the bounds on waiting bytes and unanswered requests are not
+        reached.
         """
         return self.outbox.waiting_bytes < WAITING_BYTES and sum(self._under_way.values()) < IN_FLIGHT
 

@@ -368,7 +368,8 @@ def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Return the bytes of each partition of topics; none from servers that do not tell (managed ones often forbid it).
+    """Return the bytes of each partition of topics; none from servers that do not tell (managed ones often forbid
+    it).
     """
     from kafka import errors
 

@@ -59,7 +59,8 @@ home namespace, the second for `persistent://...` of any.
 
 
 def check_name(name: str) -> None:
-    """Raise INVALID_TOPIC_EXCEPTION for a name that Kafka refuses (`org.apache.kafka.common.internals.Topic.validate`).
+    """Raise INVALID_TOPIC_EXCEPTION for a name that Kafka refuses
+    (`org.apache.kafka.common.internals.Topic.validate`).
     """
     if name in {".", ".."} or not _LEGAL_NAME.match(name):
         raise PeerError(

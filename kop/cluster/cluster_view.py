@@ -52,7 +52,8 @@ class ClusterView:
         return self._ids
 
     def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:
-        """Return id, host and port of each live broker; `own` is this broker's address as the asking client knows it.
+        """Return id, host and port of each live broker; `own` is this broker's address as the asking client knows
+        it.
         """
         return [(broker_id, *self.address(broker_id, own)) for broker_id in self._ids]
 

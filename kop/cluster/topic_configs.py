@@ -408,7 +408,8 @@ class BrokerDefaults(Protocol):
 _SYNONYMS: Final = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
 }
-"""The broker settings that give a topic config its default, in falling precedence, each with its unit in the config's.
+"""The broker settings that give a topic config its default, in falling precedence, each with its unit in the
+config's.
 """
 WALK_AT_LEAST: Final = 64 * 1024 * 1024
 _WALK_RATIO: Final = 16

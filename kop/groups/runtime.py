@@ -641,7 +641,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
     def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """Return the groups in these states and of these types, in whatever case. An empty collection stands for all.
+        """Return the groups in these states and of these types, in whatever case. An empty collection stands for
+        all.
         """
         wanted = {state.lower() for state in states}
         if types and "classic" not in {name.lower() for name in types}:

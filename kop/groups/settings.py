@@ -51,7 +51,8 @@ class GroupSettings(GroupOptions):
 
     offsets_topic_segment_bytes: int = 104_857_600
     canonical_name: Callable[[str], str] = str
-    """A function that returns, for any name of a topic, the name under which offsets are kept. The coordinator sets it.
+    """A function that returns, for any name of a topic, the name under which offsets are kept. The coordinator sets
+    it.
     """
     wall_time: Callable[[int], int] = int
     """A function that turns a time of the clock that never goes back into one of the wall clock, which records hold.

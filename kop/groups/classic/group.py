@@ -86,7 +86,8 @@ class ClassicGroup:
         """True if a member joined during the present part of the initial rebalance delay."""
         self._join_deadline = NEVER
         self._initial_delay: tuple[int, int] | None = None
-        """The present part of the initial rebalance delay, and the time by which it may still be extended, both in ms.
+        """The present part of the initial rebalance delay, and the time by which it may still be extended, both in
+        ms.
         """
         self._sync_deadline = NEVER
         self._to_sync: set[str] = set()
@@ -247,7 +248,8 @@ class ClassicGroup:
         return left, self._take()
 
     def persisted(self, ticket: int, error: ErrorCode, now: int) -> list[Effect]:
-        """Go on after the write of a `Persist` effect with this `ticket` has ended; `error` is NONE if it is durable.
+        """Go on after the write of a `Persist` effect with this `ticket` has ended; `error` is NONE if it is
+        durable.
         """
         self._writes.pop(ticket)(error, now)
         return self._take()

@@ -101,7 +101,8 @@ class Member:
 
     @property
     def keeps_itself_alive(self) -> bool:
-        """True while a request of the member waits, which stands for heartbeats; but a new member's JoinGroup does not.
+        """True while a request of the member waits, which stands for heartbeats; but a new member's JoinGroup does
+        not.
         """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
@@ -157,7 +158,8 @@ class Roster:
 
     @property
     def all_joined(self) -> bool:
-        """True if every member's JoinGroup waits and no pending member is expected, so that a rebalance can complete.
+        """True if every member's JoinGroup waits and no pending member is expected, so that a rebalance can
+        complete.
         """
         return self.waiting_to_join == len(self.members) and not self.pending
 
