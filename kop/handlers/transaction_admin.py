@@ -27,9 +27,9 @@ from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
 _LIST_SLICE: Final = 500
-"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 _PATTERN_BYTES: Final = 1 << 20
-"""The most memory that a pattern may take."""
+"""The most memory in bytes that a compiled pattern of ListTransactions may take."""
 
 _log = logging.getLogger(__name__)
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
@@ -108,7 +108,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
 
 
 def _compiled(pattern: str) -> Any:
-    """Return the compiled pattern; None where RE2 does not take it, or is not installed."""
+    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:
@@ -142,7 +142,9 @@ def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tu
 
 
 def update_features(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Take the levels that the features have. An update that is refused refuses all of them, as in Kafka."""
+    """Answer UpdateFeatures: accept a feature's own level and refuse any other. One refused update refuses all of them,
+    as in Kafka.
+    """
     for update in request.feature_updates:
         code, why = _update(gw, ctx.version, update)
         if code:
