@@ -157,8 +157,8 @@ class ColdReads:
         return [read.share for read in self._reads.values() if read.share is not None]
 
     def _may_begin(self) -> bool:
-        """Return false if too many reads of this connection are under way, or too many results wait for a Fetch: of this
-        connection, or of all connections, some of them of this one.
+        """Return false if too many reads of this connection are under way, or too many results wait for a Fetch: of
+        this connection, or of all connections, some of them of this one.
         """
         return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
 

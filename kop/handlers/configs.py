@@ -145,7 +145,9 @@ def _as_held(row: ConfigRow, value: str) -> ConfigRow:
 
 
 def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) -> None:
-    """Raise the error of a refusal. A topic's name, and a group's, is its resource; all else is the cluster's."""
+    """Raise the error if the client lacks the right: to the topic or the group, for all other resources to the
+    cluster.
+    """
     resource = {Resource.TOPIC: ResourceType.TOPIC, Resource.GROUP: ResourceType.GROUP}.get(
         Resource(kind), ResourceType.CLUSTER
     )

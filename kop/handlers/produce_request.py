@@ -51,8 +51,8 @@ def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadPr
 
 
 def read_produce(body: memoryview, version: int, walks: bool, copies: bool) -> ReadProduce | None:
-    """Read the body of a Produce in plain Python, as the compiled function of that name does; it reads also what that
-    leaves to this one by returning None.
+    """Return None: without the compiled function of this name, which reads a Produce and returns None for one with an
+    error, `read` reads the fields alone and leaves the checks to the handler.
     """
     return None
 
