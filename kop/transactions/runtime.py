@@ -129,8 +129,8 @@ class VerifiedPartitions(NamedTuple):
     has to ask again: the topic was deleted and made again, and not every broker has seen it yet.
     """
     passes: bool = False
-    """True if the answer expires after `verification.LEASE_SECONDS`, because the transaction's coordinator may be unable
-    to reach this broker when the transaction ends.
+    """True if the answer expires after `verification.LEASE_SECONDS`, because the transaction's coordinator may be
+    unable to reach this broker when the transaction ends.
     """
 
 
