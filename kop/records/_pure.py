@@ -152,8 +152,8 @@ class EntryView(NamedTuple):
 
     @property
     def usual(self) -> bool:
-        """True if the payload is whole messages in batch format: not compressed, encrypted or chunked, no Kafka batches,
-        no marker.
+        """True if the payload is whole messages in batch format: not compressed, encrypted or chunked, no Kafka
+        batches, no marker.
         """
         return self.batched and not (
             self.raw or self.encrypted or self.compression or self.marker_type >= 0 or self.num_chunks > 1

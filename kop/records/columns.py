@@ -241,7 +241,7 @@ class FetchedColumns(Iterator[Chunk]):
 
 
 class _Transactions:
-    """The aborted transactions of a Fetch response, by which aborted batches are told: the consumer's part of KIP-98."""
+    """The aborted transactions of a Fetch response, which tell aborted batches: the consumer's part of KIP-98."""
 
     def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
         self._to_come = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)

@@ -291,8 +291,8 @@ def to_entries(
     compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[PulsarEntry]:
-    """Convert one Kafka batch into Pulsar entries without frames around them, for senders other than kop's own
-    producer; rules and errors as of `to_frames`.
+    """Convert one Kafka batch into Pulsar entries without SEND frames around them, for callers that send entries in
+    another way; rules and errors as of `to_frames`.
     """
     frames = to_frames(
         batch,

@@ -71,7 +71,9 @@ def _tells_query_ids(frame: Any) -> bool:
 
 
 def _query_id(batch: Any) -> str:
-    """Return the id of the streaming query that calls: it stays the same when the query is started again."""
+    """Return the id of the streaming query that calls a batch function; it stays the same when the query is started
+    again.
+    """
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise ValueError("set exactlyOnceId to a name of this query: this Spark does not tell its id")

@@ -22,7 +22,7 @@ _SECONDS = 30.0
 
 
 class Startable(ABC):
-    """An object that runs during a `with` or `async with` block."""
+    """An object that is started by a `with` or `async with` block and stopped at its end."""
 
     @abstractmethod
     def start(self) -> Self:
