@@ -189,9 +189,9 @@ def read(
 def read_rows(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, max_bytes: int
 ) -> list[tuple[BatchRow, Buffer]]:
-    """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits.
+    """Return whole batches as `read` does, at least one, each with its row. One more may be read than fits.
 
-    LostBatchError where the first of them is lost.
+    LostBatchError if the first of them is lost.
     """
 
     def query() -> list[tuple[BatchRow, Buffer]]:
