@@ -49,7 +49,7 @@ PLACE_SECONDS: Final = 10.0
 QUESTION_SECONDS: Final = 3.0
 """The seconds that one question to Pulsar may take before it is asked again: those of a round wait for each other."""
 _HELD_SECONDS: Final = 1.0
-"""The seconds after an answer that the tail did not have in which the next question is asked at once."""
+"""The seconds for which, after Pulsar told of an entry that the tail had not brought, questions are asked at once."""
 _ASK_AT_ONCE: Final = 8
 _MOST_UNVERIFIED: Final = 100_000
 """The most entries that the chain may be ahead of the tail."""

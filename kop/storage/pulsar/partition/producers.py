@@ -122,7 +122,7 @@ class PartitionProducers:
         self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, path.refresh)
         self._producers: dict[int, PartitionProducer] = {}
         self._joined: dict[int, tuple[int, EntryTransaction]] = {}
-        """The epochs of producer ids and their transactions."""
+        """The epochs of producer ids, with the Pulsar transactions that they write in."""
         self._parked: dict[int, DirectBatches] = {}
         """The batches of compiled code that have a receipt and wait, by the entry of the first one."""
         self._going_on = False

@@ -325,7 +325,7 @@ class LogTail:
             return False
 
     async def _is_read_to(self, stream: Stream, last: Position) -> bool:
-        """Return true if Pulsar has read up to `last` for the tail, and handed out what it read, within some seconds.
+        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read; return true then.
         PulsarError.
         """
         log = self._log

@@ -52,8 +52,8 @@ def reason(
     last: Position | None = None,
     before: Mapping[tuple[str, str], int] = _NOTHING_COUNTED,
 ) -> Fault:
-    """Return the reason why readers are held back, from a topic's statistics and those of its transaction buffer; None
-    if none is seen.
+    """Return the reason why readers are held back, from a topic's statistics and those of its transaction buffer;
+    TAIL_LATE_NO_REASON if none is seen.
 
     `last` is the entry that the tail is to come to; no transaction holds it back if it lies before all open ones.
     `before` are `throttled_reads` of a while ago: a rate holds readers back if there are more of them now.

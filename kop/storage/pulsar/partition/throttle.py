@@ -45,7 +45,7 @@ _MOST_MS: Final = 1000
 _LANES: Final = 16
 """The number of connections to one Pulsar broker for partitions that exceeded their rates."""
 _APART_SECONDS: Final = 600.0
-"""The seconds after that for which a producer that is opened still gets such a connection."""
+"""The seconds after a rate was exceeded in which a producer that is opened still gets such a connection."""
 
 _OWN_RATE: Final = (
     "{} is written to faster than its publish rate allows: Pulsar holds batches back, clients are told to wait "
