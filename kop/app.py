@@ -74,7 +74,7 @@ log = logging.getLogger("kop")
 
 
 class MemoryStore(Protocol):
-    """Opens the engine of the store `memory:`."""
+    """A function that opens the engine of the store `memory:`."""
 
     async def __call__(self, *, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> Engine:
         """Open the engine that keeps all records in memory; see `kop.storage.memory.engine.open_engine`."""
@@ -83,7 +83,7 @@ class MemoryStore(Protocol):
 def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once it serves.
 
-    KopError where storage cannot be opened, OSError where an address cannot be bound.
+    KopError if storage cannot be opened, OSError if an address cannot be bound.
     """
     logging.basicConfig(
         level=config.kop_log_level.upper(),
@@ -231,7 +231,7 @@ class _Readiness:
         self._engine, self._coordinators = engine, coordinators
 
     def not_ready(self) -> str | None:
-        """Return why no records can be written now; None where they can."""
+        """Return why no records can be written now; None if they can."""
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:

@@ -26,7 +26,7 @@ def compiled(instead: ModuleType) -> ModuleType:
 
 
 def compiled_only() -> ModuleType | None:
-    """Return the compiled module, for what has no readable twin; None where it was not built, or built from other
+    """Return the compiled module, for what has no readable twin; None if it was not built, or built from other
     sources.
     """
     native = _built()

@@ -106,7 +106,7 @@ class ProcessSettings(Settings):
     )
 
     def problems(self) -> Iterable[str]:
-        """Return a line if the store takes no more than one process."""
+        """Return a line of error if kop.workers is above 1 and the store takes only one process."""
         yield from super().problems()
         if self.kop_workers > 1 and not self.store.startswith("pulsar"):
             yield "kop.workers (--workers) above 1 needs a store (--store) pulsar://...: others have one process"

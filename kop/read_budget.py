@@ -32,7 +32,7 @@ class BudgetShare:
     __slots__ = ("_ended", "_late", "_pool", "_reads", "_slow", "drop", "held")
 
     def __init__(self, pool: ReadBudget, drop: Callable[[], None]) -> None:
-        """`drop` closes the reader, or forgets the result, where its room is needed."""
+        """Begin with nothing held. `drop` closes the reader, or forgets the result, if its room is needed."""
         self._pool = pool
         self.drop = drop
         self.held = 0
@@ -63,7 +63,7 @@ class BudgetShare:
         return self._pool.ahead
 
     def holds(self, size: int) -> None:
-        """Note that the reader holds `size` bytes from now on."""
+        """Set the bytes that the reader holds. If it was late, and there is no room for them, it is closed."""
         if self._ended:
             return
         self._end_slow()

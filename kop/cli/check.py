@@ -371,7 +371,7 @@ class RoundTrip:
 
     @contextlib.contextmanager
     def cleaning_up(self, worked: set[str]) -> Iterator[None]:
-        """Delete the check's topic at the end of the block, also where Ctrl-C or a failure ends it early."""
+        """Delete the check's topic at the end of the block, even if Ctrl-C or a failure ends it early."""
         try:
             yield
         except BaseException:

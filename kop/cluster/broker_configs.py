@@ -124,7 +124,7 @@ class BrokerConfigs:
         engine.on_state(self._changed_by_another_broker)
 
     async def _read(self) -> bool:
-        """Take over the altered settings that the engine keeps; True where they are others than before."""
+        """Take over the altered settings that the engine keeps; True if they are others than before."""
         assert self._engine is not None
         valid: dict[str, dict[str, str]] = {}
         for resource in (self.broker_id, ""):  # the cluster's last: another broker may be writing it
@@ -209,7 +209,7 @@ class BrokerConfigs:
         return tuple(origins)
 
     def text(self, name: str) -> str:
-        """Return the effective value of a setting that may be altered, as text; "" where there is none."""
+        """Return the effective value of a setting that may be altered, as text; "" if there is none."""
         return self.origins(name)[0].value or ""
 
     def rows(self) -> Iterable[ConfigRow]:

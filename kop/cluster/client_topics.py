@@ -137,7 +137,7 @@ class ClientTopics:
         return local if namespace == self._home else f"{namespace}/{local}"
 
     def check_name(self, name: str) -> None:
-        """Raise INVALID_TOPIC_EXCEPTION where no topic of that name can be made here.
+        """Raise INVALID_TOPIC_EXCEPTION if no topic of that name can be made here.
 
         Over Pulsar a topic that Pulsar's own clients made may have such a name all the same: look for it first.
         """

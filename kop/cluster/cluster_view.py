@@ -63,12 +63,12 @@ class ClusterView:
         return own if other is None else (other.host, other.port)
 
     def peer_address(self, broker_id: int) -> tuple[str, int] | None:
-        """Return host and port of another live broker, as it told the others; None where it is not live."""
+        """Return host and port of another live broker, as it told the others; None if it is not live."""
         other = self._others.get(broker_id)
         return None if other is None else (other.host, other.port)
 
     def leader(self, topic_id: UUID, partition: int) -> int:
-        """Return the id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
+        """Return the id of the broker that leads a partition, or, for a partition of a state topic, coordinates it."""
         if not self._others:
             return self.broker_id
         leader = self._leaders.get((topic_id, partition))

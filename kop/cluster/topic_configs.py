@@ -56,7 +56,7 @@ class ConfigType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
+    """The place that a value of a config comes from, as DescribeConfigs numbers it (KIP-226)."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC = 1
@@ -445,8 +445,8 @@ class ProduceRules:
     def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
         """Return a checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
-        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD where they cannot
-        be decompressed, MESSAGE_TOO_LARGE where the batch is too large in the other codec.
+        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD if they cannot
+        be decompressed, MESSAGE_TOO_LARGE if the batch is too large in the other codec.
         """
         if not self.changes_codec(header):
             return batch, header
@@ -600,7 +600,7 @@ class TopicConfigs:
         )
 
     def max_message_bytes(self, topic: TopicInfo) -> int:
-        """Largest record batch of the topic in bytes."""
+        """Return the largest record batch that the topic accepts, in bytes."""
         return self.produce_rules(topic).max_message_bytes
 
     def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:

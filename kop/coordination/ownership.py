@@ -186,7 +186,7 @@ class Ownership(Generic[T]):
     async def start(self) -> None:
         """Open the topic and take over this broker's partitions. Ends when each of them is served or was refused once.
 
-        What is not served after some seconds is tried again behind this call until it is. KopError where there can be
+        What is not served after some seconds is tried again behind this call until it is. KopError if there can be
         no such topic; a failure that passes is tried again for a minute.
         """
         await retried(f"open the topic {self._log.name}", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)

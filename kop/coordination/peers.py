@@ -139,7 +139,7 @@ class Peers:
     ) -> PeerAnswer:
         """Send a request whose version is flexible, with the tagged fields of its header, and wait for its answer.
 
-        KopError with NETWORK_EXCEPTION where none came: it is not known whether the broker did what it was asked.
+        KopError with NETWORK_EXCEPTION if none came: it is not known whether the broker did what it was asked.
         """
         address = self._address(broker_id)
         if address is None:

@@ -22,9 +22,11 @@ from kop.records.batch import build_at, iter_batches, iter_records
 from kop.storage.base import AppendResult, Engine, PartitionLog
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
-"""A record; without a value it is a tombstone."""
+"""The type of a record of a state topic: key and value; without a value it is a tombstone."""
 Written: TypeAlias = Callable[[ErrorCode], None]
-"""Called once with NONE when the records are durable, else with the error that kept them from it."""
+"""The type of a callback that is called once: with NONE when the records are durable, else with the error that kept
+them from it.
+"""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
@@ -107,7 +109,7 @@ class StateLog:
     async def open(self) -> None:
         """Find the topic, or make it; one that is there keeps its partitions and configs as they are.
 
-        KopError of `Topics.create` where the topic cannot be made, InternalError where a partition is missing.
+        KopError of `Topics.create` where the topic cannot be made, InternalError if a partition is missing.
         """
         topics = self._engine.topics
         topic = topics.get(self.name)
@@ -129,7 +131,7 @@ class StateLog:
     async def reopen(self) -> None:
         """Open the topic that has the name now, where that is another one: somebody deleted it, or made it again.
 
-        InternalError where it has another number of partitions: whoever coordinates them has to be started again.
+        InternalError if it has another number of partitions: whoever coordinates them has to be started again.
         """
         async with self._opening:
             topic = self._engine.topics.get(self.name)

@@ -115,7 +115,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsSnapshot:
-    """The groups that this broker coordinates."""
+    """The numbers of the groups that this broker coordinates, for a status page."""
 
     by_state: Mapping[str, int]
     """The number of groups in each state that a group can be seen in."""
@@ -358,7 +358,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         It is called with an error where they could not be written, and never before this has returned.
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
         Returns an error, and never calls `answer`, where nothing is written: COORDINATOR_LOAD_IN_PROGRESS while the end
-        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR where no record can hold
+        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR if no record can hold
         the offsets.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
@@ -463,8 +463,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         """Commit offsets with the producer's transaction, after `check_commit_in_transaction`; all of them or none.
 
         `storage_transaction`: what storage calls the transaction, empty where it has no name.
-        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH where an offset
-        of a newer epoch is pending; INVALID_TXN_STATE where the transaction has ended under the `guard`. Errors
+        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH if an offset
+        of a newer epoch is pending; INVALID_TXN_STATE if the transaction has ended under the `guard`. Errors
         otherwise as of `commit`.
         """
         partition = self.state_log.partition_of(group_id)
@@ -510,7 +510,7 @@ class GroupCoordinator(Coordinator[Loaded]):
 
         `producer_epoch` is that of the transaction's end: the epoch of its offsets, or the next one (KIP-890). Of each
         partition all is durable afterwards, or an error says that it has to be asked for again: to repeat it does no
-        harm. INVALID_PRODUCER_EPOCH where offsets of a newer epoch are pending.
+        harm. INVALID_PRODUCER_EPOCH if offsets of a newer epoch are pending.
 
         `storage_transaction`: what storage calls the transaction. Offsets of another one stay pending: the end may come
         late, when the producer's next transaction has offsets of the same epoch.

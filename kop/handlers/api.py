@@ -38,7 +38,7 @@ UNLIMITED: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class ConnectionInfo:
-    """What a handler may know of the client and of its connection."""
+    """The client of a connection as handlers know it: addresses, principal, software."""
 
     client_host: str
     """The peer's address, without its port."""

@@ -6,7 +6,7 @@
   (KIP-511): `unsupported`.
 - `transaction.version` 2 is finalized (KIP-890, KIP-584) where storage has transactions: Java's producer goes by that
   version of transactions then. All brokers of a cluster say the same, so its epoch never changes.
-- Client software names are checked as KIP-511 says: INVALID_REQUEST where they are not legal.
+- Client software names are checked as KIP-511 says: INVALID_REQUEST if they are not legal.
 """
 
 from __future__ import annotations

@@ -223,7 +223,9 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[st
 
 
 def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer that every partition has its leader. A request for all partitions gets only the topics, as in Kafka."""
+    """Answer ELECTION_NOT_NEEDED for every partition, which has its leader. A request for all partitions is answered
+    without any partition, as in Kafka.
+    """
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
     is_known_kind = kind in {_PREFERRED, _UNCLEAN}
     refusal = ctx.cluster(AclOperation.ALTER)

@@ -216,7 +216,7 @@ def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
 
 
 async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Replace the configs of each resource."""
+    """Answer AlterConfigs: replace the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         _check_values(resource)
@@ -227,7 +227,7 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Change some of the configs of each resource."""
+    """Answer IncrementalAlterConfigs: change some of the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         for config in resource.configs:
@@ -431,7 +431,9 @@ def _alter_loggers(gw: Gateway, resource: Any, *, validate_only: bool) -> None:
 
 
 def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Name the resources that can be described (KIP-1142). Version 0 asks for CLIENT_METRICS: there are none."""
+    """Answer ListConfigResources with the names of those that can be described (KIP-1142). Version 0 asks for
+    CLIENT_METRICS: there are none.
+    """
     if ctx.version == 0:
         return ctx.response(error_code=0, config_resources=[])
     wanted = set(request.resource_types) or set(Resource)

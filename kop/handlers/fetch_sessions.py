@@ -110,8 +110,8 @@ class FetchSessions:
         """Return the session that a request belongs to, updated by it; None for a fetch without one.
 
         A session that loses its last partition ends, and the answer says so by the session id 0.
-        FETCH_SESSION_ID_NOT_FOUND where it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH where
-        requests got lost, FETCH_SESSION_TOPIC_ID_ERROR where names and ids are mixed in one session.
+        FETCH_SESSION_ID_NOT_FOUND if it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if
+        requests got lost, FETCH_SESSION_TOPIC_ID_ERROR if names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if call.session_id != _INVALID_SESSION_ID and self._of(call, principal) is not None:

@@ -57,7 +57,7 @@ class Gateway:
     """The ends of transactions: it carries out the end of one in what this broker holds of it."""
     cluster: ClusterView
     peers: Peers
-    """Calls to the other brokers."""
+    """The connections to the other brokers, for calls to them."""
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions

@@ -26,14 +26,15 @@ Times: TypeAlias = tuple[int, int, bool]
 has no key.
 """
 ReadBatch: TypeAlias = tuple[int, Buffer | None, HeaderFields | None, Times | None]
-"""Partition, records (None for null), header (None: to be checked), times (None: its records were not walked).
+"""The type of a batch as it was read: partition, records (None for null), header (None: to be checked), times (None:
+its records were not checked).
 
 With a header the batch is right as `kop.records.batch.check_produced` sees it, but for the topic's limit of its size,
 and is none of LogAppendTime; with times its records are what `kop.records.validation.check_records` lets through on a
 topic that is not compacted.
 """
 ReadTopic: TypeAlias = tuple[str | bytes, list[ReadBatch]]
-"""A topic by name, or, from version 13 on, by the 16 bytes of its id."""
+"""The type of a topic as it was read: its name, or, from version 13 on, the 16 bytes of its id; and its batches."""
 ReadProduce: TypeAlias = tuple[str | None, int, int, bool, list[ReadTopic]]
 """The type of a Produce that was read: transactional id, acks, timeout_ms, True if a batch says that it belongs to a
 transaction, topics in their order.

@@ -301,7 +301,7 @@ async def _delete(gw: Gateway, row: _Deletion) -> None:
 
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Raise the number of partitions of each topic."""
+    """Answer CreatePartitions: raise the number of partitions of each topic."""
     counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     topics_by_name = {topic.name: topic for topic in request.topics}
     answers: dict[str, KopError | None] = {}

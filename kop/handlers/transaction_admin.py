@@ -1,6 +1,6 @@
 """What tools see of transactions and do about one: the APIs behind kafka-transactions, and kafka-features.
 
-- DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND where it does
+- DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND if it does
   not. While a transaction is being ended all its partitions are named, until the last of them has its marker.
 - ListTransactions (66) 0 to 2: the transactional ids that this broker coordinates, by state, producer id, how long
   their transaction is open (1) and a pattern of RE2 that the whole id matches (2). INVALID_REGULAR_EXPRESSION for a
@@ -8,7 +8,7 @@
   in proportion to the text, whatever the pattern is. A duration is counted from the start of the transaction; an id
   without one is as old as the epoch, as in Kafka.
 - UpdateFeatures (57) 0 to 2: no feature changes while a cluster runs. Its own level is taken for every feature;
-  another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED where Kafka would change it.
+  another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED if Kafka would change it.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Admin(Rest):
     # -- the cluster
 
     async def version(self) -> str:
-        """Return the broker's version."""
+        """Return the version of the Pulsar broker that answers."""
         return (await self._call("GET", "brokers/version")).body.decode()
 
     async def clusters(self) -> list[str]:
@@ -198,7 +198,7 @@ class Admin(Rest):
         await self.set_namespace_policy(namespace, _RETENTION, _retention_json(retention))
 
     async def get_namespace_retention(self, namespace: str) -> Retention | None:
-        """Return the namespace's retention; None where the broker's default is in force."""
+        """Return the namespace's retention; None if the broker's default is in force."""
         return _retention(await self.namespace_policy(namespace, _RETENTION))
 
     # -- topics
@@ -304,11 +304,11 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/{name}", value)
 
     async def set_retention(self, topic: str, retention: Retention) -> None:
-        """Set a topic's retention. BadRequest where one limit is 0 and the other is not."""
+        """Set a topic's retention. BadRequest if one limit is 0 and the other is not."""
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
-        """Return a topic's retention; None where it has none of its own."""
+        """Return a topic's retention; None if it has none of its own."""
         return _retention(await self.policy(topic, _RETENTION, applied=applied))
 
     async def lift_backlog_quotas(self, topic: str) -> None:

@@ -30,7 +30,7 @@ class Credentials:
     """Credentials of one role. `method` is Pulsar's name of the authentication method.
 
     `data` and `headers` are asked again for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
-    "AuthFailed", retriable where only something on the way to the credentials is broken.
+    "AuthFailed", retriable if only something on the way to the credentials is broken.
     """
 
     method: str

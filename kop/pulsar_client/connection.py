@@ -304,7 +304,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(frames)
 
     def write(self, command: pb.BaseCommand) -> None:
-        """Write a command."""
+        """Write a command of Pulsar's binary protocol as a frame, behind all entries."""
         self.write_frame(wire.command_frame(command))
 
     def when_writable(self, producer_id: int, producer: ProducerEvents) -> None:
@@ -312,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked[producer_id] = producer
 
     def request_id(self) -> int:
-        """Return a number for a request."""
+        """Return a new number by which a request and its answer are matched."""
         number = self._next_request
         self._next_request = number + 1
         return number

@@ -45,9 +45,9 @@ class Outage:
 
     def __init__(self) -> None:
         self.times = 0
-        """Number of outages that have begun."""
+        """The number of outages that have begun."""
         self.failures = 0
-        """Number of requests and attempts that failed in the present outage."""
+        """The number of requests and attempts that failed in the present outage."""
         self._doubtful = False
         """True while a connection is lost, and nobody knows yet if it comes back."""
         self._stood: set[PulsarAddress] = set()

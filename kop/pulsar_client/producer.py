@@ -164,7 +164,7 @@ class Producer(BrokerAttachment):
         num_messages: int = 1,
         txn: TxnId | None = None,
     ) -> asyncio.Future[Position]:
-        """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
+        """Send an entry behind all earlier ones; the future has its position (DUPLICATE if it was known already).
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time.
         With `txn` the entry is sent in that transaction: its metadata has to name it, too, and the partition must have

@@ -193,7 +193,7 @@ def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
 
     Of the columns `key`, `value` (binary or string), `headers` (a list of structs of `key`, a string, and `value`,
     binary; null is none) and `timestamp` (any unit; null is `settings.now`) each may be missing; others are not
-    looked at. TypeError where a column has another type.
+    looked at. TypeError if a column has another type.
     """
     return encode_columns(_rows_in(rows), settings)
 

@@ -6,12 +6,12 @@ Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.recor
 All buffers are laid out as https://arrow.apache.org/docs/format/Columnar.html says, in the machine's byte order:
 
 column      `(null_count, validity, offsets, data)`. `validity` has a bit a row, the lowest bit of a byte first, 1 for
-            a row that is not null and 0 behind the last row; it is None where no row is null. `offsets` has an int32
+            a row that is not null and 0 behind the last row; it is None if no row is null. `offsets` has an int32
             more than there are rows, and starts with 0. A null takes no bytes of `data`.
 chunk       `(rows, next_offset, key, value, offsets, timestamps, timestamp_types, headers)`: two columns, an int64,
             an int64 (microseconds since the epoch) and an int32 (0 CreateTime, 1 LogAppendTime) a row. `next_offset` is
             the one behind the last row.
-headers     None where they are not wanted, else `(lists, names, values)`: `lists` is `(null_count, validity, offsets)`
+headers     None if they are not wanted, else `(lists, names, values)`: `lists` is `(null_count, validity, offsets)`
             and null for a record without headers; names and values are columns. A name that is not UTF-8 has U+FFFD
             where it is not, as Java's consumers see it.
 

@@ -231,7 +231,7 @@ def transactional_producer_of(batch: Buffer) -> int:
 
 
 def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE where it
+    """Yield position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE if it
     does not.
     """
     pos, end = 0, len(buf)
@@ -509,7 +509,7 @@ def rewrite(
     """Return the batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
 
     Offsets, last offset, producer fields, record timestamps and codec stay. `batch` itself comes back where nothing
-    changes, None where no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
+    changes, None if no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
     of a producer. `delete_horizon` (ms, now + delete.retention.ms) is set where a tombstone stays in a batch that
     has no horizon yet: it takes the place of `base_timestamp` (KIP-534), and `header.delete_horizon` tells.
     """

@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     offset: int
     timestamp: int
-    """Milliseconds since the epoch, -1 for none."""
+    """The record's timestamp in ms since the epoch, -1 for none."""
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[bytes, bytes | None]] = ()

@@ -109,7 +109,7 @@ class EntryTransaction(NamedTuple):
 
 
 class PulsarEntry(NamedTuple):
-    """What a Pulsar producer sends for a batch, or for a piece of one."""
+    """An entry that a Pulsar producer sends for a batch, or for a piece of one."""
 
     metadata: bytes
     """The serialized MessageMetadata."""

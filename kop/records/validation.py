@@ -52,7 +52,7 @@ class CheckedRecords(NamedTuple):
     """The result of checking a batch's records: their timestamps, and their bytes."""
 
     earliest: int
-    """The smallest timestamp (ms) that is a time; -1 where no record has one."""
+    """The smallest timestamp (ms) that is a time; -1 if no record has one."""
     latest: int
     """The largest timestamp (ms); -1 if no record has one."""
     body: Buffer

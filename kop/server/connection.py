@@ -151,7 +151,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection in, or close it where a limit is reached."""
+        """Count the new connection in, or close it if a limit on connections is reached."""
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername") or ("?", 0)
         local = transport.get_extra_info("sockname") or ("?", 0)
@@ -297,7 +297,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- what may not be taken yet
 
     def _hold_back(self, data: memoryview) -> None:
-        """Keep a copy of what arrived, and stop reading where that is much."""
+        """Keep a copy of bytes that may not be taken yet, and stop reading the socket if they are many."""
         held = self._held
         if held and len(held[-1]) + len(data) <= MERGED:
             piece = memoryview(bytearray(b"".join((held.pop(), data))))

@@ -84,7 +84,7 @@ _SHOWN = 100
 
 
 class RequestPipeline:
-    """Takes the requests of all connections."""
+    """The pipeline that every request passes, from its frame to the bytes of its answer; one for all connections."""
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw

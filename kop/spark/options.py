@@ -201,7 +201,7 @@ class Given:
         return name.lower() in self._given
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the value of an option, or the default; OptionError where `parse` raises ValueError."""
+        """Return the value of an option, or the default; OptionError if `parse` raises ValueError."""
         given = self._given.pop(name.lower(), None)
         if given is None:
             return default

@@ -101,7 +101,7 @@ class KopBatchReader(DataSourceReader):
         return as_tasks(self._options, find_ranges(client_of_process(self._options.connection), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a task."""
+        """Return the rows that a task of a batch query reads."""
         return read_task(self._options, self._decoded, partition)
 
 
@@ -129,7 +129,7 @@ class KopStreamReader(DataSourceStreamReader):
         return as_tasks(self.options, self.stream.ranges(from_dict(start), from_dict(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a task."""
+        """Return the rows that a task of a streaming query reads."""
         return read_task(self.options, self._decoded, partition)
 
 

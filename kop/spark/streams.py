@@ -27,7 +27,7 @@ def write_stream(
 ) -> Any:
     """Start a query that writes a streaming DataFrame to topics; returns PySpark's StreamingQuery.
 
-    `options`: those of `format("kop")`, OptionError where they cannot be kept; `checkpoint`: a folder that every worker
+    `options`: those of `format("kop")`, OptionError if they cannot be kept; `checkpoint`: a folder that every worker
     reaches; `output_mode`: append, complete or update; `trigger`: what DataStreamWriter.trigger takes, such as
     `{"availableNow": True}`.
 

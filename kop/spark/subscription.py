@@ -184,9 +184,9 @@ def resolve_end(
 def find_offsets(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return the offset that `bound` names in each partition; -1 where no record is that late.
+    """Return the offset that `bound` names in each partition; -1 if no record is that late.
 
-    OptionError where it names other partitions than these.
+    OptionError if it names other partitions than these.
     """
     isolation = options.fetch.isolation
     if bound.everywhere is not None:

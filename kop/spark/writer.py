@@ -56,11 +56,11 @@ class Write:
     """The function that makes the transactions through which an exactly-once task writes."""
 
     def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a batch query."""
+        """Write the rows of a task of a batch query; return the message for the driver."""
         return self._write(rows, None, None)
 
     def stream(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a streaming query."""
+        """Write the rows of a task of a streaming query; return the message for the driver."""
         context = _context()
         query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
         return self._write(rows, query, None if batch is None else int(batch))
@@ -154,7 +154,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task to topics; return the message for the driver."""
         return self._write.batch(map(self._write.columns.batch, iterator))
 
     def commit(self, messages: list[Any]) -> None:
@@ -185,7 +185,7 @@ class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task, which come as Arrow batches; return the message for the driver."""
         return self._write.stream(map(self._write.columns.batch, iterator))
 
 
@@ -198,7 +198,7 @@ class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
         self._write = write
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task, which come one by one; return the message for the driver."""
         return self._write.stream(self._write.columns.batches(iterator))
 
 

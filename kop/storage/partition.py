@@ -134,7 +134,7 @@ class Partition:
     # --- offsets
 
     def check_there(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic was deleted."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic was deleted."""
         if self.deleted:
             raise self.gone()
 

@@ -26,11 +26,11 @@ class Startable(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Start; returns this object."""
+        """Start the object; return it."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop."""
+        """Stop the object."""
 
     def __enter__(self) -> Self:
         return self.start()

@@ -123,7 +123,7 @@ class VerifiedPartitions(NamedTuple):
     errors: Mapping[Partition, ErrorCode] = MappingProxyType({})
     """The errors of single partitions, if there is no error of all."""
     storage_transaction: bytes = b""
-    """The name of the transaction in storage."""
+    """The name of the transaction in storage; empty if storage needs none."""
     topics: Mapping[str, UUID] = MappingProxyType({})
     """The ids of the topics that storage prepared, by name, if they are known. A broker that has another id for a name
     has to ask again: the topic was deleted and made again, and not every broker has seen it yet.

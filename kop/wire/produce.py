@@ -35,7 +35,7 @@ _NO_ERRORS_FLEXIBLE = b"\x01\x00\x00"  # empty record errors, null message, no t
 
 
 class ProducePartition(NamedTuple):
-    """The records for one partition; None where the client sent null."""
+    """The records for one partition of a Produce; None if the client sent null."""
 
     partition: int
     records: memoryview | None

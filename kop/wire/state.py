@@ -164,7 +164,7 @@ def encode_offset_key(group: str, topic: str, partition: int) -> bytes:
 
 
 def decode_key(data: Buffer) -> Key:
-    """Return the key in `data`. StateRecordError where it is none."""
+    """Return the key in `data`, of a kind that is known or not. StateRecordError if it is malformed."""
     reader = RecordReader(data)
     kind = reader.int16()
     if kind in (0, 1):
@@ -221,7 +221,7 @@ def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
 
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:
-    """Return the committed offset in `data`. StateRecordError where it is none."""
+    """Return the committed offset in `data`. StateRecordError if it is malformed."""
     return _read_offset_value(RecordReader(data))[0]
 
 
@@ -260,7 +260,7 @@ def encode_pending_value(value: PendingOffsetValue) -> bytes:
 
 
 def decode_pending_value(data: Buffer) -> PendingOffsetValue:
-    """Return the pending offset in `data`. StateRecordError where it is none."""
+    """Return the pending offset in `data`. StateRecordError if it is malformed."""
     reader = RecordReader(data)
     version = reader.int16()
     if version != PENDING_OFFSET_VALUE_VERSION:

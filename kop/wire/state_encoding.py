@@ -25,7 +25,7 @@ LONGEST_STRING: Final = 32_767
 
 
 def short_string(text: str) -> bytes:
-    """Return a string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
+    """Return a string of the older encoding, behind two bytes of its length. StateRecordError if it is too long."""
     raw = text.encode()
     if len(raw) > LONGEST_STRING:
         raise StateRecordError(f"a string of {len(raw)} bytes does not fit")

@@ -136,7 +136,7 @@ class ClassicGroup:
 
         - A group that only stores offsets, and a consumer group that is stable and whose subscriptions are known: -1,
           each from its commit.
-        - A group without members: when it became empty, in milliseconds since the epoch; -1 where that is not known.
+        - A group without members: when it became empty, in milliseconds since the epoch; -1 if that is not known.
         - Any other group that is at work: None, its offsets do not grow old.
         """
         if self.protocol_type is None:

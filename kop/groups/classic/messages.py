@@ -24,7 +24,7 @@ class JoinRequest:
     """A JoinGroup request. Times are in milliseconds."""
 
     member_id: str
-    """Empty for a member that has no id yet."""
+    """The member's id; empty for a member that has none yet."""
     instance_id: str | None
     """group.instance.id of a static member (KIP-345)."""
     client_id: str

@@ -18,4 +18,4 @@ class MemoryOptions(Settings):
 
 
 class MemorySettings(MemoryOptions, LocalSettings):
-    """The settings that the memory engine gets."""
+    """The settings that the memory engine gets: those for people, and those that code and tests set."""

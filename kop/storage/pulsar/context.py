@@ -42,7 +42,7 @@ class PulsarContext:
         self.faults.count(fault)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run work in the background. An unexpected failure of it is logged."""
+        """Run a coroutine in the background; the engine's close waits for it. An unexpected failure of it is logged."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)

@@ -72,7 +72,7 @@ class Upkeep:
         return self._failure or self._refusal
 
     def start(self) -> None:
-        """Begin all loops."""
+        """Start all background loops of the engine."""
         settings = self._context.settings
         often = min(settings.idle_seconds / 2, _HEALTH_SECONDS)
         every, seldom = settings.list_seconds / 2, settings.list_seconds
@@ -87,7 +87,7 @@ class Upkeep:
         self._begin("the listing of topics", self._list_topics, seldom, limit=_LISTING_SECONDS)
 
     async def close(self) -> None:
-        """End all loops."""
+        """End all background loops of the engine."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -71,7 +71,7 @@ class SqliteTopics(TopicTable):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic; TOPIC_ALREADY_EXISTS where the name is taken, INVALID_PARTITIONS for none."""
+        """Make a topic; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below 1."""
         return await self._change(self._create(TopicInfo(name, new_uuid(), partitions, frozen(configs), internal)))
 
     async def delete(self, topic_id: UUID) -> None:

@@ -44,7 +44,7 @@ class ProducerIdBlocks:
         self._opening = asyncio.Lock()
         self._sequence = 0
         self._spare: range | None = None
-        """The block that `start` took."""
+        """The block of ids that `start` took and nobody has yet; None if it is given away."""
         self._told = False
         """True if a log line has said that Pulsar brokers send no times of entries."""
 

@@ -70,7 +70,7 @@ class Ledgers:
 
     @property
     def newest(self) -> int:
-        """The id of the ledger that takes the next entry; 0 where there is none."""
+        """The id of the ledger that takes the next entry; 0 if there is none."""
         return max(self._ids, default=0)
 
     def place(self, position: Position) -> int | None:

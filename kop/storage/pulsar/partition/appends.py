@@ -245,7 +245,9 @@ class EntryProducer(Protocol):
         """The producer's name in Pulsar."""
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Take receipts of entries: each was stored as an entry of a ledger, or before that, where these are -1."""
+        """Take receipts of entries, each with its ledger and entry number; both are -1 for an entry that was stored
+        before.
+        """
 
     def others_are_stored(self, entry: InFlightEntry) -> None:
         """Handle that Pulsar dropped an entry because other entries have its sequence ids."""

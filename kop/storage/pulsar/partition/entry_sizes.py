@@ -113,7 +113,7 @@ class EntrySizeLimits:
         self._limits: dict[UUID, EntrySizeLimit] = {}
 
     def of(self, topic_id: UUID) -> EntrySizeLimit:
-        """Return the limit of a topic."""
+        """Return the entry size limit of a topic, the same object for all of its partitions."""
         limit = self._limits.get(topic_id)
         if limit is None:
             context = self._context

@@ -80,7 +80,7 @@ class LogTable(Generic[L]):
             log.deleted = not undone
 
     def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone."""
+        """Remove the logs of a topic that is gone, and close them."""
         for log in self._logs.pop(topic_id, ()):
             self._removing(log)
             log.remove()

@@ -201,8 +201,8 @@ class Converter:
         """Return the batches of usual entries from place `at` on among those of one read, as many as follow one
         another.
 
-        None if the first one is for `feed`, which knows all entries and makes the same of these. Also returned are the
-        number of messages in the entries, and the bytes of their payload.
+        No batches if the first one is for `feed`, which knows all entries and makes the same of these. Also returned
+        are the number of messages in the entries, and the bytes of their payload.
         """
         expected = self.next_offset
         tells = self.tells_places or self._on_keyless is not None

@@ -139,8 +139,8 @@ class PartitionSearch:
         """Return the entry before aborted ones at the end of a log: a reader at its end waits for nothing that never
         comes.
 
-        A few that came after the end of their transaction are passed; a broker tells none of the others as its last.
-        The entry is -1 where all are aborted, down to the `oldest`.
+        A few that came after the end of their transaction are skipped; a broker names none of the others as its last.
+        The entry is -1 if all are aborted, down to the `oldest`.
         """
         for entry in range(last.entry - 1, max(last.entry - _MOST_ABORTED, 0) - 1, -1):
             probed = await self._asked(Position(last.ledger, entry))

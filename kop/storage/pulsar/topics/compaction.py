@@ -46,7 +46,7 @@ LATE_SECONDS: Final = 900.0
 look every minute if they have to compact, and need a while for it.
 """
 RETENTION_EVERY: Final = 600.0
-"""The seconds between two looks at all partitions of a topic."""
+"""The seconds between two looks at all partitions of a state topic, from which its retention follows."""
 
 LOOK_SECONDS: Final = 60.0
 """The seconds that the look at one partition may take, with that at its topic's retention."""

@@ -59,7 +59,7 @@ class DeletionGuard:
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
-        """End the work that deletes partitions again."""
+        """End the background work that deletes re-created partitions again."""
         for task in self._taking_back:
             task.cancel()
         await asyncio.gather(*self._taking_back, return_exceptions=True)
@@ -88,8 +88,8 @@ class DeletionGuard:
         return True
 
     def _is_missing(self, partition: PartitionView) -> None:
-        """Remember that a partition is missing; return true if it is for longer than a deletion of its topic takes, so
-        that it was never made.
+        """Remember that a partition is missing, and have its topic looked at again, which may be being deleted. A
+        partition that stays missing was never made: then a log line says so.
         """
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
@@ -216,7 +216,9 @@ class DeletionGuard:
                 background.tell(f"taking back {partition.partition_name}", error, kind="taking back a topic")
 
     async def _settled(self, partition: PartitionView, made: str | None) -> bool:
-        """Delete a topic that came back, if it did; return false if that is not possible yet."""
+        """Delete a topic that came back, unless it is another one or in use; return false if it has to be tried
+        again.
+        """
         name, base = partition.partition_name, _base(partition)
         if base != name and (id_now := await self._strays.id_or_none(base)) is not None:
             # With another id the topic was created again and owns the partition; with the same id it is being deleted.

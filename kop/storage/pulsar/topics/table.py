@@ -194,7 +194,7 @@ class PulsarTopics(TopicTable):
         return await self._change(self._context.naming.full_name(name, internal), partial(self._create, topic))
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic with its subscriptions."""
+        """Delete a topic in Pulsar with its records and subscriptions."""
         await self._change(self.pulsar(topic_id).full_name, partial(self._delete, topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
@@ -697,8 +697,8 @@ class PulsarTopics(TopicTable):
             timer.cancel()
 
     async def _look(self, full_name: str) -> None:
-        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first keeps
-        it: somebody has copied it to the other.
+        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first by
+        name keeps it: somebody has written it to the other.
         """
         for _ in range(_PARTINGS):
             read = await self._read(full_name)
