@@ -28,7 +28,7 @@ _LISTEN = "127.0.0.1:9092,[::1]:9092"
 
 
 class ServerSettings(Settings):
-    """Where clients connect, and how much they may use, each and together."""
+    """The settings of listeners and connections: addresses, and limits for each client and for all together."""
 
     listen: SomeAddresses = setting(
         "listen",
