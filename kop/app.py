@@ -25,7 +25,7 @@ from os import _exit as exit_at_once
 from pathlib import Path
 from typing import Protocol
 
-from kop import __version__, allocator, background, compiled, event_loop, threads
+from kop import __version__, allocator, background, clock, compiled, event_loop, threads
 from kop.address import Address
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
@@ -44,6 +44,8 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
+from kop.security.settings import SecuritySettings
+from kop.security.state import SecurityState
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
 from kop.server.settings import ServerSettings
@@ -272,6 +274,9 @@ async def start(
     broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
+    security = SecurityState(engine, clock.wall_ms)
+    stack.push_async_callback(security.close)
+    await security.open(readiness.waits)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -300,10 +305,12 @@ async def start(
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
         producer_ids=producer_ids,
+        security=security,
+        security_settings=config.of(SecuritySettings),
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, server, background):
+    for part in (groups, transactions, topics, engine, security, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:

@@ -320,7 +320,7 @@ def test_the_settings_load_no_room() -> None:
     packages = {name for name in loaded if any(other.startswith(f"{name}.") for other in loaded)}
     modules = {name for name in loaded if not name.endswith(".settings")} - packages
     assert modules == {"kop.address", "kop.config", "kop.errors", "kop.memory_limit", "kop.values"}
-    assert len(loaded) - len(packages) - len(modules) == 9
+    assert len(loaded) - len(packages) - len(modules) == 10
     root = Path(kop.__file__).parent.parent
     for package in packages:  # runs with the settings in it
         text = (root / package.replace(".", "/") / "__init__.py").read_text()
@@ -464,6 +464,8 @@ def test_admin_urls(url: str) -> None:
 
 
 KAFKA_DEFAULTS = {
+    "allow.everyone.if.no.acl.found": "false",
+    "authorizer.class.name": "",
     "auto.create.topics.enable": "true",
     "compression.type": "producer",
     "connections.max.idle.ms": "600000",
@@ -500,6 +502,7 @@ KAFKA_DEFAULTS = {
     "offsets.topic.num.partitions": "50",
     "producer.id.expiration.ms": "86400000",
     "socket.request.max.bytes": "104857600",
+    "super.users": "",
     "transaction.max.timeout.ms": "900000",
     "transaction.state.log.num.partitions": "50",
     "transactional.id.expiration.ms": "604800000",

@@ -19,9 +19,10 @@ from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from kop.errors import ErrorCode
-from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, AclOperation, Need, ResourceType
+from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
 from kop.wire.rows import Response

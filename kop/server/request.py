@@ -29,10 +29,10 @@ from typing import Any, cast
 
 from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers.access import ResourceType
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
 from kop.metrics import Count
+from kop.security.rights import ResourceType
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
 from kop.wire.frame import header_tags, request_header
