@@ -48,6 +48,7 @@ from kop.security.dialing import Dialer, broker_login
 from kop.security.listener import ListenerSecurity
 from kop.security.sasl.exchange import Exchange
 from kop.security.sasl.scram import ScramExchange
+from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.tls import TlsListener, TlsOptions, client_context
 from kop.security.users import Mechanism
@@ -289,6 +290,9 @@ async def start(
     broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
+    security = SecurityState(engine, clock.wall_ms)
+    stack.push_async_callback(security.close)
+    await security.open(readiness.waits)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -317,10 +321,12 @@ async def start(
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
         producer_ids=producer_ids,
+        security=security,
+        security_settings=config.of(SecuritySettings),
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, server, background):
+    for part in (groups, transactions, topics, engine, security, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:

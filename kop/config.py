@@ -25,6 +25,7 @@ from kop.errors import ConfigError
 from kop.groups.settings import GroupOptions
 from kop.handlers.settings import HandlerSettings
 from kop.memory_limit import usable_bytes
+from kop.security.settings import SecuritySettings
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.storage.memory.settings import MemoryOptions
 from kop.storage.pulsar.settings import PulsarOptions
@@ -119,6 +120,7 @@ class Config(
     SqliteOptions,
     PulsarOptions,
     StorageOptions,
+    SecuritySettings,
     HandlerSettings,
     ClusterSettings,
     ListenerSettings,

@@ -31,6 +31,7 @@ from conformance.authorization.world import (
     NEW_PRODUCER,
     OPEN,
     SEEN,
+    USER,
     Closed,
     Connection,
     World,
@@ -38,7 +39,7 @@ from conformance.authorization.world import (
 )
 from kop.errors import ErrorCode
 from kop.handlers import registry
-from kop.handlers.access import AclOperation, ResourceType
+from kop.security.rights import AclOperation, ResourceType
 from kop.wire.messages import REQUESTS as MESSAGES
 
 HERE = Path(__file__).resolve().parent
@@ -161,6 +162,7 @@ class Recorder:
         admin = self._admin
         await admin.call(31, 3, filters=[_EVERY_ACL])
         await self._until_acls(0)
+        await admin.call(51, 0, deletions=[{"name": USER, "mechanism": 1}], upsertions=[])
         for name in (OPEN, CALM):  # ends what is under way
             await _until(partial(admin.call, 22, 4, transactional_id=name, **NEW_PRODUCER), 0)
         names = [group.group_id for group in (await admin.call(16, 4, states_filter=[])).groups]

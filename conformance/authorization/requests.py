@@ -22,12 +22,14 @@ from conformance.authorization.world import (
     MISSING,
     MISSING_GROUP,
     MISSING_TXN,
+    MISSING_USER,
     OPEN,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     SEEN,
     SEEN_ID,
     UNKNOWN_ID,
+    USER,
     batch,
 )
 
@@ -521,6 +523,19 @@ REQUESTS: Sequence[Request] = (
         _BOTH,
         lambda version: {"group_id": GROUP, "topics": _by_name(version, partitions=[{"partition_index": 0}])},
         _always([groups("DELETE", GROUP)], [topics("READ")]),
+    ),
+    Request(50, "one", _BOTH, _fields(users=[{"name": USER}]), _always([cluster("DESCRIBE")])),
+    Request(
+        51,
+        "both",
+        _BOTH,
+        _fields(
+            deletions=[{"name": MISSING_USER, "mechanism": 1}],
+            upsertions=[
+                {"name": USER, "mechanism": 1, "iterations": 4096, "salt": b"salt", "salted_password": b"salted" * 6}
+            ],
+        ),
+        _always([cluster("ALTER")]),
     ),
     Request(
         55,

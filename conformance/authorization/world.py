@@ -28,6 +28,8 @@ GROUP, HIDDEN_GROUP, LIVELY_GROUP, MISSING_GROUP = "group-seen", "group-hidden",
 """The first two have committed offsets, the third one has a member."""
 OPEN, CALM, MISSING_TXN = "txn-open", "txn-calm", "txn-missing"
 """The first one has a transaction under way, the second one has had none."""
+USER, MISSING_USER = "user-new", "user-missing"
+"""Users that are not there."""
 
 SEEN_ID, HIDDEN_ID = UUID("7a7a7a7a-0001-7a7a-7a7a-7a7a7a7a7a7a"), UUID("7a7a7a7a-0002-7a7a-7a7a-7a7a7a7a7a7a")
 """In a recorded frame: the ids of the topics."""
@@ -240,7 +242,7 @@ class World:
 
 NEW_PRODUCER = {"transaction_timeout_ms": 600_000, "producer_id": -1, "producer_epoch": -1}
 _KEYS = (
-    *("name", "topic", "topic_name", "topic_id", "group_id", "key", "transactional_id", "producer_id"),
+    *("name", "user", "topic", "topic_name", "topic_id", "group_id", "key", "transactional_id", "producer_id"),
     *("resource_type", "resource_name", "partition", "partition_index", "index", "partition_id"),
 )
 """Fields that tell one row of an answer from the others."""

@@ -4,7 +4,7 @@ Owns: which names are legal, internal or reserved, and the translation between t
 Must not know: the wire, sockets, which engine serves.
 
 The topics of coordinators have other names in storage than in Kafka: `__offsets` is `__consumer_offsets` to clients,
-`__transactions` is `__transaction_state`. Their records are Kafka's own.
+`__transactions` is `__transaction_state`. Their records are Kafka's own. No client sees the topic of users and ACLs.
 
 Where storage has namespaces a topic has several names: `orders` of the home namespace is `public/default/orders` and
 `persistent://public/default/orders`, too; a topic of another namespace has the two long ones. What is kept under a name
@@ -34,11 +34,15 @@ KAFKA_OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transactions"
 """The name in storage of the topic of transaction state."""
 KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
-"""The name under which Kafka clients know the topic of transaction state."""
+"""The name that Kafka clients know."""
+SECURITY_TOPIC = "__kop_security"
+"""The name in storage of the topic of users and ACLs, which no client sees."""
 _STORED_NAMES: Final = {KAFKA_OFFSETS_TOPIC: OFFSETS_TOPIC, KAFKA_TRANSACTIONS_TOPIC: TRANSACTIONS_TOPIC}
 _KAFKA_NAMES: Final = {stored: kafka for kafka, stored in _STORED_NAMES.items()}
-RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
+RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES, SECURITY_TOPIC})
 """Names that clients may neither create, delete nor write."""
+_NAMES_OF_STORAGE: Final = frozenset({*_KAFKA_NAMES, SECURITY_TOPIC})
+"""Names that are no topic's for clients."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _PARTITION_MARK = "-partition-"
@@ -99,7 +103,7 @@ class ClientTopics:
 
     def get(self, name: str) -> TopicInfo | None:
         """Return the topic that a client calls `name`, or None."""
-        if name in _KAFKA_NAMES:
+        if name in _NAMES_OF_STORAGE:
             return None
         if "/" not in name:
             topic = self._engine.topics.get(_STORED_NAMES.get(name, name))
@@ -112,7 +116,7 @@ class ClientTopics:
         """Return the topic of that id, with the name that the id stands for, or None."""
         topic = self._engine.topics.by_id(topic_id)
         if topic is not None:
-            return _as_clients_name_it(topic)
+            return None if topic.name == SECURITY_TOPIC else _as_clients_name_it(topic)
         for form in _FORMS if self._home is not None else ():
             topic = self._engine.topics.by_id(UUID(int=topic_id.int ^ form))
             if topic is not None and not topic.internal:
@@ -135,6 +139,22 @@ class ClientTopics:
             return name
         namespace, local = full.groups()
         return local if namespace == self._home else f"{namespace}/{local}"
+
+    def canonical_prefix(self, prefix: str) -> str:
+        """Return what the canonical names of the topics begin with of which some name begins with `prefix`.
+
+        INVALID_REQUEST for one that means all topics of the home namespace: their canonical names have no beginning in
+        common.
+        """
+        if "/" not in prefix or self._home is None:
+            return prefix
+        short = prefix.removeprefix(_PERSISTENT)
+        if f"{self._home}/".startswith(short) or _PERSISTENT.startswith(prefix):
+            raise PeerError(
+                f"the prefix {prefix!r} means all topics of {self._home}, whose names here are those without a "
+                "namespace: name all topics (*), or begin with their own names"
+            )
+        return short.removeprefix(f"{self._home}/")
 
     def check_name(self, name: str) -> None:
         """Raise INVALID_TOPIC_EXCEPTION if no topic of that name can be made here.
@@ -207,8 +227,9 @@ class ClientTopics:
         return [topic for topic in self.all() if "/" not in topic.name]
 
     def all(self) -> Sequence[TopicInfo]:
-        """Return every topic that is known, ordered by the client's name."""
-        return sorted(map(_as_clients_name_it, self._engine.topics.all()), key=lambda topic: topic.name)
+        """Return every topic that is known and that clients may see, ordered by the client's name."""
+        topics = (topic for topic in self._engine.topics.all() if topic.name != SECURITY_TOPIC)
+        return sorted(map(_as_clients_name_it, topics), key=lambda topic: topic.name)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """Return the log of a partition, or None."""

@@ -25,7 +25,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from kop.background import repeat, retried
-from kop.coordination.state_log import StateLog
+from kop.coordination.state_log import StateLog, passes
 from kop.errors import ErrorCode, KopError
 from kop.storage.base import Brokers
 
@@ -49,15 +49,6 @@ MOVES_SECONDS = 5.0
 """The seconds from the first of several partitions that is let go or lost until one log line tells of all: by then the
 live brokers' choice is known, and those that were lost by mistake are taken back.
 """
-_PASSING: Final = frozenset(
-    {
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }
-)
-
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -189,7 +180,7 @@ class Ownership(Generic[T]):
         What is not served after some seconds is tried again behind this call until it is. KopError if there can be
         no such topic; a failure that passes is tried again for a minute.
         """
-        await retried(f"open the topic {self._log.name}", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)
+        await retried(f"open the topic {self._log.name}", self._log.open, passes=passes, seconds=_OPEN_SECONDS)
         self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
         self._terms = [0] * self._log.partitions
         self._closed = ErrorCode.NONE
@@ -387,8 +378,3 @@ class Ownership(Generic[T]):
             self._states[partition] = ErrorCode.NOT_COORDINATOR
             self._terms[partition] += 1
             self._unload(partition)
-
-
-def _passes(error: BaseException) -> bool:
-    """Return true if the failure may pass, so that the same request may succeed later: by Kafka's error code."""
-    return isinstance(error, KopError) and error.code in _PASSING

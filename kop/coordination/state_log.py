@@ -1,6 +1,7 @@
 """A state topic: the compacted topic in which a coordinator keeps its records.
 
-Owns: making and finding the topic, which partition a key belongs to, replaying a partition, writing to it in batches.
+Owns: making and finding the topic, which partition a key belongs to, replaying a partition, writing to it in batches,
+following one that other brokers write, too.
 Must not know: what the records mean, who coordinates a partition.
 
 The records of one `write` are in one batch: all of them become durable, or none. Writes that arrive for a partition in
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from kop import clock
+from kop.background import tell
 from kop.errors import ErrorCode, InternalError, KopError
 from kop.records.batch import build_at, iter_batches, iter_records
 from kop.storage.base import AppendResult, Engine, PartitionLog
@@ -28,12 +32,30 @@ Written: TypeAlias = Callable[[ErrorCode], None]
 them from it.
 """
 
+Take: TypeAlias = Callable[[Mapping[bytes, bytes | None], bool], None]
+"""Takes the newest values of keys, None for a tombstone, in the order of the log. True with them: they are all that
+there is, so that keys that are not among them are gone."""
+
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
 """The most bytes of a shared batch. The records of one write are in one batch whatever its size."""
 BATCH_RECORDS: Final = 8192
 """The most records of a shared batch. Over Pulsar a batch may have 16,384: small ones come to that in fewer bytes."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
+LOOK_SECONDS: Final = 0.5
+"""How often storage is asked for the end of a followed partition that others write, too: its tail may bring nothing."""
+LOOK_LIMIT_SECONDS: Final = 30.0
+"""How long such a look may take."""
+FORGET_SECONDS: Final = 30.0
+"""Without a look for so long a partition is read from its beginning: compaction may have taken tombstones since."""
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +99,11 @@ class _Append:
     def append_failed(self, place: int, error: KopError) -> None:
         """Take the failure of a batch: its writes are told in the loop's next turn."""
         self._ended(self, error.fresh_copy())
+
+
+def passes(error: BaseException) -> bool:
+    """Return true if the same request of a state topic may succeed later: as clients see it."""
+    return isinstance(error, KopError) and error.code in _PASSING
 
 
 def java_hash(text: str) -> int:
@@ -180,14 +207,19 @@ class StateLog:
 
         Compaction keeps that order: of each key it keeps the newest record where it is.
         """
-        log = self._logs[partition]
         newest: dict[bytes, bytes | None] = {}
+        log = self._logs[partition]
         await log.attach()
-        offset = start = log.log_start_offset
-        while offset < log.high_watermark:
+        await self._read_on(log, log.log_start_offset, newest)
+        return newest
+
+    async def _read_on(self, log: PartitionLog, start: int, newest: dict[bytes, bytes | None]) -> int:
+        """Put the records from the offset `start` on into `newest`, and return the offset behind the last one."""
+        offset = start
+        while offset < (end := log.high_watermark):
             result = await log.read(offset, _READ_BYTES, min_one=True)
             if not result.size:
-                break  # compaction took the last batches
+                return end  # compaction took the last batches
             for buffer in result.buffers:
                 view = memoryview(buffer)
                 for pos, header in iter_batches(view):
@@ -199,7 +231,12 @@ class StateLog:
                         if record.key is not None and record.offset >= start:
                             newest.pop(record.key, None)  # it takes the place of its newest record
                             newest[record.key] = record.value
-        return newest
+        return offset
+
+    def follower(self, partition: int, take: Take) -> Follower:
+        """Return what follows a partition that any broker may write. `take` is given what it has learned."""
+        log = self._logs[partition]
+        return Follower(log, partial(self._read_on, log), take)
 
     def write(self, partition: int, records: Sequence[KeyValue], written: Written) -> None:
         """Append records to a partition, all of them or none, and call `written` when that has ended."""
@@ -264,3 +301,70 @@ class StateLog:
                 write.written(code)
             except Exception:  # the others have to hear of it all the same
                 _log.exception("a write to %s-%d has ended, and what followed failed", self.name, log.index)
+
+
+class Follower:
+    """Knows all records of a partition, whoever writes them."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        read_on: Callable[[int, dict[bytes, bytes | None]], Awaitable[int]],
+        take: Take,
+    ) -> None:
+        """`read_on` puts the records from an offset on into a mapping, and returns the offset behind the last one."""
+        self._log = log
+        self._read_on = read_on
+        self._take = take
+        self._next: int | None = None
+        """The offset of the first record that is not known yet. None: everything has to be read."""
+        self._looked_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    @property
+    def age(self) -> float:
+        """Seconds since all that was durable was surely known; 0 if nobody else writes."""
+        if self._log.sole_writer and self._next is not None:
+            return 0.0
+        return clock.monotonic() - self._looked_at
+
+    async def catch_up(self, *, ask: bool = True) -> None:
+        """Take all that is durable now; KopError if it cannot be read, and then the next call reads everything again.
+
+        Without `ask` storage is not asked for the end of the log: somebody has just told where it is.
+        """
+        async with self._reading:
+            began = clock.monotonic()
+            if began - self._looked_at > FORGET_SECONDS and not self._log.sole_writer:
+                self._next = None
+            begin, self._next = self._next, None
+            if ask or begin is None:
+                await self._log.refresh()
+            newest: dict[bytes, bytes | None] = {}
+            end = await self._read_on(self._log.log_start_offset if begin is None else begin, newest)
+            if newest or begin is None:
+                self._take(newest, begin is None)
+            self._next = end
+            if ask or begin is None:
+                self._looked_at = began
+
+    async def follow(self) -> None:
+        """Catch up each time that the log moves, until the caller cancels this. What fails is tried again."""
+        log, moved = self._log, asyncio.Event()
+        undo = log.on_advance(moved.set)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(None if log.sole_writer and self._next is not None else LOOK_SECONDS):
+                        await moved.wait()
+                except TimeoutError:
+                    pass
+                told = moved.is_set()
+                moved.clear()
+                try:
+                    async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+                        await self.catch_up(ask=not told)
+                except Exception as error:
+                    tell(f"the look at {log.topic.name}", error, kind="the look at a state topic")
+        finally:
+            undo()

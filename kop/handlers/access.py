@@ -11,42 +11,16 @@ that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of a client that has not authenticated."""
-CLUSTER_NAME: Final = "kafka-cluster"
-"""The name of the one resource of type CLUSTER."""
-
-
-class AclOperation(IntEnum):
-    """An operation on a resource, by the codes of Kafka's `AclOperation`."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
-class ResourceType(IntEnum):
-    """A type of a resource that rights are given to, by the codes of Kafka's `ResourceType`."""
-
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
 
 
 _Op: TypeAlias = AclOperation

@@ -20,10 +20,11 @@ from uuid import UUID
 
 from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
-from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, AclOperation, Need, ResourceType
+from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
 from kop.wire.rows import Response

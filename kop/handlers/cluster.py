@@ -1,4 +1,4 @@
-"""The cluster as it is: the live brokers, one replica of everything, no ACLs.
+"""The cluster as it is: the live brokers, one replica of everything.
 
 - DescribeCluster (60) 0 to 2: the live brokers, this one under the address that the client can reach. Endpoint type 2
   (controllers) is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations are
@@ -8,7 +8,6 @@
 - DescribeQuorum (55) 0 to 2: one voter, this broker. The metadata log's end is the topics' version.
 - ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
 - ListPartitionReassignments (46) 0: none.
-- DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: SECURITY_DISABLED, as Kafka without an authorizer.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from functools import partial
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import all_in_time
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import PartitionLog
 from kop.wire.messages import Message
 from kop.wire.rows import Response
@@ -30,17 +30,12 @@ from kop.wire.rows import Response
 _BROKERS, _CONTROLLERS = 1, 2
 _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
-_NO_AUTHORIZER = "No Authorizer is configured."
 _MOST_MEASURED = 1000
 """The most partitions whose size storage is asked for by one DescribeLogDirs; of those beyond it, unused ones are left
 out.
 """
 _MEASURED_AT_ONCE = 16
-"""The number of partitions whose sizes one request asks for side by side."""
-_KAFKA_GO_SLACK = 1
-"""The byte too many that segmentio's kafka-go sends in DescribeAcls: it takes the filter for a structure with tagged
-fields.
-"""
+"""Partitions that one request asks for side by side."""
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
 
@@ -266,38 +261,10 @@ def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) ->
     return ctx.response(error_code=0, error_message=None, topics=[])
 
 
-# --- ACLs
-
-
-def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer SECURITY_DISABLED: there is nobody who could hold ACLs."""
-    return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
-
-
-def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer SECURITY_DISABLED for each ACL to make: a client that believes in an ACL that is not enforced would be
-    worse off.
-    """
-    return ctx.response(results=[_acl_refusal(ctx) for _ in request.creations])
-
-
-def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer SECURITY_DISABLED for each filter of ACLs to delete."""
-    return ctx.response(filter_results=[_acl_refusal(ctx) | dict(matching_acls=[]) for _ in request.filters])
-
-
-def _acl_refusal(ctx: Context) -> dict[str, Any]:
-    denied = ctx.cluster(AclOperation.ALTER)
-    return dict(error_code=denied or ErrorCode.SECURITY_DISABLED, error_message=None if denied else _NO_AUTHORIZER)
-
-
 _DESCRIBE = (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER, whole=True),)
 _ALTER = Need(AclOperation.ALTER, ResourceType.CLUSTER)
 
 APIS: tuple[Api, ...] = (
-    Api(29, 1, 3, describe_acls, _DESCRIBE, slack=_KAFKA_GO_SLACK),
-    Api(30, 1, 3, create_acls, (_ALTER,)),
-    Api(31, 1, 3, delete_acls, (_ALTER,)),
     Api(
         35,
         1,

@@ -31,10 +31,11 @@ from typing import Any
 from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.access import CLUSTER_NAME, REFUSALS, AclOperation, Need, ResourceType
+from kop.handlers.access import REFUSALS, Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.turns import Turns
 from kop.wire.messages import Message

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import ProducerView
 from kop.transactions.machine import Transaction
 from kop.wire.messages import DescribeProducersRequest, Message

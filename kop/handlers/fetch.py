@@ -35,7 +35,7 @@ from typing import Any
 from uuid import UUID
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, Frame, InTask, Later
 from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
@@ -43,6 +43,7 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.isolation import aborted_in, reads_committed, stable_part
 from kop.records import entry_places
 from kop.records.batch import HEADER_SIZE, next_offset_of
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import PartitionLog, ReadResult, TopicInfo
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
 from kop.wire.primitives import encode_tags

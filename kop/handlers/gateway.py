@@ -27,6 +27,9 @@ from kop.handlers.produce_targets import ProduceTargets
 from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
+from kop.security.authorizer import AclAuthorizer
+from kop.security.settings import STANDARD_AUTHORIZER, SecuritySettings, principals_of
+from kop.security.state import SecurityState
 from kop.storage.base import Engine
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
@@ -63,10 +66,17 @@ class Gateway:
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
+    security: SecurityState
+    """Users and ACLs."""
+    security_settings: SecuritySettings
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)
-    """The access control: it decides what clients may touch, and resolves the names in their requests."""
+    """Decides what clients may touch, and which things the names in their requests stand for."""
+    super_users: frozenset[str] = field(init=False)
+    """Principals that may do everything."""
+    acls_decide: bool = field(init=False)
+    """True if ACLs decide what clients may do."""
     topic_limits: TopicLimits = field(init=False)
     """The limits on new topics and partitions."""
     auto_creation: AutoCreation = field(init=False)
@@ -81,6 +91,13 @@ class Gateway:
     def __post_init__(self) -> None:
         """Make the parts that are made of the other ones."""
         self.access = AccessControl(self.topics)
+        security = self.security_settings
+        self.super_users = frozenset(principals_of(security.super_users))
+        self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER
+        if self.acls_decide:
+            self.access.authorizer = AclAuthorizer(
+                self.security.acls, self.super_users, security.allow_everyone_if_no_acl_found
+            )
         self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics

@@ -27,9 +27,10 @@ from uuid import UUID
 
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, Later
 from kop.handlers.gateway import Gateway
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire.offset_commit import (
     OffsetCommitAnswer,

@@ -35,9 +35,10 @@ from kop.groups.classic.messages import (
     SyncRequest,
     SyncResult,
 )
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, InTask, Later
 from kop.handlers.gateway import Gateway
+from kop.security.rights import AclOperation, ResourceType
 from kop.wire.rows import Response
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2

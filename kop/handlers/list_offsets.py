@@ -23,11 +23,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, InTask
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import ANSWER_SECONDS, all_in_time
 from kop.handlers.isolation import is_open, reads_committed
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import PartitionLog, TopicInfo
 from kop.turns import Turns
 from kop.wire.rows import Response

@@ -30,10 +30,11 @@ from uuid import UUID
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode
 from kop.handlers import auto_creation
-from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import MetadataRequest

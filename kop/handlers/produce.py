@@ -34,7 +34,7 @@ from uuid import UUID
 
 from kop.cluster.topic_configs import ProduceRules
 from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import UNLIMITED, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
@@ -49,6 +49,7 @@ from kop.records.batch import (
     stamp_create_time,
 )
 from kop.records.validation import check_records, inflated, refuse_times
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import AppendResult, Buffer, PartitionLog
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions

@@ -13,8 +13,9 @@ from uuid import UUID
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.topic_configs import ProduceRules, TopicConfigs
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AccessControl, AclOperation, Peer
+from kop.handlers.access import AccessControl, Peer
 from kop.records.validation import RecordsRejectedError
+from kop.security.rights import AclOperation
 from kop.storage.base import PartitionLog, TopicInfo
 from kop.wire.produce import ProducePartitionAnswer
 

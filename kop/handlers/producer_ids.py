@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.transactions import error_for
+from kop.security.rights import AclOperation, ResourceType
 from kop.wire.rows import Response
 from kop.wire.transaction_state import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 

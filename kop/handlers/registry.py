@@ -7,6 +7,7 @@ Must not know: sockets.
 from __future__ import annotations
 
 from kop.handlers import (
+    acls,
     api_versions,
     cluster,
     configs,
@@ -19,6 +20,7 @@ from kop.handlers import (
     produce,
     producer_ids,
     sasl,
+    scram_users,
     topics,
     transaction_admin,
     transactions,
@@ -40,6 +42,8 @@ _MODULES = (
     configs,
     describe_producers,
     cluster,
+    acls,
+    scram_users,
     sasl,
     transactions,
     transaction_admin,

@@ -39,10 +39,11 @@ from uuid import UUID
 
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire.messages import Message
 from kop.wire.rows import Response

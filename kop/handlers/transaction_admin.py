@@ -18,10 +18,11 @@ import logging
 from typing import Any, Final
 
 from kop.errors import ErrorCode
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
+from kop.security.rights import AclOperation, ResourceType
 from kop.transactions.machine import Transaction
 from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus

@@ -22,10 +22,11 @@ from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
-from kop.handlers.access import CLUSTER_NAME, AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.transactions.coordinators import TOPIC_IDS
 from kop.transactions.machine import Partition

@@ -16,10 +16,11 @@ from typing import Any, cast
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AclOperation, Need, ResourceType
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog, TopicInfo
 from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION

@@ -1,1 +1,5 @@
-"""Who a client is, and what it may do."""
+"""Who clients are, and what they may do: users with their SCRAM credentials, ACLs, and the authorizer that reads them.
+
+Owns: the state topic in which users and ACLs are kept, and the settings of the authorizer.
+Must not know: requests, handlers, sockets.
+"""

@@ -29,12 +29,12 @@ from typing import Any, cast
 
 from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError, LoginRefusedError
-from kop.handlers.access import ResourceType
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
 from kop.handlers.sasl import SASL_AUTHENTICATE, log_in
 from kop.metrics import Count
 from kop.security.login import Login, Turn
+from kop.security.rights import ResourceType
 from kop.security.sasl.exchange import AuthenticationError
 from kop.server.limits import ReadAdmission
 from kop.wire import codec

@@ -11,18 +11,21 @@ from uuid import UUID
 
 from support.bodies import encode_body
 
+from kop import clock
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
-from kop.handlers import cluster, configs, describe_producers, topics
+from kop.handlers import acls, cluster, configs, describe_producers, topics
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.records.batch import build, read_header
 from kop.records.record import Record
+from kop.security.settings import SecuritySettings
+from kop.security.state import SecurityState
 from kop.storage.memory import engine as memory
 from kop.storage.memory.engine import Memory, MemoryEngine
 from kop.storage.memory.settings import MemorySettings
@@ -33,7 +36,7 @@ from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
 from kop.wire.rows import Response
 
-APIS = {api.key: api for module in (topics, configs, cluster, describe_producers) for api in module.APIS}
+APIS = {api.key: api for module in (topics, configs, cluster, acls, describe_producers) for api in module.APIS}
 NOW = 1_700_000_000_000
 T = TypeVar("T")
 
@@ -77,6 +80,8 @@ class Admin:
             metadata_cache=unused,
             fetch_sessions=unused,
             producer_ids=unused,
+            security=SecurityState(engine, clock.wall_ms),
+            security_settings=config.of(SecuritySettings),
         )
 
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:

@@ -18,7 +18,9 @@ from support.waiting import until
 from conformance.authorization.requests import CLUSTER, Right
 from conformance.authorization.world import Connection, World
 from kop.app import Serving
-from kop.handlers.access import AclOperation, ResourceType
+from kop.handlers.access import ANONYMOUS
+from kop.security.rights import AclOperation, ResourceType
+from kop.security.settings import STANDARD_AUTHORIZER
 
 IMPLY_DESCRIBE = {AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}
 Changes = Mapping[tuple[str, ...], Any]
@@ -103,12 +105,15 @@ class Place:
         for name, each in gw.transactions.all():
             state["transaction", name] = each.status, each.producer_id, each.producer_epoch
             state |= {("in", name, topic, str(partition)): True for topic, partition in each.partitions}
+        state |= {("acl", acl.name): acl for acl in gw.security.acls}
+        state |= {("user", name): gw.security.users.of(name) for name in gw.security.users.names()}
         return state
 
 
 @asynccontextmanager
 async def place(path: Any, **settings: str) -> AsyncIterator[Place]:
     """Serve from memory, with everything in it that recorded requests are about. Nobody may do anything."""
+    settings = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": ANONYMOUS} | settings
     async with gateway(path, store="memory:", **settings) as serving:
         world = World()
         conn = await Connection.open(*serving.listeners[0])
@@ -152,6 +157,8 @@ _NEEDED: Mapping[str, Sequence[str]] = {
         *("0,24: WRITE TRANSACTIONAL_ID {0}&WRITE TOPIC {1}", "26: WRITE TRANSACTIONAL_ID {0}"),
         f"24: CLUSTER_ACTION {CLUSTER}",
     ),
+    "acl (.+)": (f"30,31: ALTER {CLUSTER}",),
+    "user (.+)": (f"51: ALTER {CLUSTER}",),
     "told (topic-.+)": (
         *("DESCRIBE TOPIC {0}", f"20: DELETE {CLUSTER}", f"35: DESCRIBE {CLUSTER}", f"74: DESCRIBE_CONFIGS {CLUSTER}"),
     ),

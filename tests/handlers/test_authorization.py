@@ -66,9 +66,6 @@ def _made_at_once(codes: dict[str, Any]) -> dict[str, Any]:
 
 DIFFERENCES = (
     Difference("Metadata", "create", "a topic is made before the answer is given, not behind it", _made_at_once),
-    Difference("DescribeAcls", "", "no ACLs are kept", _instead(0, ErrorCode.SECURITY_DISABLED)),
-    Difference("CreateAcls", "", "no ACLs are kept", _instead(0, ErrorCode.SECURITY_DISABLED)),
-    Difference("DeleteAcls", "", "no ACLs are kept", _instead(0, ErrorCode.SECURITY_DISABLED)),
     Difference(
         "AlterConfigs",
         "",
@@ -201,7 +198,7 @@ def test_every_api_is_recorded_in_its_oldest_and_newest_version() -> None:
         recorded.setdefault(vector["key"], set()).add(vector["version"])
     served = {api.key: (api.min_version, api.max_version) for api in registry.build().values()}
     assert {key: (min(versions), max(versions)) for key, versions in recorded.items()} == served
-    assert len(served) == 46
+    assert len(served) == 48
 
 
 def test_the_rows_of_each_api_are_those_of_the_recorded_requests() -> None:

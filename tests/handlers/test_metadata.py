@@ -206,7 +206,7 @@ def test_auto_creation_makes_nothing_that_create_topics_would_refuse(
             ]
             codes = Counter(topic.error_code for topic in answer.topics[2:])
             assert codes.keys() == {0, ErrorCode.POLICY_VIOLATION}
-            assert 16 < sum(topic.partitions for topic in topics.all()) <= 20
+            assert 16 < sum(topic.partitions for topic in serving.gateway.topics.all()) <= 20
             again = await client.call(3, 9, topics=asked("m299", version=9), allow_auto_topic_creation=True)
             assert again.topics[0].error_code == ErrorCode.POLICY_VIOLATION
             first = topics.get("m0")

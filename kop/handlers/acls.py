@@ -1,0 +1,233 @@
+"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: the ACLs that decide what clients may do.
+
+Without an authorizer that goes by ACLs each is SECURITY_DISABLED: a client that believes in an ACL that is not enforced
+would be worse off. A topic goes by its canonical name in ACLs, whatever name a client gives; a prefix of names does,
+too. What Kafka takes is taken: hosts that no client has, other types of principals, operations that the type of the
+resource has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.handlers.access import Need
+from kop.handlers.api import Api, Context
+from kop.handlers.gateway import Gateway
+from kop.security.acls import WILDCARD, Acl, AclFilter
+from kop.security.records import KeyValue, of_acl
+from kop.security.rights import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
+from kop.wire.messages import Message
+from kop.wire.rows import Response
+
+_NO_AUTHORIZER: Final = "No Authorizer is configured."
+_DENIED: Final = "Cluster authorization failed."
+_KAFKA_GO_SLACK: Final = 1
+"""segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
+_LONGEST: Final = 32_767
+"""Bytes of a text in the versions that are not flexible."""
+_Code = TypeVar("_Code", bound=IntEnum)
+
+
+def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Return the ACLs that the filter describes, those of a resource together."""
+    if not gw.acls_decide:
+        return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
+    try:
+        which = _filter(gw, ctx, request)
+    except KopError as error:
+        return ctx.response(error_code=error.code, error_message=error.message, resources=[])
+    resources: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
+    for acl in gw.security.acls.matching(which):
+        resources.setdefault((acl.resource, acl.name, acl.pattern), []).append(
+            dict(principal=acl.principal, host=acl.host, operation=acl.operation, permission_type=acl.permission)
+        )
+    return ctx.response(
+        error_code=0,
+        error_message="",
+        resources=[
+            dict(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
+            for (kind, name, pattern), acls in resources.items()
+        ],
+    )
+
+
+async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Add each ACL, or say why not; those that are there already are left as they are."""
+    refusal = _refusal(gw, ctx)
+    if refusal is not None:
+        return ctx.response(results=[_error(refusal) for _ in request.creations])
+    wanted = [_created(gw, ctx, creation) for creation in request.creations]
+    acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
+    too_many: set[Acl] = set()
+
+    def decide() -> Sequence[KeyValue]:
+        new = list(dict.fromkeys(acl for acl in wanted if isinstance(acl, Acl) and acl not in acls))
+        room = max(most - len(acls), 0)
+        too_many.clear()
+        too_many.update(new[room:])
+        return [of_acl(acl) for acl in new[:room]]
+
+    failure = await _written(gw, decide)
+    full = PeerError(f"There are {most} ACLs, and kop.security.max.acls allows no more")
+    return ctx.response(
+        results=[
+            _error(each if isinstance(each, KopError) else failure or (full if each in too_many else None), "")
+            for each in wanted
+        ]
+    )
+
+
+async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Remove the ACLs that each filter describes, and name them."""
+    refusal = _refusal(gw, ctx)
+    if refusal is not None:
+        return ctx.response(filter_results=[_error(refusal) | dict(matching_acls=[]) for _ in request.filters])
+    filters: list[AclFilter | KopError] = []
+    for each in request.filters:
+        try:
+            filters.append(_filter(gw, ctx, each))
+        except KopError as error:
+            filters.append(error)
+    doomed: list[list[Acl]] = []
+
+    def decide() -> Sequence[KeyValue]:
+        doomed[:] = [[] if isinstance(each, KopError) else gw.security.acls.matching(each) for each in filters]
+        return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
+
+    failure = await _written(gw, decide)
+    results = []
+    for index, which in enumerate(filters):
+        refused = which if isinstance(which, KopError) else failure
+        matching = [_deleted(acl) for acl in doomed[index]] if refused is None else []
+        results.append(_error(refused) | dict(matching_acls=matching))
+    return ctx.response(filter_results=results)
+
+
+def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
+    """Return why no ACL of the request is changed; None if it may be."""
+    if denied := ctx.cluster(AclOperation.ALTER):
+        return PeerError(_DENIED, denied)
+    if not gw.acls_decide:
+        return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
+    return None
+
+
+async def _written(gw: Gateway, decide: Callable[[], Sequence[KeyValue]]) -> KopError | None:
+    try:
+        await gw.security.write(decide)
+    except KopError as error:
+        return error.fresh_copy()
+    return None
+
+
+def _error(error: KopError | None, no_error: str | None = None) -> dict[str, Any]:
+    if error is None:
+        return dict(error_code=0, error_message=no_error)
+    return dict(error_code=error.code, error_message=error.message)
+
+
+def _deleted(acl: Acl) -> dict[str, Any]:
+    return dict(
+        error_code=0,
+        error_message=None,
+        resource_type=acl.resource,
+        resource_name=acl.name,
+        pattern_type=acl.pattern,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
+    )
+
+
+def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
+    """Return the ACL that a client wants to be made, or INVALID_REQUEST."""
+    try:
+        acl = Acl(
+            _code(ResourceType, row.resource_type, "resourceType"),
+            row.resource_name,
+            _code(PatternType, row.resource_pattern_type, "patternType", PatternType.MATCH),
+            row.principal,
+            row.host,
+            _code(AclOperation, row.operation, "operation"),
+            _code(Permission, row.permission_type, "permissionType"),
+        )
+        _check(acl)
+        return acl._replace(name=_name(gw, ctx, acl.resource, acl.pattern, acl.name))
+    except KopError as error:
+        return error.fresh_copy()
+
+
+def _code(kind: type[_Code], code: int, what: str, *more: IntEnum) -> _Code:
+    """Return a code that an ACL can have: not that of UNKNOWN, nor those of filters alone."""
+    value = _filter_code(kind, code, what)
+    if value.name == "ANY" or value in more:
+        raise PeerError(f"Invalid {what} {value.name}")
+    return value
+
+
+def _filter_code(kind: type[_Code], code: int, what: str) -> _Code:
+    try:
+        value = kind(code)
+    except ValueError:
+        value = kind(0)
+    if not value:
+        raise PeerError(f"Invalid {what} {value.name}")
+    return value
+
+
+def _check(acl: Acl) -> None:
+    if acl.resource is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
+        raise PeerError(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
+    if not acl.name:
+        raise PeerError("Invalid empty resource name")
+    if ":" not in acl.principal:
+        raise PeerError(
+            f"Could not parse principal from `{acl.principal}` (no colon is present separating the principal type from "
+            "the principal name)"
+        )
+    for what, text in (("resource name", acl.name), ("principal", acl.principal), ("host", acl.host)):
+        if len(text.encode()) > _LONGEST:
+            raise PeerError(f"The {what} is longer than {_LONGEST} bytes")
+
+
+def _name(gw: Gateway, ctx: Context, resource: ResourceType, pattern: PatternType, name: str) -> str:
+    """Return the name that an ACL of this resource is kept under."""
+    if resource is not ResourceType.TOPIC or name == WILDCARD:
+        return name
+    return gw.topics.canonical_prefix(name) if pattern is PatternType.PREFIXED else ctx.canonical_name(name)
+
+
+def _filter(gw: Gateway, ctx: Context, row: Any) -> AclFilter:
+    """Return the filter that a client gives; INVALID_REQUEST for codes that there are not."""
+    resource = _filter_code(ResourceType, row.resource_type_filter, "resourceType")
+    pattern = _filter_code(PatternType, row.pattern_type_filter, "patternType")
+    name = row.resource_name_filter
+    return AclFilter(
+        resource,
+        None if name is None else _name(gw, ctx, resource, pattern, name),
+        pattern,
+        row.principal_filter,
+        row.host_filter,
+        _filter_code(AclOperation, row.operation, "operation"),
+        _filter_code(Permission, row.permission_type, "permissionType"),
+    )
+
+
+_ALTER = (Need(AclOperation.ALTER, ResourceType.CLUSTER),)
+
+APIS: tuple[Api, ...] = (
+    Api(
+        29,
+        1,
+        3,
+        describe_acls,
+        (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER, whole=True),),
+        slack=_KAFKA_GO_SLACK,
+    ),
+    Api(30, 1, 3, create_acls, _ALTER),
+    Api(31, 1, 3, delete_acls, _ALTER),
+)

@@ -1,0 +1,157 @@
+"""The ACLs of a cluster: what each says, which of them a filter finds, and which apply to a resource.
+
+Owns: an ACL, a filter, and the set of all ACLs, arranged so that those of one name are found at once, however many
+others there are.
+Must not know: how they are kept, what is decided by them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import Final, NamedTuple, TypeAlias
+
+from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
+
+WILDCARD: Final = "*"
+"""The name, literal, of an ACL for all names, and the host of one for all hosts."""
+EVERYBODY: Final = "User:*"
+"""The principal of an ACL for all principals."""
+
+
+class Acl(NamedTuple):
+    """One right that a principal has, or that it is denied: Kafka's `AclBinding`."""
+
+    resource: ResourceType
+    name: str
+    pattern: PatternType
+    principal: str
+    host: str
+    operation: AclOperation
+    permission: Permission
+
+
+class AclFilter(NamedTuple):
+    """The description of some ACLs: Kafka's `AclBindingFilter`. None stands for any text, the codes of ANY for any."""
+
+    resource: ResourceType = ResourceType.ANY
+    name: str | None = None
+    pattern: PatternType = PatternType.ANY
+    principal: str | None = None
+    host: str | None = None
+    operation: AclOperation = AclOperation.ANY
+    permission: Permission = Permission.ANY
+
+    def finds(self, acl: Acl) -> bool:
+        """Return true if the filter describes the ACL."""
+        return (
+            self.resource in {ResourceType.ANY, acl.resource}
+            and self.principal in {None, acl.principal}
+            and self.host in {None, acl.host}
+            and self.operation in {AclOperation.ANY, acl.operation}
+            and self.permission in {Permission.ANY, acl.permission}
+            and self._finds_name(acl)
+        )
+
+    def _finds_name(self, acl: Acl) -> bool:
+        if self.pattern not in {PatternType.ANY, PatternType.MATCH, acl.pattern}:
+            return False
+        if self.name is None or self.name == acl.name:
+            return True
+        if self.pattern != PatternType.MATCH:
+            return False
+        return self.name.startswith(acl.name) if acl.pattern == PatternType.PREFIXED else acl.name == WILDCARD
+
+
+ByPrincipal: TypeAlias = Mapping[str, Iterable[Acl]]
+_Place: TypeAlias = tuple[int, str]
+
+
+class Acls:
+    """All ACLs."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows with every change."""
+        self._all: set[Acl] = set()
+        self._literal: dict[_Place, dict[str, list[Acl]]] = {}
+        """ACLs with these very names, by type and name of the resource, and by principal."""
+        self._prefixed: dict[_Place, dict[str, list[Acl]]] = {}
+        self._lengths: dict[int, Counter[int]] = {}
+        """How many prefixes of each length there are, by the type of the resource."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Acl]:
+        return iter(self._all)
+
+    def __contains__(self, acl: object) -> bool:
+        return acl in self._all
+
+    def add(self, acl: Acl) -> None:
+        """Add an ACL. One that is there changes nothing."""
+        if acl in self._all:
+            return
+        self.version += 1
+        self._all.add(acl)
+        place = int(acl.resource), acl.name
+        places = self._prefixed if acl.pattern == PatternType.PREFIXED else self._literal
+        if place not in places and places is self._prefixed:
+            self._lengths.setdefault(place[0], Counter())[len(acl.name)] += 1
+        places.setdefault(place, {}).setdefault(acl.principal, []).append(acl)
+
+    def remove(self, acl: Acl) -> None:
+        """Remove an ACL. One that is not there changes nothing."""
+        if acl not in self._all:
+            return
+        self.version += 1
+        self._all.remove(acl)
+        place = int(acl.resource), acl.name
+        places = self._prefixed if acl.pattern == PatternType.PREFIXED else self._literal
+        places[place][acl.principal].remove(acl)
+        if not places[place][acl.principal]:
+            del places[place][acl.principal]
+        if places[place]:
+            return
+        del places[place]
+        if places is self._prefixed:
+            lengths = self._lengths[place[0]]
+            lengths[len(acl.name)] -= 1
+            if not lengths[len(acl.name)]:
+                del lengths[len(acl.name)]
+
+    def replace(self, acls: Iterable[Acl]) -> None:
+        """Let these be all ACLs."""
+        wanted = set(acls)
+        for acl in self._all - wanted:
+            self.remove(acl)
+        for acl in wanted - self._all:
+            self.add(acl)
+
+    def matching(self, which: AclFilter) -> list[Acl]:
+        """Return the ACLs that a filter describes, in the order of their names."""
+        return sorted(filter(which.finds, self._all))
+
+    def of(self, resource: ResourceType, name: str) -> Iterator[ByPrincipal]:
+        """Yield the ACLs that apply to the resource of that name: those of each pattern by their principals."""
+        kind = int(resource)
+        if (exact := self._literal.get((kind, name))) is not None:
+            yield exact
+        if name != WILDCARD and (wildcard := self._literal.get((kind, WILDCARD))) is not None:
+            yield wildcard
+        for length in self._lengths.get(kind, ()):
+            if length <= len(name) and (prefixed := self._prefixed.get((kind, name[:length]))) is not None:
+                yield prefixed
+
+
+def plain_host(host: str) -> str:
+    """Return an address in the form in which equal ones are equal texts; any other text as it is."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)

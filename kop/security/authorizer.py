@@ -1,0 +1,117 @@
+"""Who may do what, by ACLs: decides as Apache Kafka's StandardAuthorizer does.
+
+Owns: the order of a decision (super users, a DENY, an ALLOW and what that implies, no ACL at all), and the decisions
+that are remembered until the next change.
+Must not know: where ACLs come from, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls, plain_host
+from kop.security.rights import ALLOWED_BY, AclOperation, PatternType, Permission, ResourceType
+
+MOST_REMEMBERED: Final = 50_000
+"""Decisions that are remembered. Names come from clients, so there is no end of them."""
+_Question: TypeAlias = tuple[str, str, int, int, str | None]
+_host = lru_cache(1024)(plain_host)
+
+
+class AclAuthorizer:
+    """Decides by the ACLs that there are at that moment: an `access.Authorizer`."""
+
+    def __init__(self, acls: Acls, super_users: Collection[str], allow_if_no_acl: bool) -> None:
+        """`super_users`: principals that may do everything. `allow_if_no_acl`: what no ACL is about is allowed."""
+        self._acls = acls
+        self._super_users = frozenset(super_users)
+        self._allow_if_no_acl = allow_if_no_acl
+        self._known: dict[_Question, bool] = {}
+        self._known_of = acls.version
+        """The version of the ACLs that the remembered decisions are made by."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change of what is allowed."""
+        return self._acls.version
+
+    @property
+    def remembered(self) -> int:
+        """How many decisions are remembered."""
+        return len(self._known)
+
+    def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        """Return true if the principal may do this to the resource of that name, coming from `host`."""
+        question = principal, host, operation.value, resource.value, name
+        if self._known_of == self._acls.version and (known := self._known.get(question)) is not None:
+            return known
+        allowed = principal in self._super_users or self._decide(principal, _host(host), operation, resource, name)
+        return self._remember(question, allowed)
+
+    def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
+        """Return true if there may be a resource of the type to which the principal may do this."""
+        question = principal, host, operation.value, resource.value, None
+        if self._known_of == self._acls.version and (known := self._known.get(question)) is not None:
+            return known
+        allowed = principal in self._super_users or self._decide_any(principal, _host(host), operation, resource)
+        return self._remember(question, allowed)
+
+    def _remember(self, question: _Question, allowed: bool) -> bool:
+        if self._known_of != self._acls.version or len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+            self._known_of = self._acls.version
+        self._known[question] = allowed
+        return allowed
+
+    def _decide(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        nothing_applies, allowed = True, False
+        by_allow = ALLOWED_BY[operation]
+        for by_principal in self._acls.of(resource, name):
+            nothing_applies = False
+            for who in (principal, EVERYBODY):
+                for acl in by_principal.get(who, ()):
+                    if not _is_from(acl, host):
+                        continue
+                    if acl.permission is Permission.DENY:
+                        if _is_about(acl, operation):
+                            return False
+                    elif acl.operation in by_allow:
+                        allowed = True
+        return allowed or (nothing_applies and self._allow_if_no_acl)
+
+    def _decide_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
+        """Decide as the default of Kafka's `Authorizer.authorizeByResourceType`: what an ALLOW implies does not count,
+        and of a DENY only one that covers all that some ALLOW is about.
+        """
+        if self._decide(principal, host, operation, resource, "hardcode"):
+            return True  # Kafka asks for a topic of this name first
+        allowed: set[tuple[PatternType, str]] = set()
+        denied: set[tuple[PatternType, str]] = set()
+        for acl in self._acls:
+            if acl.resource != resource or acl.principal not in {principal, EVERYBODY}:
+                continue
+            if _is_from(acl, host) and _is_about(acl, operation):
+                (denied if acl.permission is Permission.DENY else allowed).add((acl.pattern, acl.name))
+        literal, prefixed = PatternType.LITERAL, PatternType.PREFIXED
+        if (literal, WILDCARD) in denied:
+            return False
+        if (literal, WILDCARD) in allowed:
+            return True
+        return any(
+            not ((pattern is literal and (literal, name) in denied) or _has_prefix(name, prefixed, denied))
+            for pattern, name in allowed
+        )
+
+
+def _has_prefix(name: str, prefixed: PatternType, patterns: Collection[tuple[PatternType, str]]) -> bool:
+    return any((prefixed, name[:length]) in patterns for length in range(1, len(name) + 1))
+
+
+def _is_from(acl: Acl, host: str) -> bool:
+    return acl.host in {WILDCARD, host} or _host(acl.host) == host
+
+
+def _is_about(acl: Acl, operation: AclOperation) -> bool:
+    return acl.operation is operation or acl.operation is AclOperation.ALL

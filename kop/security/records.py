@@ -1,0 +1,133 @@
+"""The records of users and ACLs in their state topic.
+
+Owns: their keys and values. Whoever changes them changes what other versions of the gateway find.
+Must not know: who writes or reads them, and when.
+
+Keys and values are JSON. A key is a list that begins with what the record is:
+- `["acl", resource type, name, pattern type, principal, host, operation, permission]`, by Kafka's codes. Its value is
+  `{}`: the key says all.
+- `["scram", user, mechanism]`, by Kafka's code, with `salt`, `stored_key`, `server_key` in base64 and `iterations`.
+- `["secret"]`, with the cluster's `secret` in base64.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from kop.security.acls import Acl
+from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
+from kop.security.users import Mechanism, ScramCredential, UserKey
+
+KeyValue: TypeAlias = tuple[bytes, bytes | None]
+
+
+class AclEntry(NamedTuple):
+    """The record of an ACL."""
+
+    acl: Acl
+    present: bool
+    """False if the ACL is gone."""
+
+
+class UserEntry(NamedTuple):
+    """The record of a user's credential for one mechanism."""
+
+    key: UserKey
+    credential: ScramCredential | None
+    """None if it is gone."""
+
+
+class SecretEntry(NamedTuple):
+    """The record of the cluster's secret."""
+
+    secret: bytes
+
+
+Entry: TypeAlias = AclEntry | UserEntry | SecretEntry
+_ACL, _SCRAM, _SECRET = "acl", "scram", "secret"
+SECRET_BYTES: Final = 32
+
+
+def _packed(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _text(raw: bytes) -> str:
+    return b64encode(raw).decode()
+
+
+def of_acl(acl: Acl, present: bool = True) -> KeyValue:
+    """Return the record that an ACL is there, or that it is gone."""
+    return _packed([_ACL, *acl]), b"{}" if present else None
+
+
+def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None) -> KeyValue:
+    """Return the record of a user's credential; None: it is gone."""
+    key = _packed([_SCRAM, name, mechanism])
+    if credential is None:
+        return key, None
+    return key, _packed(
+        {
+            "salt": _text(credential.salt),
+            "stored_key": _text(credential.stored_key),
+            "server_key": _text(credential.server_key),
+            "iterations": credential.iterations,
+        }
+    )
+
+
+def of_secret(secret: bytes) -> KeyValue:
+    """Return the record of the cluster's secret."""
+    return _packed([_SECRET]), _packed({"secret": _text(secret)})
+
+
+def _acl(fields: list[Any], value: Any) -> Entry:
+    resource, name, pattern, principal, host, operation, permission = fields
+    if not (isinstance(name, str) and isinstance(principal, str) and isinstance(host, str)):
+        raise ValueError("no text")
+    acl = Acl(
+        ResourceType(resource),
+        name,
+        PatternType(pattern),
+        principal,
+        host,
+        AclOperation(operation),
+        Permission(permission),
+    )
+    return AclEntry(acl, value is not None)
+
+
+def _scram(fields: list[Any], value: Any) -> Entry:
+    name, mechanism = fields
+    if not isinstance(name, str):
+        raise ValueError("no text")
+    key = name, Mechanism(mechanism)
+    if value is None:
+        return UserEntry(key, None)
+    salt, stored, server = (b64decode(value[each], validate=True) for each in ("salt", "stored_key", "server_key"))
+    iterations = value["iterations"]
+    if not isinstance(iterations, int) or iterations < 1 or not stored or not server:
+        raise ValueError("no credential")
+    return UserEntry(key, ScramCredential(salt, stored, server, iterations))
+
+
+def _secret(fields: list[Any], value: Any) -> Entry:
+    if fields:
+        raise ValueError("a secret has no name")
+    return SecretEntry(b64decode(value["secret"], validate=True))
+
+
+_KINDS: Final[dict[str, Callable[[list[Any], Any], Entry]]] = {_ACL: _acl, _SCRAM: _scram, _SECRET: _secret}
+
+
+def parsed(key: bytes, value: bytes | None) -> Entry | None:
+    """Return what a record says. None if this version does not understand it, or it does not parse."""
+    try:
+        kind, *fields = json.loads(key)
+        read = _KINDS.get(kind)
+        return None if read is None else read(fields, None if value is None else json.loads(value))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

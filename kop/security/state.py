@@ -1,0 +1,177 @@
+"""The state of security: users and ACLs in memory, and in a state topic that every broker follows.
+
+Owns: that topic, its replay before clients are served, what follows it, who may write to it and when.
+Must not know: what is decided by users and ACLs, requests.
+
+Any broker may write. It becomes the topic's only writer first, for which it has to know all that others wrote, then
+decides what to write; a broker that has lost the lead meanwhile decides again. So changes of several brokers are in one
+order, which all of them read. In memory there is only what was read back from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from kop import clock
+from kop.background import retried
+from kop.cluster.client_topics import SECURITY_TOPIC
+from kop.coordination.state_log import BATCH_RECORDS, Follower, KeyValue, StateLog, StateTopic, passes
+from kop.errors import BackendError, ErrorCode, InternalError, KopError
+from kop.metrics import gauge_value
+from kop.security import records
+from kop.security.acls import Acl, Acls
+from kop.security.records import AclEntry, SecretEntry, UserEntry
+from kop.security.users import ScramCredential, UserKey, Users
+from kop.storage.base import Engine
+
+_TOPIC: Final = StateTopic(SECURITY_TOPIC, 1, {"cleanup.policy": "compact", "compression.type": "producer"})
+_TRIES: Final = 10
+"""How often a broker tries to write what others keep it from by writing themselves."""
+_LONGEST_PAUSE: Final = 0.2
+_WRITE_SECONDS: Final = 20.0
+_log = logging.getLogger(__name__)
+
+
+class SecurityState:
+    """Users and ACLs. Call `open` before anything is decided by them, and `close` at the end."""
+
+    def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
+        """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
+        self._engine = engine
+        self.users = Users()
+        self.acls = Acls()
+        self._secret = b""
+        self._state_log = StateLog(engine, _TOPIC, wall_ms)
+        self._follower: Follower | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+
+    @property
+    def secret(self) -> bytes:
+        """Random bytes of the cluster, made with its state topic, that no client is told."""
+        return self._secret
+
+    async def open(self, waiting: Callable[[str], None] | None = None) -> None:
+        """Read everything, and follow what any broker writes from now on.
+
+        Waits for as long as storage cannot give it: `waiting` is told why. KopError if there can be no such topic.
+        """
+        what = f"read users and ACLs from the topic {SECURITY_TOPIC}"
+        await retried(what, self._read, passes=passes, seconds=math.inf, waiting=waiting)
+        assert self._follower is not None
+        self._following = asyncio.get_running_loop().create_task(self._follower.follow())
+
+    async def close(self) -> None:
+        """Follow no more."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        if self._follower is not None:
+            await self._state_log.resign(0)
+
+    async def _read(self) -> None:
+        await self._state_log.open()
+        topic = self._engine.topics.get(SECURITY_TOPIC)
+        if topic is None or not topic.internal or self._state_log.partitions != 1:
+            raise InternalError(f"the topic {SECURITY_TOPIC} was not made by kop: delete it, or give it another name")
+        self._follower = self._state_log.follower(0, self._take)
+        await self._follower.catch_up()
+        if not self._secret:
+            await self.write(self._new_secret)
+
+    def _new_secret(self) -> Sequence[KeyValue]:
+        if self._secret:  # another broker was first
+            return ()
+        return [records.of_secret(bytes.fromhex(clock.token_hex(records.SECRET_BYTES)))]
+
+    async def write(self, decide: Callable[[], Sequence[KeyValue]]) -> None:
+        """Write the records that `decide` returns of the newest state; they are in force here on return.
+
+        `decide` may be called several times: nothing of the times before the last one was written. KopError; then it is
+        not known if they were written.
+        """
+        follower = self._follower
+        if follower is None:
+            raise InternalError("users and ACLs are written before `open`")
+        log = self._state_log
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS), self._writing:
+                for tried in range(_TRIES):
+                    if tried:
+                        await asyncio.sleep(clock.chance.uniform(0, _LONGEST_PAUSE))
+                    try:
+                        if not log.leads(0):
+                            await log.verify_lead(0)
+                        if not log.leads(0):
+                            await log.lead(0, lambda: None)
+                    except KopError as error:
+                        if not passes(error) or tried + 1 == _TRIES:
+                            raise
+                        continue
+                    await follower.catch_up()
+                    wanted = decide()
+                    code = await self._append(wanted) if wanted else ErrorCode.NONE
+                    if code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                        break
+                if code:
+                    raise KopError(f"users and ACLs cannot be written to {SECURITY_TOPIC}", code)
+                await follower.catch_up()
+        except TimeoutError:
+            raise BackendError(
+                f"users and ACLs could not be written to {SECURITY_TOPIC} within {_WRITE_SECONDS:.0f} s",
+                ErrorCode.REQUEST_TIMED_OUT,
+            ) from None
+
+    async def _append(self, wanted: Sequence[KeyValue]) -> ErrorCode:
+        ended: list[asyncio.Future[ErrorCode]] = []
+        for begin in range(0, len(wanted), BATCH_RECORDS):
+            future: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+            self._state_log.write(0, wanted[begin : begin + BATCH_RECORDS], _ending(future))
+            ended.append(future)
+        return next((code for code in await asyncio.gather(*ended) if code), ErrorCode.NONE)
+
+    def _take(self, newest: Mapping[bytes, bytes | None], everything: bool) -> None:
+        """Put in force what was read from the log."""
+        acls: dict[Acl, bool] = {}
+        credentials: dict[UserKey, ScramCredential | None] = {}
+        for key, value in newest.items():
+            entry = records.parsed(key, value)
+            if isinstance(entry, AclEntry):
+                acls[entry.acl] = entry.present
+            elif isinstance(entry, UserEntry):
+                credentials[entry.key] = entry.credential
+            elif isinstance(entry, SecretEntry):
+                self._secret = entry.secret
+            elif value is not None:
+                _log.error("a record of %s is not understood, and does not count: %.100r", SECURITY_TOPIC, key)
+        if everything:
+            self.acls.replace(acl for acl, present in acls.items() if present)
+            self.users.replace({key: value for key, value in credentials.items() if value is not None})
+            return
+        for acl, present in acls.items():
+            (self.acls.add if present else self.acls.remove)(acl)
+        for (name, mechanism), credential in credentials.items():
+            self.users.put(name, mechanism, credential)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return how many users and ACLs there are, and for how long storage has not confirmed them."""
+        age = 0.0 if self._follower is None else self._follower.age
+        return (
+            gauge_value("kop_security_users", "Users with SCRAM credentials.", len(self.users)),
+            gauge_value("kop_security_acls", "ACLs.", len(self.acls)),
+            gauge_value(
+                "kop_security_state_age_seconds",
+                "Seconds since storage last confirmed that users and ACLs are the newest.",
+                0.0 if math.isinf(age) else age,
+            ),
+        )
+
+
+def _ending(future: asyncio.Future[ErrorCode]) -> Callable[[ErrorCode], None]:
+    return lambda code: None if future.done() else future.set_result(code)
