@@ -227,7 +227,7 @@ def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=completion.groups)
 @bootstrap_option
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
-    """Delete groups that have no members, and their committed offsets."""
+    """Delete groups without members, and their committed offsets."""
     from kafka import errors
 
     failures = []
