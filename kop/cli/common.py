@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection to a server, tables, and errors of one line.
+"""The parts that commands share: options, the connection to a server, tables, and errors of one line.
 
 Owns: exit codes (0 done, 1 failed, 2 wrong use or settings) and how things look, on a terminal and in a pipe.
 Must not know: kop's server side; commands talk to a server through kafka-python's clients only.

@@ -1,4 +1,4 @@
-"""Which brokers serve together, and which of them leads a partition or coordinates a group.
+"""The brokers that serve together, and which of them leads a partition or coordinates a group.
 
 Owns: the choice among the live brokers (rendezvous hashing: when a broker comes or goes, only its share moves).
 Must not know: how brokers learn of one another; the engine tells.

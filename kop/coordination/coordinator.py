@@ -1,4 +1,4 @@
-"""What every coordinator is: keys, spread over a state topic, of which this broker serves those that are its own.
+"""The coordinator of keys that are spread over a state topic, of which this broker serves those that are its own.
 
 Owns: the clocks, the state topic with who coordinates its partitions, and what is answered for a key by that alone.
 Must not know: what a key stands for; the coordinator that derives from it loads a partition, serves it, lets it go.

@@ -1,4 +1,4 @@
-"""What clients of a coordinator are told when a record could not be written.
+"""The errors that clients of a coordinator get if a record could not be written.
 
 Owns: the table, which is that of all of Kafka's coordinators.
 Must not know: what was to be written.

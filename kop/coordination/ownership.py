@@ -1,4 +1,4 @@
-"""Which partitions of a state topic this broker coordinates: taking them over, serving them, letting them go.
+"""The partitions of a state topic that this broker coordinates: taking them over, serving them, letting them go.
 
 Owns: the state of each partition, what to answer for a partition that is not served, terms, doubt, and when a partition
 that was lost or refused is tried again.

@@ -1,4 +1,4 @@
-"""Which things a request may touch, and which things its names stand for: decided here alone.
+"""The access of requests: the rights that they need, and the topics that their names stand for, decided here alone.
 
 Owns: the order of the decision (canonical name or id, permission, existence, legality), the hook of an authorizer, and
 the rows by which an API declares the rights that it needs.

@@ -1,4 +1,4 @@
-"""What a served API declares, and what its handler gets with each request.
+"""The declaration of a served API, and the context that its handler gets with each request.
 
 Owns: `Api` with its traits, the request's `Context`, the client's `ConnectionInfo`, and the two ways of a handler to
 answer. A handler module holds functions `name(gw, ctx, request)` that check, ask and shape, and a tuple `APIS` of

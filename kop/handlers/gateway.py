@@ -1,4 +1,4 @@
-"""What handlers ask: coordinators, topics, the cluster, the engine, settings, metrics.
+"""The parts of the gateway that handlers ask: coordinators, topics, the cluster, the engine, settings, metrics.
 
 Owns: the list of these. `kop.app` puts it together.
 Must not know: sockets, which engine serves.

@@ -1,4 +1,4 @@
-"""What a Produce finds under the name or the id of a topic, kept from one request to the next.
+"""The topics that Produce requests name, as they were looked up, kept from one request to the next.
 
 Owns: the topic, the rules and the logs of each topic that is produced to, and when they have to be looked up again; the
 answer for a partition whose batch was not stored.

@@ -1,4 +1,4 @@
-"""What tools see of transactions and do about one: the APIs behind kafka-transactions, and kafka-features.
+"""The APIs of tools that look at transactions and end one: those of kafka-transactions, and of kafka-features.
 
 - DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND if it does
   not. While a transaction is being ended all its partitions are named, until the last of them has its marker.

@@ -1,4 +1,4 @@
-"""How far a stream has come, and how far its next batch goes: what the driver of a query keeps between batches.
+"""The progress of a stream, and the extent of its next batch: the state that a query's driver keeps between batches.
 
 Owns: discovery of partitions, the limits of a batch, stop points, and what counts as lost between two batches.
 Must not know: pyspark, how records are read.

@@ -1,4 +1,4 @@
-"""What handlers and coordinators know of storage, in their words: topics, partition logs, and nothing of Kafka's wire.
+"""Storage as handlers and coordinators know it, in their words: topics, partition logs, nothing of Kafka's wire.
 
 Owns: the protocols that an engine fulfils and the plain values that cross them.
 Must not know: an engine, a socket, a message class.

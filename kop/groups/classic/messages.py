@@ -1,4 +1,4 @@
-"""What goes into and comes out of the group coordinator, in plain values.
+"""The input and the output of the group coordinator, in plain values.
 
 Owns: the questions and answers of the classic protocol, without versions and encodings.
 Must not know: the wire, the machine.

@@ -1,4 +1,4 @@
-"""Which Kafka offset an entry has: by the Pulsar brokers' index, or packed from its place in Pulsar.
+"""The Kafka offset of an entry: by the Pulsar brokers' index, or packed from its place in Pulsar.
 
 Owns: the two ways, and all in which they differ.
 Must not know: the tail, appends, sockets.
