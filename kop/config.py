@@ -35,7 +35,7 @@ from kop.values import Int, Level, Long, SettingRow, Settings, Store, setting
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 Given: TypeAlias = dict[str, tuple[str, str]]
-"""Texts by the names of settings, each with what gave it: "flag", or a variable or file."""
+"""The type of given settings: texts by the names of settings, each with its origin: "flag", or a variable or file."""
 
 SPECIAL_ENVIRONMENT = {
     "KOP_CONFIG": "the settings file, as --config",

@@ -38,7 +38,7 @@ KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
 _STORED_NAMES: Final = {KAFKA_OFFSETS_TOPIC: OFFSETS_TOPIC, KAFKA_TRANSACTIONS_TOPIC: TRANSACTIONS_TOPIC}
 _KAFKA_NAMES: Final = {stored: kafka for kafka, stored in _STORED_NAMES.items()}
 RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
-"""Names that clients may neither create, delete nor write."""
+"""The names that clients may neither create, delete nor write: those of state topics."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _PARTITION_MARK = "-partition-"

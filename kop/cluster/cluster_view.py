@@ -48,7 +48,7 @@ class ClusterView:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ids of the live brokers, ascending."""
+        """The ids of the live brokers, ascending."""
         return self._ids
 
     def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigType(IntEnum):
-    """Types as DescribeConfigs numbers them (KIP-569)."""
+    """The type of a config, as DescribeConfigs numbers it (KIP-569)."""
 
     UNKNOWN = 0
     BOOLEAN = 1
@@ -479,7 +479,7 @@ _CODECS: Final = {
 
 
 class TopicConfigs:
-    """Effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
+    """The effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
 
     def __init__(self, broker_defaults: BrokerDefaults) -> None:
         self._broker_defaults = broker_defaults

@@ -296,7 +296,9 @@ class GroupOffsets:
 
 
 class OffsetStore:
-    """Writes and deletes the offsets of groups: first in the log, then, once that is durable, in `GroupOffsets`."""
+    """The store of groups' offsets: it writes and deletes them first in the log, then, once that is durable, in
+    `GroupOffsets`.
+    """
 
     def __init__(self, log: StateLog, topics: ClientTopics, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the times of commits, in milliseconds since the epoch."""

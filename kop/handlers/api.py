@@ -77,7 +77,7 @@ class Context:
     """The wall clock's time at the request's arrival, in ms since the epoch."""
     conn: ConnectionInfo
     access: AccessControl
-    """Resolves the names in the request, and decides what its client may do."""
+    """The access control, which resolves the names in the request and decides what its client may do."""
     correlation_id: int = 0
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False

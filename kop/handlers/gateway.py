@@ -48,7 +48,7 @@ class Gateway:
     topics: ClientTopics
     """Topics as Kafka clients see them."""
     broker_configs: BrokerConfigs
-    """Effective broker settings: configured ones under those altered at run time."""
+    """The effective broker settings: configured ones, under those altered at run time."""
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     verifier: TransactionVerifier

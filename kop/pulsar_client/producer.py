@@ -54,7 +54,7 @@ class HandedEntries(NamedTuple):
 
 
 class DirectEntries(Protocol):
-    """Entries of a producer that compiled code holds between sending and their receipts."""
+    """The entries of a producer that compiled code holds between sending and their receipts."""
 
     @property
     def in_flight(self) -> int:

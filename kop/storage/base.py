@@ -256,7 +256,7 @@ class PartitionLog(LeaderOfLog, Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the stored batches. Known once `attach` has ended; see `measure`."""
+        """The bytes of the stored batches. Known once `attach` has ended; see `measure`."""
 
     @property
     def attached(self) -> bool:
@@ -458,7 +458,7 @@ class Topics(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with every change of any topic: a key for cached answers."""
+        """A number that grows with every change of any topic, a key for cached answers."""
 
     @property
     def namespace(self) -> str | None:

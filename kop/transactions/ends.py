@@ -72,7 +72,7 @@ class BrokersOfCluster(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ids of the live brokers, this one's among them."""
+        """The ids of the live brokers, this one's among them."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
         """Return the id of the broker that coordinates a partition."""

@@ -14,7 +14,7 @@ from kop.errors import ErrorCode
 from kop.wire.state import GroupMetadataValue
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
-"""Names and metadata of the protocols that a member supports, the one it likes most first."""
+"""The type of the protocols that a member supports: their names and metadata, the one it likes most first."""
 Token: TypeAlias = Hashable
 """The type of a stand-in for one request that waits for its answer from the state machine."""
 
