@@ -124,7 +124,7 @@ class Config(
     ServerSettings,
     ProcessSettings,
 ):  # the table begins with the last of them
-    """Every setting of every room. See `load`, `of` and `table`."""
+    """The settings of every room (package of kop) together. See `load`, `of` and `table`."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _by_listener: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
@@ -303,7 +303,9 @@ _ASK = "; `kop config` lists them all"
 
 
 def suggest(name: str) -> str:
-    """Return the end of a message about an unknown setting: the nearest known one, or where to look."""
+    """Return the end of an error message about an unknown setting: the nearest known one, or the command that lists
+    all.
+    """
     plain = name.lower().replace("_", ".").replace("-", ".")
     near = difflib.get_close_matches(plain, _NAMES, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else _ASK

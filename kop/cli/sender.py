@@ -52,7 +52,7 @@ CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
 
 class SendError(Exception):
-    """The records cannot be sent; the text is for the user."""
+    """An error for records that cannot be sent; the text is for the user."""
 
 
 # -- rows to batches

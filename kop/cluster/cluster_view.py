@@ -27,7 +27,9 @@ class ClusterSnapshot:
 
 
 class ClusterView:
-    """The cluster as this broker sees it: the live brokers, itself always among them, and what each of them leads."""
+    """The cluster as this broker sees it: the live brokers, itself always among them, and the partitions that each of
+    them leads.
+    """
 
     def __init__(self, brokers: Brokers, broker_id: int) -> None:
         self.broker_id = broker_id

@@ -23,5 +23,5 @@ _ANSWERS: Final = {
 
 
 def answer_for(failed_write: ErrorCode) -> ErrorCode:
-    """Return what a client is told when the record that its answer needs could not be written."""
+    """Return the error for a client if the record that its answer needs could not be written."""
     return _ANSWERS.get(failed_write, failed_write)

@@ -46,7 +46,7 @@ class Gateway:
     settings: HandlerSettings
     engine: Engine
     topics: ClientTopics
-    """Topics as Kafka clients see them."""
+    """The topics as Kafka clients see them: look-ups by name or id."""
     broker_configs: BrokerConfigs
     """The effective broker settings: configured ones, under those altered at run time."""
     groups: GroupCoordinator

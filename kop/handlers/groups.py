@@ -112,7 +112,7 @@ def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[in
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Join a group, and wait until its next generation begins."""
+    """Answer JoinGroup once the group's next generation begins."""
     version = ctx.version
     result = gw.groups.join(
         request.group_id,
@@ -150,7 +150,7 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Take the leader's assignment, and answer each member its part once it is durable."""
+    """Answer SyncGroup: take the leader's assignment, and give each member its part once it is durable."""
     version = ctx.version
 
     def synced(result: SyncResult) -> Response:
@@ -186,7 +186,7 @@ def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Response:
 
 
 def leave_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Remove members that leave, or that an administrator removes by their instance ids."""
+    """Answer LeaveGroup: remove members that leave, or that an administrator removes by their instance ids."""
     version = ctx.version
 
     def left(result: tuple[ErrorCode, tuple[LeftMember, ...]]) -> Response:

@@ -43,7 +43,9 @@ OFFSETS_SETTING: Final = "kop.pulsar.offsets"
 
 
 class StreamState:
-    """The state of one query. `now` is a clock in seconds that never goes back."""
+    """The state of one streaming query: how far it has read, in the driver. `now` is a clock in seconds that never goes
+    back.
+    """
 
     def __init__(
         self,

@@ -35,7 +35,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as it is now. A new value takes this one's place at every change; hold it, never write to it."""
+    """A topic with its name, id, number of partitions and configs. A change makes a new value in the place of this one:
+    hold it, never write to it.
+    """
 
     name: str
     topic_id: UUID
@@ -155,7 +157,7 @@ class TimestampOffset:
 
 @dataclass(frozen=True, slots=True)
 class ProducerView:
-    """An idempotent producer as a partition remembers it (DescribeProducers)."""
+    """An idempotent producer as a partition remembers it, for DescribeProducers."""
 
     producer_id: int
     producer_epoch: int
@@ -566,7 +568,7 @@ class Engine(SmallValues, Brokers, Protocol):
 
     @property
     def topics(self) -> Topics:
-        """The table of topics."""
+        """The engine's table of topics."""
 
     @property
     def transactions(self) -> TransactionStorage:

@@ -82,7 +82,9 @@ class BrokersOfCluster(Protocol):
 
 
 class TransactionEnds:
-    """The `Markers` of the transaction coordinator, and what another broker's coordinator asks of this broker."""
+    """The carrying out of transactions' ends: the `Markers` of the coordinator here, and this broker's part of ends
+    that other brokers' coordinators decide.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class JoinRequest:
     member_id: str
     """The member's id; empty for a member that has none yet."""
     instance_id: str | None
-    """group.instance.id of a static member (KIP-345)."""
+    """The group.instance.id of a static member (KIP-345); None for others."""
     client_id: str
     client_host: str
     protocol_type: str
@@ -36,7 +36,9 @@ class JoinRequest:
     needs_known_member_id: bool = True
     """True if a new member has to join again with the id that it is told first, as from version 4 on (KIP-394)."""
     can_skip_assignment: bool = True
-    """True if a leader may be told to leave the assignment as it is, as from version 9 on (KIP-814)."""
+    """True if the client's version allows to tell a leader that the assignment stays as it is, from version 9 on
+    (KIP-814).
+    """
     reason: str | None = None
     """The client's reason, for the log (KIP-800)."""
 
