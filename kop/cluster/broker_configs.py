@@ -186,7 +186,7 @@ class BrokerConfigs:
         self._listeners.append(callback)
 
     def altered(self, resource: str) -> Mapping[str, str]:
-        """Return the settings that were altered on one level: that of the cluster, "", or that of this broker, its id."""
+        """Return the settings that were altered on one level: the cluster's, "", or this broker's, its id."""
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:
