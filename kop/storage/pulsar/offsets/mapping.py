@@ -346,5 +346,5 @@ def _refuse_ledger(position: Position) -> None:
 
 
 def offset_mapping(name: str, faults: Faults) -> OffsetMapping:
-    """Return the mapping of that name: index or packed."""
+    """Return the mapping between entries and offsets of that name, `index` or `packed`."""
     return _PackedMapping(faults) if name == "packed" else _IndexMapping()
