@@ -212,7 +212,9 @@ class ClientTopics:
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def may_exist(self, name: str) -> bool:
-        """Return true if a topic that `get` does not know may be there all the same: nobody could or did look."""
+        """Return true if a topic that `get` does not know may exist all the same, because storage did not or could not
+        look for it.
+        """
         missing = self._engine.topics.missing(name)
         if "/" in name:
             return missing is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -232,7 +234,7 @@ class ClientTopics:
         return sorted(map(_as_clients_name_it, topics), key=lambda topic: topic.name)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, or None."""
+        """Return the log of a partition by its topic's id; None if there is none."""
         return self._engine.log(topic_id, partition)
 
     def snapshot(self) -> TopicsSnapshot:

@@ -257,7 +257,7 @@ def _election(ctx: Context, name: str, index: int) -> tuple[ErrorCode, str]:
 
 
 def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer that there are no reassignments: every partition has one replica."""
+    """Answer ListPartitionReassignments with none, since every partition has one replica."""
     return ctx.response(error_code=0, error_message=None, topics=[])
 
 

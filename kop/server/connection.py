@@ -186,7 +186,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._refuse(FrameError(f"it has not logged in within {_LOGIN_SECONDS:.0f} s"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End what waits for this peer and free its memory."""
+        """Cancel all waits of the peer that is gone, and free the connection's memory."""
         self._leave()
         self._transport = None
         if self._login_timer is not None:
@@ -546,7 +546,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- the end
 
     def _leave(self) -> None:
-        """Take nothing more, end the waits of this peer, free its memory."""
+        """Take no more requests, cancel all waits of this peer, and free the connection's memory."""
         self._hold |= _CLOSED
         self.closing_since = self.closing_since or self._server.loop.time()
         self._responses.abandon()
