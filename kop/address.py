@@ -21,7 +21,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-class Listener(NamedTuple):
+class NamedAddress(NamedTuple):
     """NAME://HOST:PORT: an address that has a name, by which settings are given for it alone."""
 
     name: str

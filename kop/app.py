@@ -50,8 +50,8 @@ from kop.security.sasl.exchange import Exchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
-from kop.security.tls import TlsListener, TlsOptions, client_context
-from kop.security.users import Mechanism
+from kop.security.tls import TlsFiles, TlsListener, client_context
+from kop.security.users import Mechanism, ScramCredential
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
@@ -443,8 +443,7 @@ def _security(config: Config, endpoint: Endpoint, security: SecurityState) -> Li
         for name in settings.sasl_enabled_mechanisms:
             if name not in known:
                 raise ConfigError([f"sasl.enabled.mechanisms has {name}; there are {', '.join(known)}"])
-            find = partial(security.users.scram, known[name])
-            mechanisms[name] = lambda name=name, find=find: ScramExchange(name, find, security.secret, _nonce())
+            mechanisms[name] = partial(_scram, name, partial(security.users.scram, known[name]), security)
         if not mechanisms:
             raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
     elif not endpoint.has_tls and endpoint.name and not is_loopback(endpoint.address.host):
@@ -459,6 +458,10 @@ def _security(config: Config, endpoint: Endpoint, security: SecurityState) -> Li
     )
 
 
+def _scram(name: str, find: Callable[[str], ScramCredential | None], security: SecurityState) -> ScramExchange:
+    return ScramExchange(name, find, security.secret, _nonce())
+
+
 def _dialer(config: Config, between: Endpoint) -> Dialer:
     """Return what opens connections to other brokers. ConfigError if its login or its CAs cannot be had."""
     settings = config.of(ListenerSettings, listener=between.name.lower())
@@ -469,8 +472,8 @@ def _dialer(config: Config, between: Endpoint) -> Dialer:
     return Dialer(tls, login, _nonce)
 
 
-def _tls_options(settings: ListenerSettings) -> TlsOptions:
-    return TlsOptions(
+def _tls_options(settings: ListenerSettings) -> TlsFiles:
+    return TlsFiles(
         keystore_location=settings.ssl_keystore_location,
         keystore_chain=settings.ssl_keystore_certificate_chain,
         keystore_key=settings.ssl_keystore_key,

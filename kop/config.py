@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
-from kop.address import Address, Listener
+from kop.address import Address, NamedAddress
 from kop.cluster.settings import ClusterSettings
 from kop.errors import ConfigError
 from kop.groups.settings import GroupOptions
@@ -252,7 +252,7 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple) and not isinstance(value, Address | Listener):
+    if isinstance(value, list | tuple) and not isinstance(value, Address | NamedAddress):
         return ",".join(_text(item) for item in value)
     if isinstance(value, dict):
         return ",".join(f"{name}:{item}" for name, item in value.items())

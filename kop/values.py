@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from kop.address import Address, Listener, parse_address
+from kop.address import Address, NamedAddress, parse_address
 
 PROTOCOLS: Final = ("SASL_SSL", "PLAINTEXT", "SSL", "SASL_PLAINTEXT")
 """What may be spoken on a listener, by Kafka's names."""
@@ -131,11 +131,11 @@ def _listeners(value: Any) -> Any:
     return tuple(_listener(item) if isinstance(item, str) else item for item in _items(value))
 
 
-def _listener(text: str) -> Listener:
+def _listener(text: str) -> NamedAddress:
     name, scheme, address = text.partition("://")
     if not scheme or not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ValueError(f"must be NAME://HOST:PORT, got {text!r}")
-    return Listener(name.upper(), parse_address(address))
+    return NamedAddress(name.upper(), parse_address(address))
 
 
 def _protocols(value: Any) -> Any:
@@ -166,7 +166,7 @@ Long: TypeAlias = Annotated[int, "long", _bits(64)]
 OptionalInt: TypeAlias = Annotated[Int | None, "int", BeforeValidator(_empty_is_none)]
 OptionalLong: TypeAlias = Annotated[Long | None, "long", BeforeValidator(_empty_is_none)]
 Texts: TypeAlias = Annotated[tuple[str, ...], "list", BeforeValidator(_items)]
-Listeners: TypeAlias = Annotated[tuple[Listener, ...], "list", BeforeValidator(_listeners)]
+Listeners: TypeAlias = Annotated[tuple[NamedAddress, ...], "list", BeforeValidator(_listeners)]
 Protocols: TypeAlias = Annotated[dict[str, str], "list", BeforeValidator(_protocols)]
 """Protocols by the names of listeners."""
 Addresses: TypeAlias = Annotated[tuple[Address, ...], "list", BeforeValidator(_addresses)]

@@ -3,9 +3,9 @@
 Owns: that topic, its replay before clients are served, what follows it, who may write to it and when.
 Must not know: what is decided by users and ACLs, requests.
 
-Any broker may write. It becomes the topic's only writer first, for which it has to know all that others wrote, then
-decides what to write; a broker that has lost the lead meanwhile decides again. So changes of several brokers are in one
-order, which all of them read. In memory there is only what was read back from the log.
+Any broker may write. For the time of a write it is the topic's only writer, knows all that others wrote, and decides
+then what to write; one that has lost the lead meanwhile decides again. So changes of several brokers are in one order,
+which all of them read. In memory there is only what was read back from the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kop import clock
 from kop.background import retried
 from kop.cluster.client_topics import SECURITY_TOPIC
 from kop.coordination.state_log import BATCH_RECORDS, Follower, KeyValue, StateLog, StateTopic, passes
-from kop.errors import BackendError, ErrorCode, InternalError, KopError
+from kop.errors import BackendError, ErrorCode, InternalError
 from kop.metrics import gauge_value
 from kop.security import records
 from kop.security.acls import Acl, Acls
@@ -31,10 +31,10 @@ from kop.security.users import ScramCredential, UserKey, Users
 from kop.storage.base import Engine
 
 _TOPIC: Final = StateTopic(SECURITY_TOPIC, 1, {"cleanup.policy": "compact", "compression.type": "producer"})
-_TRIES: Final = 10
-"""How often a broker tries to write what others keep it from by writing themselves."""
-_LONGEST_PAUSE: Final = 0.2
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
 _WRITE_SECONDS: Final = 20.0
+"""How long a write may take, with the pauses behind those that other brokers came before."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,8 +72,6 @@ class SecurityState:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        if self._follower is not None:
-            await self._state_log.resign(0)
 
     async def _read(self) -> None:
         await self._state_log.open()
@@ -96,37 +94,32 @@ class SecurityState:
         `decide` may be called several times: nothing of the times before the last one was written. KopError; then it is
         not known if they were written.
         """
-        follower = self._follower
-        if follower is None:
-            raise InternalError("users and ACLs are written before `open`")
-        log = self._state_log
         try:
             async with asyncio.timeout(_WRITE_SECONDS), self._writing:
-                for tried in range(_TRIES):
-                    if tried:
-                        await asyncio.sleep(clock.chance.uniform(0, _LONGEST_PAUSE))
-                    try:
-                        if not log.leads(0):
-                            await log.verify_lead(0)
-                        if not log.leads(0):
-                            await log.lead(0, lambda: None)
-                    except KopError as error:
-                        if not passes(error) or tried + 1 == _TRIES:
-                            raise
-                        continue
-                    await follower.catch_up()
-                    wanted = decide()
-                    code = await self._append(wanted) if wanted else ErrorCode.NONE
-                    if code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                        break
-                if code:
-                    raise KopError(f"users and ACLs cannot be written to {SECURITY_TOPIC}", code)
-                await follower.catch_up()
+                pause = _FIRST_PAUSE
+                while (code := await self._write_as_leader(decide)) == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    await asyncio.sleep(clock.chance.uniform(0, pause))
+                    pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError:
-            raise BackendError(
-                f"users and ACLs could not be written to {SECURITY_TOPIC} within {_WRITE_SECONDS:.0f} s",
-                ErrorCode.REQUEST_TIMED_OUT,
-            ) from None
+            code = ErrorCode.REQUEST_TIMED_OUT
+        if code:
+            raise BackendError(f"users and ACLs cannot be written to {SECURITY_TOPIC}", code)
+
+    async def _write_as_leader(self, decide: Callable[[], Sequence[KeyValue]]) -> ErrorCode:
+        """Become the only writer, write, and leave that to others again."""
+        follower, log = self._follower, self._state_log
+        if follower is None:
+            raise InternalError("users and ACLs are written before `open`")
+        await log.lead(0, lambda: None)
+        try:
+            await follower.catch_up()
+            wanted = decide()
+            code = await self._append(wanted) if wanted else ErrorCode.NONE
+            if not code:
+                await follower.catch_up()
+            return code
+        finally:
+            await log.resign(0)
 
     async def _append(self, wanted: Sequence[KeyValue]) -> ErrorCode:
         ended: list[asyncio.Future[ErrorCode]] = []

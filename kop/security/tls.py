@@ -22,7 +22,7 @@ _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion
 
 
 @dataclass(frozen=True, kw_only=True)
-class TlsOptions:
+class TlsFiles:
     """The `ssl.*` settings of one listener, by Kafka's names; empty for those that are not set."""
 
     keystore_location: str = ""
@@ -40,7 +40,7 @@ class TlsOptions:
 class TlsListener:
     """The context of a listener that is in force. ConfigError if it cannot be made at the start."""
 
-    def __init__(self, name: str, options: TlsOptions) -> None:
+    def __init__(self, name: str, options: TlsFiles) -> None:
         self._name = name
         self._options = options
         self._seen = self._stamp()
@@ -68,13 +68,13 @@ class TlsListener:
 
 def _stamp_of(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def server_context(name: str, options: TlsOptions) -> ssl.SSLContext:
+def server_context(name: str, options: TlsFiles) -> ssl.SSLContext:
     """Return the context of a listener. ConfigError names the setting that is wrong."""
     prefix = f"listener {name}: "
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,7 +89,7 @@ def server_context(name: str, options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-def client_context(name: str, options: TlsOptions) -> ssl.SSLContext:
+def client_context(name: str, options: TlsFiles) -> ssl.SSLContext:
     """Return the context for connections to other brokers, which trusts `ssl.truststore.*`, else the system's CAs."""
     prefix = f"listener {name}: "
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -107,7 +107,7 @@ def client_context(name: str, options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-def _choose(context: ssl.SSLContext, options: TlsOptions, prefix: str) -> None:
+def _choose(context: ssl.SSLContext, options: TlsFiles, prefix: str) -> None:
     versions = [_VERSIONS[name] for name in options.enabled_protocols]
     context.minimum_version, context.maximum_version = min(versions), max(versions)
     if options.cipher_suites:
@@ -127,7 +127,7 @@ def _openssl_name(suite: str) -> str:
     return f"{exchange}-{name}".replace("_", "-").replace("CHACHA", "CHACHA20-POLY1305")
 
 
-def _load_chain(context: ssl.SSLContext, options: TlsOptions, prefix: str) -> None:
+def _load_chain(context: ssl.SSLContext, options: TlsFiles, prefix: str) -> None:
     def password() -> str:
         # Called for an encrypted key alone. Without an answer OpenSSL would ask at the terminal.
         return options.key_password

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from kop.address import Address, Listener
+from kop.address import Address, NamedAddress
 from kop.app import MemoryStore, Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
@@ -269,7 +269,9 @@ class Broker(Startable):
             # A broker that starts again is where its clients look for it.
             bound = [Address(*place) for place in serving.listeners]
             names = [listener.name for listener in config.listeners]
-            self._listening = {"listeners": tuple(map(Listener, names, bound))} if names else {"listen": tuple(bound)}
+            self._listening = (
+                {"listeners": tuple(map(NamedAddress, names, bound))} if names else {"listen": tuple(bound)}
+            )
             self._run = _Running(stack, serving, WatchedRequests(serving.gateway, serving.server))
         except BaseException:
             await stack.aclose()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, Producer
-from kop.security.users import Mechanism, ScramCredential
 from support.certificates import self_signed
 from support.gateway import RawClient, frame, gateway, run
 from support.waiting import until
@@ -24,6 +23,7 @@ from kop.app import Serving
 from kop.errors import ConfigError, ErrorCode
 from kop.security import records
 from kop.security.sasl.scram import ScramLogin
+from kop.security.users import Mechanism, ScramCredential
 
 PASSWORD = "correct horse"
 
@@ -57,7 +57,8 @@ async def secured(path: Path, keystore: str, **more: str) -> AsyncIterator[Servi
 async def put_user(serving: Serving, name: str, password: str | None) -> None:
     def decide() -> Any:
         return [
-            records.of_user(name, each, password and ScramCredential.of_password(each, password)) for each in Mechanism
+            records.of_user(name, each, None if password is None else ScramCredential.of_password(each, password))
+            for each in Mechanism
         ]
 
     await serving.gateway.security.write(decide)

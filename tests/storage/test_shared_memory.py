@@ -34,6 +34,24 @@ async def append(engine: Engine, topic: TopicInfo, value: bytes) -> int:
     return (await waiter.future).base_offset
 
 
+async def test_a_new_leader_knows_what_the_former_one_wrote() -> None:
+    shared = SharedMemory()
+    first, second = await joined(shared, 1), await joined(shared, 2)
+    topic = await first.topics.create("__state", 1, {}, internal=True)
+    log, seen_by_second = first.log(topic.topic_id, 0), second.log(topic.topic_id, 0)
+    assert log is not None
+    assert seen_by_second is not None
+    await log.lead(lambda: None)
+    batch, header = build_at(1, [(b"k", b"a")])
+    waiter = AppendFuture()
+    log.submit(batch, header, now_ms=1, waiter=waiter, place=0)
+    await seen_by_second.lead(lambda: None)
+    assert seen_by_second.high_watermark == 1
+    assert (await waiter.future).base_offset == 0
+    await second.close()
+    await first.close()
+
+
 async def test_only_the_leader_writes_and_the_former_one_hears_of_it() -> None:
     shared = SharedMemory()
     first, second = await joined(shared, 1), await joined(shared, 2)

@@ -191,9 +191,10 @@ class _LogOfBroker(_View):
         self._log = log
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log; the former leader's callback is called."""
+        """Become the only writer; the former one hears of it. What that wrote is in the log, be it not answered yet."""
         former = self._shared.leaders.get(self._log)
         self._shared.leaders[self._log] = self._broker, lost
+        self._log.commit()
         if former is not None and former[0] is not self._broker:
             former[1]()
 
