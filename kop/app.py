@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kop import __version__, allocator, background, clock, compiled, event_loop, threads
-from kop.address import Address, is_loopback
+from kop.address import Address
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -44,17 +44,13 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
-from kop.security.dialing import Dialer, broker_login
 from kop.security.listener import ListenerSecurity
-from kop.security.sasl.exchange import Exchange
-from kop.security.sasl.scram import ScramExchange
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
-from kop.security.tls import TlsFiles, TlsListener, client_context
-from kop.security.users import Mechanism, ScramCredential
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
+from kop.server.securing import dialer, listener_security
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
@@ -78,9 +74,6 @@ _SIDE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 asyncio's own pool has.
 """
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
-_nonce = partial(clock.token_hex, 18)
-"""Returns text for a login that nobody guesses."""
 
 log = logging.getLogger("kop")
 
@@ -118,7 +111,7 @@ def run_workers(config: Config) -> None:
     logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     _tell_of_slower_parts()
     shared = endpoints(config.of(ServerSettings))
-    first = shared[0].address.port + 1
+    first = shared[0].port + 1
     log.info(
         "%d workers: brokers %d to %d on ports %d to %d, bootstrap on %s",
         config.kop_workers, config.node_id, config.node_id + config.kop_workers - 1,
@@ -285,7 +278,8 @@ async def start(
         stack.push_async_callback(runner.cleanup)
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
-    connect = _dialer(config, listening[between]).open
+    caller = listening[between]
+    connect = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config)).open
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
@@ -342,7 +336,16 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
-    listeners = await _listen(server, listening, [_security(config, endpoint, security) for endpoint in listening])
+    securities = [
+        listener_security(
+            endpoint,
+            config.of(ListenerSettings, listener=endpoint.key),
+            config.of(ServerSettings, listener=endpoint.key),
+            security,
+        )
+        for endpoint in listening
+    ]
+    listeners = await _listen(server, listening, securities)
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))
     except BaseException:
@@ -434,56 +437,9 @@ async def _listen(
     return bound
 
 
-def _security(config: Config, endpoint: Endpoint, security: SecurityState) -> ListenerSecurity:
-    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
-    settings = config.of(ListenerSettings, listener=endpoint.name.lower())
-    mechanisms: dict[str, Callable[[], Exchange]] = {}
-    if endpoint.has_sasl:
-        known = {mechanism.text: mechanism for mechanism in Mechanism}
-        for name in settings.sasl_enabled_mechanisms:
-            if name not in known:
-                raise ConfigError([f"sasl.enabled.mechanisms has {name}; there are {', '.join(known)}"])
-            mechanisms[name] = partial(_scram, name, partial(security.users.scram, known[name]), security)
-        if not mechanisms:
-            raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
-    elif not endpoint.has_tls and endpoint.name and not is_loopback(endpoint.address.host):
-        log.warning("listener %s takes everybody who can reach %s: no login is asked", endpoint.name, endpoint.address)
-    if endpoint.has_sasl and not endpoint.has_tls and not is_loopback(endpoint.address.host):
-        log.warning("listener %s has a login without TLS: who listens in can read and change records", endpoint.name)
-    return ListenerSecurity(
-        endpoint.name,
-        TlsListener(endpoint.name, _tls_options(settings)) if endpoint.has_tls else None,
-        mechanisms,
-        config.of(ServerSettings, listener=endpoint.name.lower()).sasl_server_max_receive_size,
-    )
-
-
-def _scram(name: str, find: Callable[[str], ScramCredential | None], security: SecurityState) -> ScramExchange:
-    return ScramExchange(name, find, security.secret, _nonce())
-
-
-def _dialer(config: Config, between: Endpoint) -> Dialer:
-    """Return what opens connections to other brokers. ConfigError if its login or its CAs cannot be had."""
-    settings = config.of(ListenerSettings, listener=between.name.lower())
-    login = None
-    if between.has_sasl and config.store.startswith("pulsar"):
-        login = broker_login(settings.sasl_mechanism_inter_broker_protocol, settings.sasl_jaas_config)
-    tls = client_context(between.name, _tls_options(settings)) if between.has_tls else None
-    return Dialer(tls, login, _nonce)
-
-
-def _tls_options(settings: ListenerSettings) -> TlsFiles:
-    return TlsFiles(
-        keystore_location=settings.ssl_keystore_location,
-        keystore_chain=settings.ssl_keystore_certificate_chain,
-        keystore_key=settings.ssl_keystore_key,
-        key_password=settings.ssl_key_password,
-        truststore_location=settings.ssl_truststore_location,
-        truststore_certificates=settings.ssl_truststore_certificates,
-        enabled_protocols=settings.ssl_enabled_protocols,
-        cipher_suites=settings.ssl_cipher_suites,
-        check_hostname=bool(settings.ssl_endpoint_identification_algorithm),
-    )
+def _has_peers(config: Config) -> bool:
+    """Return true if there may be other brokers on the same store."""
+    return config.store.startswith("pulsar")
 
 
 def _this_broker(

@@ -218,7 +218,7 @@ class Config(
     def _row(self, name: str, field: FieldInfo, default: Any, value: Any, env: str) -> SettingRow:
         default, current = (HIDDEN if text and _is_secret(field) else text for text in (_text(default), _text(value)))
         origin = self._origins.get(name, "default")
-        kafka = "." in name and not name.startswith("kop.")
+        kafka = name == "listeners" or ("." in name and not name.startswith("kop."))
         return SettingRow(name, _type_name(field), default, current, origin, field.description or "", kafka, env)
 
 

@@ -41,7 +41,7 @@ MERGED = 16 * 1024
 own.
 """
 _TURN_SECONDS = 0.003
-_LOGIN_SECONDS = 30.0
+LOGIN_SECONDS = 30.0
 """Seconds that a client has to log in, the handshake of TLS included."""
 _LARGE_ANSWER = 64 * 1024
 """The size in bytes from which on an answer counts against the memory limit when it is written; a smaller one counts
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         transport.set_write_buffer_limits(high=self._server.settings.kop_connection_unread_bytes)
         if self.info.login is not None:
-            self._login_timer = self._server.loop.call_later(_LOGIN_SECONDS, self._not_logged_in)
+            self._login_timer = self._server.loop.call_later(LOGIN_SECONDS, self._not_logged_in)
 
     def _logged_in(self) -> None:
         self._frames.largest = self._server.settings.socket_request_max_bytes
@@ -183,7 +183,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _not_logged_in(self) -> None:
         self._login_timer = None
-        self._refuse(FrameError(f"it has not logged in within {_LOGIN_SECONDS:.0f} s"))
+        self._refuse(FrameError(f"it has not logged in within {LOGIN_SECONDS:.0f} s"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel all waits of the peer that is gone, and free the connection's memory."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kop.address import Address
+from kop.address import Address, is_loopback
 from kop.server.settings import ServerSettings
 
 
@@ -28,6 +28,21 @@ class Endpoint:
     """The address that clients are told; None: the one that they connected to."""
     shared: bool = False
     """True if other workers listen on the same address."""
+
+    @property
+    def key(self) -> str:
+        """The name by which settings are given for the listener alone."""
+        return self.name.lower()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self.address.port
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches it."""
+        return is_loopback(self.address.host)
 
     @property
     def has_tls(self) -> bool:

@@ -40,7 +40,7 @@ _CLOSING_SECONDS = 10.0
 _LINGER_SECONDS = 0.5
 """The seconds that clients have at the stop to close their side."""
 _LINES_A_SECOND = 10
-_CERTIFICATE_SWEEPS = 5
+CERTIFICATE_SWEEPS = 5
 """Sweeps from one look at the files of certificates to the next."""
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 60
@@ -240,7 +240,7 @@ class Server:
         self._lines = self._suppressed = 0
         self._count_traffic()
         self._sweeps += 1
-        if self._sweeps % _CERTIFICATE_SWEEPS == 0:
+        if self._sweeps % CERTIFICATE_SWEEPS == 0:
             for certificate in self._certificates:
                 certificate.look()
         now = self.loop.time()

@@ -267,7 +267,7 @@ class Broker(Startable):
             config = self._config.model_copy(update=self._listening)
             serving = await start(config, stack, memory=self._memory)
             # A broker that starts again is where its clients look for it.
-            bound = [Address(*place) for place in serving.listeners]
+            bound = tuple(Address(*place) for place in serving.listeners)
             names = [listener.name for listener in config.listeners]
             self._listening = (
                 {"listeners": tuple(map(NamedAddress, names, bound))} if names else {"listen": tuple(bound)}

@@ -340,7 +340,7 @@ def test_a_half_open_handshake_ends(
     tmp_path: Path, keystore: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kop.server.tls.HANDSHAKE_SECONDS", 0.1)
-    monkeypatch.setattr("kop.server.connection._LOGIN_SECONDS", 0.3)
+    monkeypatch.setattr("kop.server.connection.LOGIN_SECONDS", 0.3)
 
     async def main() -> None:
         async with secured(tmp_path, keystore, **{"max.connections": "3"}) as serving:
@@ -362,7 +362,7 @@ def test_a_half_open_handshake_ends(
 def test_a_new_certificate_holds_for_new_connections(
     tmp_path: Path, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.server.listener._CERTIFICATE_SWEEPS", 1)
+    monkeypatch.setattr("kop.server.listener.CERTIFICATE_SWEEPS", 1)
     chain = tmp_path / "chain.pem"
     chain.write_text(Path(certificate[0]).read_text() + Path(certificate[1]).read_text())
     other = self_signed(tmp_path, "other", "DNS:localhost")
