@@ -22,7 +22,7 @@ from kop import clock
 from kop.background import retried
 from kop.cluster.client_topics import SECURITY_TOPIC
 from kop.coordination.state_log import BATCH_RECORDS, Follower, KeyValue, StateLog, StateTopic, passes
-from kop.errors import BackendError, ErrorCode, InternalError, KopError
+from kop.errors import BackendError, ErrorCode, InternalError
 from kop.metrics import gauge_value
 from kop.security import records
 from kop.security.acls import Acl, Acls
