@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from kop import clock
 from kop.cli.common import (
     CliUsageError,
     Ordered,
@@ -195,7 +195,7 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
                 request = Request(deletions=[Request.ScramCredentialDeletion(name=name, mechanism=mechanism)])
                 request.upsertions = []
             else:
-                salt = os.urandom(SALT_BYTES)
+                salt = bytes.fromhex(clock.token_hex(SALT_BYTES))
                 upsertion = Request.ScramCredentialUpsertion(
                     name=name,
                     mechanism=mechanism,
