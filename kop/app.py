@@ -16,14 +16,14 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from os import _exit as exit_at_once
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kop import __version__, allocator, background, clock, compiled, event_loop, threads
 from kop.address import Address
@@ -75,6 +75,7 @@ asyncio's own pool has.
 """
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
+T = TypeVar("T")
 log = logging.getLogger("kop")
 
 
@@ -359,6 +360,22 @@ async def start(
     return Serving(gateway, engine, server, listeners, http_port)
 
 
+async def with_security(config: Config, work: Callable[[SecurityState], Awaitable[T] | T]) -> T:
+    """Return what `work` gives of the users and ACLs of a store that no broker has open. KopError if one has."""
+    broker_configs = BrokerConfigs(config.table())
+    topic_configs = TopicConfigs(broker_configs)
+    async with AsyncExitStack() as stack:
+        engine = await _open_engine(config, broker_configs, topic_configs, log.info, None, threads.tell)
+        stack.push_async_callback(engine.close)
+        await broker_configs.load(engine)
+        engine.policies_changed()
+        security = SecurityState(engine, clock.wall_ms)
+        stack.push_async_callback(security.close)
+        await security.open()
+        result = work(security)
+        return await result if isinstance(result, Awaitable) else result
+
+
 async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) -> None:
     """Stop the group and the transaction coordinator side by side, since over Pulsar each lets go of many
     partitions.
@@ -373,7 +390,7 @@ async def _open_engine(
     waits: Callable[[str], None],
     memory: MemoryStore | None,
     ended: Ended,
-    connect: Connect,
+    connect: Connect = asyncio.open_connection,
 ) -> Engine:
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.

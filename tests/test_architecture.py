@@ -111,11 +111,12 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/older_entries.py": {"pulsar_client"},
     "kop/cli/sender.py": {"records"},
+    "kop/cli/users.py": {"app", "security"},
     "kop/cli/pulsar.py": {"pulsar_client"},
     "kop/spark/message_ids.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }
-"""What parts of a room may import beyond their room: `kop serve` alone of the commands loads the gateway."""
+"""What parts of a room may import beyond their room: `kop serve`, and `kop users --store`, load the gateway."""
 
 
 def modules() -> list[Path]:

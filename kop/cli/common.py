@@ -323,6 +323,12 @@ def _manager(made: Any) -> Any:
     return made._sender._client._manager if hasattr(made, "_sender") else made._client._manager
 
 
+def ask_server(made: Any, request: Any) -> Any:
+    """Return the answer of any broker to a request of kafka-python's."""
+    manager = _manager(made)
+    return manager.run(manager.send, request)
+
+
 def brokers(made: Any) -> list[tuple[int, Address]]:
     """Return id and address of each broker, as the server named them when the client connected."""
     return [(broker.node_id, Address(broker.host, broker.port)) for broker in _manager(made).cluster.brokers()]
@@ -404,9 +410,8 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )
-    manager = _manager(made)
     partitions: dict[str, set[int]] = {}
-    for topic in manager.run(manager.send, request).topics:
+    for topic in ask_server(made, request).topics:
         if topic.error_code not in {0, errors.UnknownTopicOrPartitionError.errno}:
             fail(f"{topic.name}: {reason(topic.error_code)}")
         partitions[topic.name] = {partition.partition_index for partition in topic.partitions}

@@ -24,6 +24,8 @@ COMMANDS = {
     "brokers": "List the brokers of a cluster.",
     "groups": "List, describe, reset and delete consumer groups.",
     "transactions": "List, describe and abort transactions.",
+    "users": "Create, list and delete users with passwords.",
+    "acls": "Add, list and remove rights of users.",
     "produce": "Send lines of stdin or a file as records.",
     "consume": "Print records.",
     "offsets": "Turn Pulsar's message ids into offsets and back.",

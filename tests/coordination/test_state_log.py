@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from support.faulty_engine import FaultyLog, FaultyStore
 from support.waiting import until
 
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode as E
+from kop.errors import KopError
 from kop.records.batch import iter_batches
 
 MIB = 1 << 20
@@ -108,3 +111,33 @@ async def test_a_fault_after_one_write_keeps_no_other_from_hearing() -> None:
     log.write(0, [(b"a", b"1")], fail)
     writer.write(2, (b"b", b"1"))
     await until(lambda: writer.ended == [(2, E.NONE)])
+
+
+async def test_a_follower_takes_what_anybody_writes_and_everything_after_a_failure() -> None:
+    writer = Writer()
+    log = await writer.open()
+    writer.write(1, (b"a", b"1"), (b"b", b"1"))
+    await until(lambda: len(writer.ended) == 1)
+    taken: list[tuple[dict[bytes, bytes | None], bool]] = []
+    follower = log.follower(0, lambda newest, everything: taken.append((dict(newest), everything)))
+    await follower.catch_up()
+    assert taken == [({b"a": b"1", b"b": b"1"}, True)]
+    await follower.catch_up()
+    assert len(taken) == 1
+
+    task = asyncio.create_task(follower.follow())
+    writer.write(2, (b"a", None), (b"c", b"1"), (b"c", b"2"))
+    await until(lambda: len(taken) == 2)
+    assert taken[1] == ({b"a": None, b"c": b"2"}, False)
+
+    partition = writer.partition()
+    partition.cold, partition.read_error = True, KopError("away", E.KAFKA_STORAGE_ERROR)
+    writer.write(3, (b"d", b"1"))
+    await until(lambda: follower.age > 0)
+    assert len(taken) == 2
+    partition.cold, partition.read_error = False, None
+    await until(lambda: len(taken) == 3)
+    assert taken[2] == ({b"a": None, b"b": b"1", b"c": b"2", b"d": b"1"}, True)
+    assert follower.age == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -19,7 +19,9 @@ from conformance.authorization.requests import CLUSTER, Right
 from conformance.authorization.world import Connection, World
 from kop.app import Serving
 from kop.handlers.access import ANONYMOUS
-from kop.security.rights import AclOperation, ResourceType
+from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls
+from kop.security.authorizer import AclAuthorizer
+from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
 
 IMPLY_DESCRIBE = {AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}
@@ -27,17 +29,18 @@ Changes = Mapping[tuple[str, ...], Any]
 
 
 class Rights:
-    """An authorizer of exact rights and what they imply: Kafka's StandardAuthorizer with ALLOW and literal names."""
+    """An authorizer whose ACLs are exact rights, and what these imply."""
 
     def __init__(self, given: Collection[Right] = ()) -> None:
-        self.version = 0
+        self._acls = Acls()
+        self._authorizer = AclAuthorizer(self._acls, (), False)
         self.others: dict[str, Rights] = {}
         """The rights of other principals and hosts."""
         self.give(given)
 
     def give(self, given: Collection[Right]) -> None:
         """Replace all rights."""
-        self.version += 1
+        self._acls.replace(map(_acl, given))
         self._given = set(given)
         for right in given:
             operation, rest = right.split(" ", 1)
@@ -50,20 +53,39 @@ class Rights:
         """Return true if the right is given, or implied by one that is."""
         return right in self._given
 
-    def has_any(self, kind: str) -> bool:
-        """Return true if the right is given for any name."""
-        return any(right.startswith(f"{kind} ") for right in self._given)
+    @property
+    def decides(self) -> AclAuthorizer:
+        """What decides by these rights alone."""
+        return self._authorizer
+
+    @property
+    def version(self) -> int:
+        """Grows with each change, of the rights of others too."""
+        return self._acls.version + sum(other.version for other in self.others.values())
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Return true if the right is given, or implied by one that is."""
-        return self._of(principal, host).has(f"{operation.name} {resource.name} {name}")
+        return self._of(principal, host).decides.allows(principal, host, operation, resource, name)
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true if such a right is given for any name."""
-        return self._of(principal, host).has_any(f"{operation.name} {resource.name}")
+        return self._of(principal, host).decides.allows_any(principal, host, operation, resource)
 
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self
+
+
+def _acl(right: Right) -> Acl:
+    operation, resource, name = right.split(" ", 2)
+    return Acl(
+        ResourceType[resource],
+        name,
+        PatternType.LITERAL,
+        EVERYBODY,
+        WILDCARD,
+        AclOperation[operation],
+        Permission.ALLOW,
+    )
 
 
 class Place:

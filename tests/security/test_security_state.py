@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from storage.engines import Store, policy_of
+from support.child import free_port
 from support.faulty_engine import FaultyStore
-from support.waiting import until
+from support.gateway import gateway
+from support.waiting import SECONDS, until
 
 from kop import clock
 from kop.coordination import state_log
@@ -234,3 +237,52 @@ async def test_records_that_nobody_understands_do_not_count(caplog: pytest.LogCa
             assert not len(state.users)
     assert sum("is not understood" in record.getMessage() for record in caplog.records) == 7
     await engine.close()
+
+
+async def test_ports_stay_closed_and_readiness_says_why_while_the_topic_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, away = state_log.StateLog.open, True
+
+    async def open_log(log: state_log.StateLog) -> None:
+        if away and log.name == TOPIC:
+            raise KopError("no answer", ErrorCode.KAFKA_STORAGE_ERROR)
+        await real(log)
+
+    monkeypatch.setattr(state_log.StateLog, "open", open_log)
+    port, http = free_port(), free_port()
+
+    async def refuses() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return True
+        writer.close()
+        return False
+
+    async def readiness() -> str:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", http)
+        except OSError:
+            return ""
+        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        text = (await reader.read()).decode()
+        writer.close()
+        return text
+
+    async def serve() -> None:
+        where = {"listen": f"127.0.0.1:{port}", "http": f"127.0.0.1:{http}"}
+        async with gateway(tmp_path, store="memory:", **where):
+            assert not await refuses()
+            assert " 200 " in await readiness()
+
+    serving = asyncio.create_task(serve())
+    text = f"cannot read users and ACLs from the topic {TOPIC}: KAFKA_STORAGE_ERROR: no answer"
+    async with asyncio.timeout(SECONDS):
+        while True:
+            if text in await readiness():
+                break
+            await asyncio.sleep(0.02)  # asked again and again until it says so
+    assert await refuses()
+    away = False
+    await serving
