@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from kop.client.errors import ClientError
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish
@@ -19,6 +19,7 @@ from kop.functions.function import FunctionCode
 from kop.functions.instance import input_of, read_secrets
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec
+from kop.functions.state import LocalState, PartitionState, StateChanges, Value
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,15 @@ class TryOut:
     """Calls a function with one record after the other. ClientError, SerdeError: why it cannot be called."""
 
     def __init__(self, spec: FunctionSpec, code: FunctionCode) -> None:
+        if spec.window is not None:
+            raise ClientError("leave windowConfig out, or use localrun: windows are not tried out on single records")
         self.metrics: dict[str, tuple[int, float]] = {}
         """Count and sum of what the function gave to record_metric."""
         self._spec = spec
         self._code = code
         self._serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
         self._output = output_serde(spec, code)
-        self._state = _MemoryState()
+        self._state = LocalState()
         self._effects: list[Effect] = []
         self._context = FunctionContext(
             spec,
@@ -56,13 +59,22 @@ class TryOut:
             serde=lambda name: of_class_name(name, code),
             secrets=read_secrets(spec),
             record_metric=self._observe,
-            state=self._state,
+            state=lambda partition: StateChanges(self._state_of(partition[1])),
         )
 
     @property
-    def state(self) -> dict[str, Any]:
-        """The state that the calls have left."""
-        return dict(self._state.values)
+    def state(self) -> dict[str, Value]:
+        """The state that the calls have left; keys of several partitions have the partition before them."""
+        partitions = self._state.partitions
+        return {
+            key if len(partitions) == 1 else f"{number}/{key}": value
+            for number, state in sorted(partitions.items())
+            for key, value in state.values.items()
+            if value is not None
+        }
+
+    def _state_of(self, partition: int) -> PartitionState:
+        return self._state.partition(partition if self._spec.state_scope == "partition" else 0)
 
     def _observe(self, name: str, value: float) -> None:
         count, total = self.metrics.get(name, (0, 0.0))
@@ -74,7 +86,7 @@ class TryOut:
             serde = self._serdes[input_of(self._spec, topic)]
         except StopIteration:
             raise ClientError(f"{topic} is no input of the function: {', '.join(self._spec.inputs)}") from None
-        effects, context, before = self._effects, self._context, self.state
+        effects, context = self._effects, self._context
         effects.clear()
         context.begin((topic, partition), record)
         try:
@@ -83,12 +95,13 @@ class TryOut:
                 result = asyncio.run(_awaited(result))
             output = None if result is None or not self._spec.output else self._output.serialize(result)
         except Exception as error:
-            self._state.values = before
             return Tried(None, [], False, _told(error, Path(self._spec.py)))
         here = (topic, partition), record[0]
         if any(isinstance(effect, Nacked) and (effect.partition, effect.offset) == here for effect in effects):
-            self._state.values = before
             return Tried(None, [], False, NACKED)
+        for effect in effects:
+            if isinstance(effect, StateChanges):
+                effect.apply()
         publishes = [effect for effect in effects if isinstance(effect, Publish)]
         acked = any(isinstance(effect, Acked) and (effect.partition, effect.offset) == here for effect in effects)
         for publish in publishes:
@@ -113,25 +126,3 @@ def _told(error: Exception, file: Path) -> str:
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file.name]
     place = f" ({file.name}, line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{place}"
-
-
-class _MemoryState:
-    """A state that is gone with the process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def incr(self, key: str, amount: int) -> None:
-        self.values[key] = self.get_amount(key) + amount
-
-    def get_amount(self, key: str) -> int:
-        return cast("int", self.values.get(key, 0))
-
-    def delete_key(self, key: str) -> None:
-        self.values.pop(key, None)
-
-    def put(self, key: str, value: Any) -> None:
-        self.values[key] = value
-
-    def get_value(self, key: str) -> Any:
-        return self.values.get(key)
