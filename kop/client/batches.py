@@ -51,7 +51,7 @@ class RecordTooLargeError(ClientError):
 class HeaderRun(NamedTuple):
     """The headers of some records in a row, whose headers have the same names, and values of the same sizes."""
 
-    count: int
+    records: int
     names: tuple[bytes, ...]
     sizes: tuple[int, ...]
     """Of the values of each record."""
@@ -89,7 +89,7 @@ class NewRecords:
             sizes = tuple(map(len, present))
             self._headers.append(HeaderRun(1, names, sizes, b"".join(present), nulls if any(nulls) else ()))
         elif self._headers and not self._headers[-1].names:
-            self._headers[-1] = self._headers[-1]._replace(count=self._headers[-1].count + 1)
+            self._headers[-1] = self._headers[-1]._replace(records=self._headers[-1].records + 1)
         else:
             self._headers.append(HeaderRun(1, (), (), b""))
 
@@ -110,14 +110,14 @@ class NewRecords:
         runs = self._headers
         if not any(run.names for run in runs):
             return None
-        places = _offsets((len(run.names),) * run.count for run in runs)
-        names = _offsets(tuple(map(len, run.names)) * run.count for run in runs)
-        values = _offsets(run.sizes * run.count for run in runs)
+        places = _offsets((len(run.names),) * run.records for run in runs)
+        names = _offsets(tuple(map(len, run.names)) * run.records for run in runs)
+        values = _offsets(run.sizes * run.records for run in runs)
         nulls = None
         if any(run.nulls for run in runs):
-            valid = [not null for run in runs for null in run.nulls or (False,) * len(run.names) * run.count]
+            valid = [not null for run in runs for null in run.nulls or (False,) * len(run.names) * run.records]
             nulls = arrow_layout.validity_of(valid)[1]
-        all_names = b"".join([b"".join(run.names) * run.count for run in runs])
+        all_names = b"".join([b"".join(run.names) * run.records for run in runs])
         all_values = b"".join([run.values for run in runs])
         return 0, None, places, (0, None), (0, None, names, all_names), (0, nulls, values, all_values)
 

@@ -32,7 +32,7 @@ def varint(number: int) -> bytes:
 
 
 def message_id(index: int, offset: int) -> bytes:
-    """Return the bytes of an id that Pulsar's `MessageId.deserialize` reads: a protobuf of ledger, entry and partition."""
+    """Return an id as Pulsar's `MessageId.deserialize` reads it: a protobuf of ledger, entry and partition."""
     numbers = offset >> ENTRY_BITS, offset & (1 << ENTRY_BITS) - 1, index
     return b"".join(bytes([field << 3]) + varint(number) for field, number in enumerate(numbers, 1))
 

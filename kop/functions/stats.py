@@ -9,23 +9,20 @@ The threads of an instance write, others take snapshots. Times are noted once fo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kop import clock
 from kop.client.offsets import TopicPartition
+from kop.functions.watch import Calling, place_of
 
-GENERATION, PARTITION, OFFSET = 0, 1, 2
-"""Where in the three numbers that say what is called stands what: a number that moves with each list of calls, the place
-of the partition in the instance's list, -1 while nothing is called, and the offset."""
 LATEST: Final = 10
 """How many failures are kept."""
 METRICS: Final = 1_000
 """How many metrics of its own a function may have; further ones are left out."""
 TEXT_CHARACTERS: Final = 4_000
 """As much is kept of the text of a failure."""
-_COUNTS: Final = ("received", "processed", "user_exceptions", "system_exceptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +57,9 @@ class StatsSnapshot:
 
 
 class Stats:
-    """The counts of one instance. `partitions` and `calling` are its own, see `at` of the snapshot."""
+    """The counts of one instance. `partitions` and `calling` are its own, see `kop.functions.watch`."""
 
-    def __init__(self, partitions: Sequence[TopicPartition], calling: MutableSequence[int]) -> None:
+    def __init__(self, partitions: Sequence[TopicPartition], calling: Calling) -> None:
         self.received = 0
         self.processed = 0
         self.user_exceptions = 0
@@ -103,8 +100,9 @@ class Stats:
     def failed(self, error: BaseException, *, by_function: bool) -> None:
         """Note a call that failed, and if it was the function that raised."""
         self._turn()
-        told = {"text": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS], "at_ms": clock.wall_ms()}
-        self._last_ms = told["at_ms"]
+        now = clock.wall_ms()
+        told = {"text": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS], "at_ms": now}
+        self._last_ms = now
         if by_function:
             self.user_exceptions += 1
             self._user.append(told)
@@ -143,17 +141,18 @@ class Stats:
 
     def snapshot(self) -> StatsSnapshot:
         """Return what there is now."""
-        received, processed, user, system, latency, calls = self._all()
         of_minute = self._minute_before(int(clock.wall() // 60))
-        _, partition, offset = self._calling
+        place = place_of(self._calling, self._partitions)
         return StatsSnapshot(
-            int(received),
-            int(processed),
-            int(user),
-            int(system),
-            latency,
-            int(calls),
-            *map(int, of_minute[:4]),
+            self.received,
+            self.processed,
+            self.user_exceptions,
+            self.system_exceptions,
+            *self._latency,
+            int(of_minute[0]),
+            int(of_minute[1]),
+            int(of_minute[2]),
+            int(of_minute[3]),
             of_minute[4],
             int(of_minute[5]),
             list(self._user),
@@ -161,5 +160,5 @@ class Stats:
             self._last_ms,
             {name: [count, total] for name, (count, total) in list(self._metrics.items())},
             {f"{topic}-{number}": lag for (topic, number), lag in self.lag().items()},
-            [*self._partitions[partition], offset] if 0 <= partition < len(self._partitions) else None,
+            None if place is None else [*place[0], place[1]],
         )
