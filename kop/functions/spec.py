@@ -107,11 +107,11 @@ class FunctionSpec:
     ram: int | None = None
     """Bytes."""
     max_pending_async_requests: int = 1000
-    topic_names: TopicNames = HOME
-    """What the names mean that the function gives to `publish`; those here are the server's already."""
     window: WindowSpec | None = None
     state_scope: Literal["function", "partition"] = "function"
     """What state and windows belong to: the function, or each partition of its input."""
+    topic_names: TopicNames = HOME
+    """What the names mean that the function gives to `publish`; those here are the server's already."""
 
     @property
     def fqfn(self) -> str:
@@ -644,9 +644,9 @@ class _Draft:
             timeout_ms=config.timeout_ms,
             ram=config.resources.ram if config.resources else None,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
-            topic_names=self._topic_names,
             window=window,
             state_scope=scope,
+            topic_names=self._topic_names,
         )
 
     def _window(self, given: _WindowFields) -> WindowSpec:
@@ -674,7 +674,7 @@ class _Draft:
             timestamp_extractor=given.timestamp_extractor_class_name or "",
             max_lag_ms=given.max_lag_ms or 0,
             watermark_ms=given.watermark_emit_interval_ms or 1000,
-            late_data_topic=given.late_data_topic or "",
+            late_data_topic=self._topic(("windowConfig", "lateDataTopic"), given.late_data_topic),
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
