@@ -210,7 +210,8 @@ def test_a_module_that_hangs_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_serdes_are_checked_too(tmp_path: Path) -> None:
     inputs = '{"a": {"serdeClassName": "checked.NoSuch"}}'
-    got = mistakes(tmp_path, SHOUT, **{"input-specs": inputs, "output-serde-classname": "checked.Neither"})
+    flags: dict[str, Any] = {"input-specs": inputs, "output-serde-classname": "checked.Neither"}
+    got = mistakes(tmp_path, SHOUT, **flags)
     assert len(got) == 2
     assert "NoSuch" in got[0]
     assert "Neither" in got[1]
