@@ -181,7 +181,7 @@ class Calls:
         start: int,
         deadline: float,
     ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
-        """Call the messages of `rest`, which are those of `records` from `start` on, as long as they give results alone.
+        """Call the messages of `rest`, those of `records` from `start` on, as long as they give results alone.
 
         Returns how many are done, and the one behind them if it failed or asked for something. What is the same for all
         is done once: this is where the time of a function goes that is quick.
