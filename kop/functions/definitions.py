@@ -9,7 +9,7 @@ Every reader takes fields that it does not know, since a newer worker may have w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -28,15 +28,11 @@ NOT_YET: Final = -1
 """In the place of a revision: there is none."""
 _WORKER_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
 _CLIENT_ID: Final = re.compile(r"([\w.-]+)@(.+):(\d+)", re.ASCII)
+_adapter: Final[Callable[[Any], TypeAdapter[Any]]] = cache(TypeAdapter)
 
 
 class DamagedRecordError(Exception):
     """A record that cannot be read; the text says what is wrong with it."""
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 class _Json:
