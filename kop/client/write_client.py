@@ -54,6 +54,17 @@ class Identity(NamedTuple):
     transactional_id: str | None = None
 
 
+class Member(NamedTuple):
+    """A member of a consumer group, in one of its generations."""
+
+    member_id: str
+    generation: int
+
+
+NO_MEMBER: Final = Member("", -1)
+"""Whoever commits for a group without members."""
+
+
 @dataclass(slots=True)
 class _Topic:
     leaders: Mapping[int, int]
@@ -333,11 +344,16 @@ class WriteClient:
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def commit_in_transaction(
-        self, producer: Identity, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
+        self,
+        producer: Identity,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: str = "",
+        member: Member = NO_MEMBER,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The group has no members: the transactional id fences whoever else would commit.
+        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447).
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -360,10 +376,11 @@ class WriteClient:
                     group_id=group,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.epoch,
-                    generation_id=-1,
-                    member_id="",
+                    generation_id=member.generation,
+                    member_id=member.member_id,
                     group_instance_id=None,
                     topics=[topic_class(name=topic, partitions=parts) for topic, parts in topics.items()],
+                    min_version=3 if member.member_id else 0,
                     max_version=3,
                 ),
                 self._connection.coordinator((GROUP, group)),
