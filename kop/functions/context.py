@@ -327,13 +327,16 @@ class FunctionContext:
             if option not in self._told:
                 self._told.add(option)
                 self._logger.warning("publish: %s has no effect on Kafka's protocol", option)
+        topic = str(topic_name)
+        if "/" in topic:
+            topic = self._spec.topic_names.kafka_name(topic)
         key = conf.get("partition_key")
         if key is None:
             key = conf.get("ordering_key")
         pairs = properties or conf.get("properties") or {}
         self._effects.append(
             Publish(
-                str(topic_name),
+                topic,
                 None if key is None else _bytes(key),
                 serializer.serialize(message),
                 [(str(header), _bytes(value)) for header, value in pairs.items()],
