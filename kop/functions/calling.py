@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
@@ -21,9 +21,8 @@ from kop.functions.function import FunctionCode
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 from kop.functions.writing import Outputs
-
-log = logging.getLogger(__name__)
 
 AHEAD_RECORDS: Final = 1_000
 """How many messages of a partition at most are called behind one that is not done yet."""
@@ -55,7 +54,9 @@ class NackedError(Exception):
 class Calls:
     """The calls of one instance, on one thread. `stopping` tells when no further message is to be called.
 
-    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given.
+    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given. Where
+    the calls are is kept in `calling` (kop.functions.watch); `partitions` has the index of each partition there. Failed
+    calls are said to `logger`.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class Calls:
         output: Serde,
         context: Callable[[list[Effect]], FunctionContext],
         stopping: Callable[[], bool],
+        calling: MutableSequence[int],
+        partitions: Mapping[TopicPartition, int],
+        logger: logging.Logger,
     ) -> None:
         self.processed = 0
         self.failures = 0
@@ -79,6 +83,9 @@ class Calls:
         self._output = output
         self._new_context = context
         self._stopping = stopping
+        self._calling = calling
+        self._partitions = partitions
+        self._logger = logger
         guarantee = spec.processing_guarantees
         self._manual = guarantee is Guarantee.MANUAL
         self._tries = guarantee is not Guarantee.ATMOST_ONCE
@@ -110,6 +117,7 @@ class Calls:
     def take(self, taken: Taken, deadline: float) -> int:
         """Call messages until the deadline, a stop, or until the partition waits; returns how many, one at least."""
         partition, records, behind = taken
+        self._begin(partition)
         if self._loop is not None:
             number = self._take_together(partition, records)
         else:
@@ -120,9 +128,15 @@ class Calls:
                 number += 1
                 if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
                     break
+        self._calling[PARTITION] = NOT_CALLING
         if number == len(records):
             self._acks.passed(partition, behind)
         return number
+
+    def _begin(self, partition: TopicPartition) -> None:
+        """Note that messages of a partition are going to be called."""
+        self._calling[GENERATION] += 1
+        self._calling[PARTITION] = self._partitions[partition]
 
     def retry(self) -> bool:
         """Call what is due again; returns True if there was any."""
@@ -132,8 +146,10 @@ class Calls:
                 break
             record = self._open.pop((partition, offset))
             unit = self._unit(partition, record)
+            self._begin(partition)
             if not self._call(partition, record) and unit is not None:
                 self._release(unit)
+            self._calling[PARTITION] = NOT_CALLING
         return bool(due)
 
     def next_due(self) -> float | None:
@@ -151,7 +167,7 @@ class Calls:
             try:
                 publish.tell(True, None)
             except Exception:
-                log.exception("the callback of a publish to %s failed", publish.topic)
+                self._logger.exception("the callback of a publish to %s failed", publish.topic)
 
     # -- one message
 
@@ -184,6 +200,7 @@ class Calls:
 
     def _call(self, partition: TopicPartition, record: InputRecord) -> bool:
         """Call a message; returns True if it is to be tried again."""
+        self._calling[OFFSET] = record[0]
         if self._loop is not None:
             outcome = self._loop.run_until_complete(self._awaited(partition, record))
             return self._settle(partition, record, outcome)
@@ -256,12 +273,12 @@ class Calls:
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
         now = clock.monotonic()
         if not self._tries:
-            log.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
+            self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
             self._acks.done(partition, record[0])
             return False
         due = self._acks.failed(partition, record[0], now)
         if due is not None:
-            log.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+            self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
             self._open[partition, record[0]] = record
             unit = self._unit(partition, record)
             if unit is not None:
@@ -269,7 +286,7 @@ class Calls:
             return True
         self._open.pop((partition, record[0]), None)
         topic = self._dead_letter_topic(partition[0])
-        log.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
+        self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
         headers = [
             *record[4],
             ("REAL_TOPIC", partition[0].encode()),
@@ -291,6 +308,8 @@ class Calls:
         """Call as many messages at once as may be under way; what they gave is taken in the order of the messages."""
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]
+        if some:
+            self._calling[OFFSET] = some[0][0]
 
         async def together() -> list[CallResult | Exception]:
             return await asyncio.gather(*(self._awaited(partition, record) for record in some))

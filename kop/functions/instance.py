@@ -23,7 +23,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,7 @@ from kop.functions.function import FunctionCode
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -79,6 +80,7 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        calling: MutableSequence[int] | None = None,
     ) -> None:
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
@@ -87,7 +89,11 @@ class Instance:
         self._spec = spec
         self._code = code
         self._settings = dict(settings)
-        self._partitions = sorted(partitions)
+        self.partitions = sorted(partitions)
+        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0] if calling is None else calling
+        """Where it is, for kop.functions.watch, in memory that others may share."""
+        self._logger = logger_of(spec, instance_id)
+        self._process = os.getpid()
         self._instance_id = instance_id
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
@@ -176,11 +182,11 @@ class Instance:
 
     def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
         """Return where each partition is read on; starts that were not committed yet are, before anything is read."""
-        known = writer.committed(self._spec.group, self._partitions)
+        known = writer.committed(self._spec.group, self.partitions)
         positions = {partition: offset for partition, (offset, _) in known.items()}
         if self._spec.skip_to_latest:
             positions.clear()
-        new = [partition for partition in self._partitions if partition not in positions]
+        new = [partition for partition in self.partitions if partition not in positions]
         if new:
             earliest = self._spec.subscription_position == "Earliest" and not self._spec.skip_to_latest
             starts = reader.list_offsets(dict.fromkeys(new, EARLIEST if earliest else LATEST), READ_COMMITTED)
@@ -196,7 +202,7 @@ class Instance:
                 spec,
                 self._instance_id,
                 effects,
-                logger=logging.getLogger(f"{__name__}.{spec.name}"),
+                logger=self._logger,
                 serde=lambda name: of_class_name(name, code),
                 secrets=self._secrets,
                 record_metric=lambda name, value: None,
@@ -210,6 +216,9 @@ class Instance:
             output=self._output,
             context=context,
             stopping=lambda: self._stopping,
+            calling=self.calling,
+            partitions={partition: index for index, partition in enumerate(self.partitions)},
+            logger=self._logger,
         )
 
     def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
@@ -246,6 +255,8 @@ class Instance:
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:
                         break
+            if os.getpid() != self._process:
+                os._exit(0)  # the function has forked itself, and what this copy did is not the instance's
             if self._failure is None:
                 end.write(calls.committable())
                 calls.written()
@@ -255,6 +266,11 @@ class Instance:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
+
+
+def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
+    """Return the logger of an instance, which its context gives to the function, and which is told of failed calls."""
+    return logging.getLogger(f"{__name__}.{spec.fqfn.replace('.', '_').replace('/', '.')}.{instance_id}")
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:
