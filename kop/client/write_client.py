@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
@@ -28,7 +28,7 @@ from kafka.protocol.producer import (
 
 from kop import clock
 from kop.client.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
-from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 
 METADATA_SECONDS: Final = 60.0
@@ -353,7 +353,8 @@ class WriteClient:
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447).
+        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447):
+        NotMemberError.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -392,7 +393,23 @@ class WriteClient:
                         f"TxnOffsetCommit of {row.name}-{partition.partition_index} to group {group}",
                     )
 
-        self._patiently(commit, coordinator=(GROUP, group))
+        try:
+            self._patiently(commit, coordinator=(GROUP, group))
+        except _NO_MEMBER as error:
+            raise NotMemberError(f"{error}") from None
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its offsets, if there is one."""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                DeleteGroupsRequest(groups_names=[group]), self._connection.coordinator((GROUP, group))
+            )
+            code = answer.results[0].error_code
+            if code != errors.GroupIdNotFoundError.errno:
+                _raise(code, f"DeleteGroups of {group}")
+
+        self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
         """Commit offsets of a group without members; the errors of partitions that were refused."""
@@ -482,6 +499,12 @@ class WriteClient:
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
 _NOT_ALLOWED: Final = (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno)
+_NO_MEMBER: Final = (
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.RebalanceInProgressError,
+    errors.FencedInstanceIdError,
+)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 

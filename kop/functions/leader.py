@@ -15,12 +15,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
-from kop.functions.definitions import Answer, Definition, InstanceName, Request, spec_of
+from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
+from kop.functions.topics import HOME, TopicNames
 
 KNOWN_REQUESTS: Final = 1_000
 """How many of the last requests get their first answer again if they are sent again."""
+MAX_BYTES: Final = 512 * 1024
+"""How large a definition may be: it has to fit into a record."""
 OK: Final = 200
 WRONG: Final = 400
 NOT_THERE: Final = 404
@@ -28,12 +31,14 @@ LOST: Final = 409
 NO_PACKAGE: Final = 412
 """The package is not whole in its topic: whoever sent the request has to send both again."""
 
+DEFECT: Final = 500
+
 
 @dataclass(frozen=True)
 class Effects:
     """What is to be written, in one transaction, for a request."""
 
-    answer: Answer
+    answer: LeaderAnswer
     definitions: Mapping[str, Definition | None] = field(default_factory=dict)
     """What a function is from now on; None if it is not there any more."""
     begins: Mapping[str, FunctionSpec | None] = field(default_factory=dict)
@@ -53,11 +58,16 @@ class Leader:
     """What the leader has decided. `answers` are the last ones that there are, in their order."""
 
     def __init__(
-        self, definitions: Mapping[str, Definition], answers: Iterable[Answer] = (), drained: Collection[str] = ()
+        self,
+        definitions: Mapping[str, Definition],
+        answers: Iterable[LeaderAnswer] = (),
+        drained: Collection[str] = (),
+        topic_names: TopicNames = HOME,
     ) -> None:
         self.definitions = dict(definitions)
         self.drained = set(drained)
-        self._answers: dict[str, Answer] = {}
+        self._topic_names = topic_names
+        self._answers: dict[str, LeaderAnswer] = {}
         for answer in answers:
             self._note(answer)
 
@@ -70,7 +80,11 @@ class Leader:
         before = self._answers.get(request.id)
         if before is not None:
             return Effects(before, schedules=False)
-        effects = self._decide(offset, request, is_whole, workers)
+        try:
+            effects = self._decide(offset, request, is_whole, workers)
+        except Exception as error:  # the requests behind it are not to wait for ever
+            reason = f"nothing was changed, by a defect of the leader: {error!r}"
+            effects = Effects(LeaderAnswer(request=request.id, status=DEFECT, reason=reason, offset=offset))
         for fqfn, definition in effects.definitions.items():
             if definition is None:
                 del self.definitions[fqfn]
@@ -81,7 +95,7 @@ class Leader:
         self._note(effects.answer)
         return effects
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: LeaderAnswer) -> None:
         self._answers.setdefault(answer.request, answer)
         if len(self._answers) > KNOWN_REQUESTS:
             del self._answers[next(iter(self._answers))]
@@ -91,14 +105,14 @@ class Leader:
     ) -> Effects:
         def refused(status: int, reason: str) -> Effects:
             now = None if there is None else there.revision
-            return Effects(Answer(request=request.id, status=status, reason=reason, revision=now, offset=offset))
+            return Effects(LeaderAnswer(request=request.id, status=status, reason=reason, revision=now, offset=offset))
 
         there = self.definitions.get(request.fqfn)
         if request.kind in {"rebalance", "drain"}:
             if request.kind == "drain" and request.worker not in workers:
                 return refused(NOT_THERE, f"there is no worker {request.worker}")
             drained = {request.worker: True} if request.kind == "drain" else {}
-            return Effects(Answer(request=request.id, status=OK, offset=offset), drained=drained)
+            return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
         lost = self._lost(request, there)
         if lost is not None:
             return refused(*lost)
@@ -107,12 +121,14 @@ class Leader:
             return self._deleted(offset, request, there)
         if request.kind in {"create", "update"}:
             try:
-                made = _configured(offset, request, there)
+                made = _configured(offset, request, there, self._topic_names)
                 spec = made.spec
             except SpecError as error:
                 return refused(WRONG, str(error))
             if spec.fqfn != request.fqfn:
                 return refused(WRONG, f"the configuration is that of {spec.fqfn}, not of {request.fqfn}")
+            if len(made.to_json()) > MAX_BYTES:
+                return refused(WRONG, f"the definition of {request.fqfn} takes more than {MAX_BYTES} bytes")
             if not made.package or not is_whole(made.package):
                 return refused(NO_PACKAGE, f"the package of {request.fqfn} is not there as a whole: send it again")
             begins = {request.fqfn: _read_before(there, spec)}
@@ -164,7 +180,7 @@ class Leader:
     ) -> Effects:
         made = replace(made, revision=offset, kind=request.kind, by=request.by, at_ms=request.at_ms)
         return Effects(
-            Answer(request=request.id, status=OK, revision=offset, offset=offset),
+            LeaderAnswer(request=request.id, status=OK, revision=offset, offset=offset),
             definitions={request.fqfn: made},
             begins=begins,
             packages=self._unnamed(there, made.package),
@@ -174,7 +190,7 @@ class Leader:
         spec = there.spec
         others = {d.spec.group for fqfn, d in self.definitions.items() if fqfn != request.fqfn}
         return Effects(
-            Answer(request=request.id, status=OK, offset=offset),
+            LeaderAnswer(request=request.id, status=OK, offset=offset),
             definitions={request.fqfn: None},
             cleaned=[spec.group] if spec.cleanup_subscription and spec.group not in others else [],
             packages=self._unnamed(there, ""),
@@ -220,7 +236,7 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
     )
 
 
-def _configured(offset: int, request: Request, there: Definition | None) -> Definition:
+def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
     """Return what a create or an update makes of a function: an update changes the fields that it gives."""
     given = {name: value for name, value in (request.config or {}).items() if value is not None}
     if there is None:
@@ -231,12 +247,13 @@ def _configured(offset: int, request: Request, there: Definition | None) -> Defi
             version=offset,
             package=request.package,
             package_name=request.package_name,
+            topic_names=topic_names,
         )
     config = {**there.config, **given}
     package, name = request.package or there.package, request.package_name or there.package_name
     if (config, package) == (dict(there.config), there.package):
         return there
-    every = range(spec_of(config).parallelism)
+    every = range(spec_of(config, topic_names).parallelism)
     return replace(
         there,
         config=config,
@@ -245,6 +262,7 @@ def _configured(offset: int, request: Request, there: Definition | None) -> Defi
         package_name=name,
         stopped=frozenset(there.stopped.intersection(every)),
         restarts={},
+        topic_names=topic_names,
     )
 
 

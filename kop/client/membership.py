@@ -1,7 +1,7 @@
-"""A worker as a member of the consumer group of all workers: who is there, and who may lead.
+"""A member of a consumer group whose one partition is a right: who is in the group, and who has it.
 
-Owns: the group's membership, by kafka-python's consumer, whose client id says which worker it is and where.
-Must not know: what a leader does, what is in the topic that the group is about.
+Owns: the membership, by kafka-python's consumer, which keeps the partition where it is while others come and go.
+Must not know: what the right is for, what is in the topic.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition, errors
@@ -17,43 +18,49 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 
 from kop import clock
 from kop.client.write_client import Member
-from kop.functions.definitions import WorkerInfo
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = "__kop.functions"
-SESSION_SECONDS: Final = 6.0
-"""As short as Kafka's default allows: so long nobody leads after a leader was killed."""
 POLL_MS: Final = 200
 LOOK_SECONDS: Final = 1.0
 """How often it is asked who is there."""
 
 
-class Membership:
-    """Keeps this worker in the group, by a thread of its own. The rest is for any thread.
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of the group, by its client id."""
 
-    `settings` are kafka-python's; `partition` is the one whose holder leads; `changed` is called if somebody came or
-    went, or another one holds it.
+    client_id: str
+    holds: bool
+    """True if it has the partition."""
+
+
+class Membership:
+    """Keeps `client_id` in a group, by a thread of its own. The rest is for any thread.
+
+    `settings` are kafka-python's; `changed` is called if somebody came or went, or another one has the partition.
     """
 
     def __init__(
         self,
         settings: Mapping[str, Any],
-        me: WorkerInfo,
-        partition: tuple[str, int],
+        client_id: str,
+        group: str,
+        topic: str,
         changed: Callable[[], None],
-        session_seconds: float = SESSION_SECONDS,
+        session_seconds: float,
     ) -> None:
-        self._settings = {**settings, "client_id": me.client_id()}
-        self._partition = TopicPartition(*partition)
+        self._settings = {**settings, "client_id": client_id}
+        self._group = group
+        self._partition = TopicPartition(topic, 0)
         self._changed = changed
         self._session_ms = int(session_seconds * 1000)
-        self._workers: tuple[WorkerInfo, ...] = ()
+        self._peers: tuple[Peer, ...] = ()
         self._consumer: Any = None
         self._held = False
         self._anew = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kop-functions-member", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kop-group-member", daemon=True)
 
     def start(self) -> None:
         """Join the group."""
@@ -62,14 +69,15 @@ class Membership:
     def close(self) -> None:
         """Leave the group."""
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
-    def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers that live, and which of them leads, as of a second ago."""
-        return self._workers
+    def peers(self) -> tuple[Peer, ...]:
+        """Return who is in the group, as of a second ago."""
+        return self._peers
 
     def holding(self) -> Member | None:
-        """Return as which member this worker holds the partition now; None if it does not."""
+        """Return as which member this one has the partition; None if it does not."""
         consumer = self._consumer
         if consumer is None or not self._held or self._anew:
             return None
@@ -89,17 +97,16 @@ class Membership:
             try:
                 self._be_member()
             except Exception as error:
-                log.warning("not in the group %s for the moment: %r", GROUP, error)
+                log.warning("not in the group %s for the moment: %r", self._group, error)
                 self._over.wait(LOOK_SECONDS)
 
     def _be_member(self) -> None:
-        self._held = False
         admin = consumer = None
         try:
             admin = KafkaAdminClient(**_known(self._settings, KafkaAdminClient.DEFAULT_CONFIG))
             consumer = KafkaConsumer(
                 **_known(self._settings, KafkaConsumer.DEFAULT_CONFIG),
-                group_id=GROUP,
+                group_id=self._group,
                 enable_auto_commit=False,
                 auto_offset_reset="latest",
                 partition_assignment_strategy=[CooperativeStickyAssignor],
@@ -123,33 +130,27 @@ class Membership:
 
     def _look(self, admin: Any) -> None:
         try:
-            described = admin.describe_groups([GROUP])[GROUP]
+            described = admin.describe_groups([self._group])[self._group]
         except errors.KafkaError as error:
-            log.debug("the group %s cannot be looked at: %r", GROUP, error)
+            log.debug("the group %s cannot be looked at: %r", self._group, error)
             return
         if described["error"] is not None:
             return
-        found: dict[str, WorkerInfo] = {}
-        for member in described["members"]:
-            leads = self._has_partition(member["member_assignment"])
-            worker = WorkerInfo.of_client_id(member["client_id"], is_leader=leads)
-            if worker is not None and (leads or worker.worker_id not in found):
-                found[worker.worker_id] = worker
-        workers = tuple(sorted(found.values(), key=lambda worker: worker.worker_id))
-        if workers != self._workers:
-            self._workers = workers
+        peers = [
+            Peer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+        ]
+        found = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        if found != self._peers:
+            self._peers = found
             self._changed()
 
-    def _has_partition(self, assignment: Any) -> bool:
+    def _has_it(self, assignment: Any) -> bool:
         if not isinstance(assignment, Mapping):
-            return False
-        return any(
-            topic["topic"] == self._partition.topic and self._partition.partition in topic["partitions"]
-            for topic in assignment["assigned_partitions"]
-        )
+            return False  # none is dealt at the moment
+        return any(topic["topic"] == self._partition.topic for topic in assignment["assigned_partitions"])
 
-    def take_note(self, *, held: bool) -> None:
-        """Note if this worker holds the partition; called by the listener."""
+    def note(self, *, held: bool) -> None:
+        """Take what the listener was told."""
         self._held = held
         self._changed()
 
@@ -162,22 +163,22 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = consumer
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Take the partition, which is not read by this consumer."""
+        """Take the partition, which this consumer does not read."""
         for partition in assigned:
             self._consumer.seek(partition, 0)
             self._consumer.pause(partition)
         if assigned:
-            self._membership.take_note(held=True)
+            self._membership.note(held=True)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Give it up."""
         if revoked:
-            self._membership.take_note(held=False)
+            self._membership.note(held=False)
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
         """Give it up: another one may have it already."""
         if lost:
-            self._membership.take_note(held=False)
+            self._membership.note(held=False)
 
 
 def _known(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
