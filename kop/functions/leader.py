@@ -221,7 +221,6 @@ class Leader:
             fqfn: Wish(
                 {n: definition.runs(n) for n in range(definition.spec.parallelism) if n not in definition.stopped},
                 tuple(sorted(partitions.get(fqfn, ()))),
-                together=getattr(definition.spec, "state_scope", "") == "partition",
             )
             for fqfn, definition in self.definitions.items()
         }

@@ -211,6 +211,12 @@ class Registry:
                 found[worker.worker_id] = worker
         return tuple(found.values())
 
+    def is_second(self) -> bool:
+        """Return if another worker has the same id, and its address goes before that of this one."""
+        mine = self._me.client_id()
+        others = [peer.client_id for peer in self._membership.peers() if peer.client_id < mine]
+        return any(other.startswith(f"{self._me.worker_id}@") for other in others)
+
     @property
     def leads(self) -> bool:
         """True if this worker leads."""

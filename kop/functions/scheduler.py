@@ -7,7 +7,7 @@ Must not know: topics, requests, time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,8 +25,6 @@ class Wish:
     instances: Mapping[int, int]
     """Those that shall run, and the revision that each runs."""
     partitions: tuple[TopicPartition, ...]
-    together: bool = False
-    """True if partitions of the same number go to the same instance."""
 
 
 Assignments: TypeAlias = Mapping[InstanceName, Assignment]
@@ -43,44 +41,24 @@ def schedule(wishes: Mapping[str, Wish], current: Assignments, workers: Collecti
     """
     if not workers:
         return {}
+    held: dict[str, dict[TopicPartition, int]] = {}
+    for (fqfn, number), assignment in current.items():
+        held.setdefault(fqfn, {}).update(dict.fromkeys(assignment.partitions, number))
     dealt: dict[InstanceName, list[TopicPartition]] = {}
     for fqfn, wish in sorted(wishes.items()):
-        held = {
-            number: assignment.partitions
-            for (name, number), assignment in current.items()
-            if name == fqfn and number in wish.instances
-        }
-        for number, partitions in _partitions(wish, held).items():
-            if partitions:
-                dealt[fqfn, number] = partitions
+        for partition, number in deal(sorted(wish.partitions), held.get(fqfn, {}), sorted(wish.instances)).items():
+            dealt.setdefault((fqfn, number), []).append(partition)
     owners = {name: assignment.worker for name, assignment in current.items() if name in dealt}
     placed = deal(list(dealt), owners, sorted(workers), alike=lambda name: name[0])
     return {
         name: Assignment(
             worker=worker,
             revision=wishes[name[0]].instances[name[1]],
-            partitions=tuple(dealt[name]),
+            partitions=tuple(sorted(dealt[name])),
             number=name[1],
         )
         for name, worker in placed.items()
     }
-
-
-def _partitions(wish: Wish, held: Mapping[int, Iterable[TopicPartition]]) -> dict[int, list[TopicPartition]]:
-    """Return the partitions of each instance, in their order."""
-    bundles: dict[object, list[TopicPartition]] = {}
-    for partition in sorted(wish.partitions):
-        bundles.setdefault(partition[1] if wish.together else partition, []).append(partition)
-    owners: dict[object, int] = {
-        partition[1] if wish.together else partition: number
-        for number, partitions in held.items()
-        for partition in partitions
-    }
-    placed = deal(list(bundles), owners, sorted(wish.instances))
-    dealt: dict[int, list[TopicPartition]] = {}
-    for bundle, number in placed.items():
-        dealt.setdefault(number, []).extend(bundles[bundle])
-    return {number: sorted(partitions) for number, partitions in dealt.items()}
 
 
 def deal(
