@@ -68,14 +68,12 @@ class Running:
     @property
     def processed(self) -> int:
         """How many messages are done."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.processed
+        return 0 if self._instance is None else self._instance.stats.processed
 
     @property
     def failures(self) -> int:
         """How many calls have failed."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.failures
+        return 0 if self._instance is None else self._instance.stats.failures
 
     def start(self) -> Self:
         """Find the topics, make those that are missing, and start."""

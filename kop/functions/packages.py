@@ -22,7 +22,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -174,7 +173,7 @@ def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
     work.mkdir()
     (work / package.name).write_bytes(package.data)
     if kind == ".whl":
-        _extract(work / package.name, work / "seen")
+        _extract(work / package.name, None)
         more = [] if allow_index else ["--no-index", "--no-deps"]
         _pip(package.name, ["--target", str(place / "src"), *more, str(work / package.name)])
     else:
@@ -185,8 +184,8 @@ def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
     shutil.rmtree(work)
 
 
-def _extract(archive: Path, target: Path) -> None:
-    """Unpack a zip file; refuse what would leave the folder or fill the disk."""
+def _extract(archive: Path, target: Path | None) -> None:
+    """Unpack a zip file, or only look at it; refuse what would leave the folder or fill the disk."""
     try:
         with zipfile.ZipFile(archive) as given:
             members = given.infolist()
@@ -196,7 +195,9 @@ def _extract(archive: Path, target: Path) -> None:
                 path = PurePosixPath(member.filename.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or stat.S_ISLNK(member.external_attr >> 16):
                     raise PackageError(f"{archive.name} has a file that would lie elsewhere: {member.filename}")
-            given.extractall(target, [member for member in members if not member.filename.startswith("__MACOSX/")])
+            if target is not None:
+                target.mkdir()
+                given.extractall(target, [member for member in members if not member.filename.startswith("__MACOSX/")])
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
         raise PackageError(f"{archive.name} cannot be unpacked: {error}") from None
 
@@ -236,7 +237,7 @@ def _install(name: str, top: Path, target: Path, allow_index: bool) -> None:
 def _pip(name: str, arguments: Sequence[str]) -> None:
     """Run pip install; PackageError with what it says."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") or "INDEX" in key}
+    command += ["--no-compile", "--no-warn-script-location"]
     try:
         done = subprocess.run(
             [*command, *arguments],
@@ -244,7 +245,6 @@ def _pip(name: str, arguments: Sequence[str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=INSTALL_SECONDS,
-            env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -254,13 +254,3 @@ def _pip(name: str, arguments: Sequence[str]) -> None:
         told = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
         allowed = "" if "--no-index" not in arguments else "; put wheels into deps of the package, or install it here"
         raise PackageError(f"{name}: pip cannot install what it depends on: {' '.join(told)}{allowed}")
-
-
-def forget(folder: str | Path, keep: set[CodePlace]) -> None:
-    """Delete what was unpacked into `folder`, but for the places of `keep`."""
-    kept = {Path(path).parent.name for place in keep for path in (place.py, *place.folders) if path}
-    for path in Path(folder).iterdir():
-        if path.is_dir() and path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):
-                path.with_name(f"{path.name}.lock").unlink()
