@@ -9,7 +9,7 @@ Every reader takes fields that it does not know, since a newer worker may have w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 from kop.client.offsets import TopicPartition
 from kop.functions.spec import FunctionSpec
 from kop.functions.spec import read as read_spec
+from kop.functions.topics import HOME, TopicNames
 
 InstanceName: TypeAlias = tuple[str, int]
 """The full name of a function, and the number of one of its instances."""
@@ -28,18 +29,14 @@ NOT_YET: Final = -1
 """In the place of a revision: there is none."""
 _WORKER_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
 _CLIENT_ID: Final = re.compile(r"([\w.-]+)@(.+):(\d+)", re.ASCII)
+_adapter: Final[Callable[[Any], TypeAdapter[Any]]] = cache(TypeAdapter)
 
 
 class DamagedRecordError(Exception):
     """A record that cannot be read; the text says what is wrong with it."""
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-class _Json:
+class _RecordJson:
     """Something that is the value of a record."""
 
     def to_json(self) -> bytes:
@@ -63,7 +60,7 @@ def _mistake(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Definition(_Json):
+class Definition(_RecordJson):
     """A function as it is wanted."""
 
     fqfn: str
@@ -81,6 +78,8 @@ class Definition(_Json):
     """Instances that do not run because somebody stopped them."""
     restarts: Mapping[int, int] = field(default_factory=dict)
     """Instance to the revision of the last request that it be started anew, where it is of this version."""
+    topic_names: TopicNames = HOME
+    """What names of topics in its configuration mean on this cluster."""
     kind: str = ""
     by: str = ""
     at_ms: int = 0
@@ -89,20 +88,20 @@ class Definition(_Json):
     @cached_property
     def spec(self) -> FunctionSpec:
         """The function, checked; SpecError."""
-        return spec_of(self.config)
+        return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
         """Return the revision that an instance runs: it is started anew if this is another one."""
         return max(self.version, self.restarts.get(instance, NOT_YET))
 
 
-def spec_of(config: Mapping[str, Any]) -> FunctionSpec:
+def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
     """Return the function of a FunctionConfig; SpecError has all mistakes."""
-    return read_spec(to_json(dict(config)).decode(), "functionConfig")[0]
+    return read_spec(to_json(dict(config)).decode(), "functionConfig", topic_names)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment(_Json):
+class Assignment(_RecordJson):
     """Which worker runs an instance, and on which partitions."""
 
     worker: str
@@ -114,7 +113,7 @@ class Assignment(_Json):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(_Json):
+class Request(_RecordJson):
     """What somebody wants of the leader."""
 
     id: str
@@ -134,7 +133,7 @@ class Request(_Json):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(_Json):
+class LeaderAnswer(_RecordJson):
     """What became of a request. `status` is one of HTTP: below 300 it won."""
 
     request: str
@@ -200,23 +199,23 @@ def text_of(key: bytes | None) -> str:
         raise DamagedRecordError(f"the key {key!r} is no text") from None
 
 
-def to_log(said: Request | Answer) -> bytes:
+def to_log(said: Request | LeaderAnswer) -> bytes:
     """Return the value that a request or an answer has in the topic of requests."""
     name = b"request" if isinstance(said, Request) else b"answer"
     return b'{"%s":%s}' % (name, said.to_json())
 
 
-def from_log(value: bytes | None) -> Request | Answer:
+def from_log(value: bytes | None) -> Request | LeaderAnswer:
     """Return the request or the answer that a value is; DamagedRecordError."""
     try:
         read = from_json(value or b"")
     except ValueError as error:
         raise DamagedRecordError(f"no JSON: {error}") from None
-    kinds: dict[str, type[Request | Answer]] = {"request": Request, "answer": Answer}
+    kinds: dict[str, type[Request | LeaderAnswer]] = {"request": Request, "answer": LeaderAnswer}
     for name, kind in kinds.items():
         if isinstance(read, dict) and name in read:
             try:
-                said: Request | Answer = _adapter(kind).validate_python(read[name])
+                said: Request | LeaderAnswer = _adapter(kind).validate_python(read[name])
             except ValidationError as error:
                 raise DamagedRecordError(f"{name}.{_mistake(error)}") from None
             return said
