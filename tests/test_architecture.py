@@ -105,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
+    "kop/cli/functions_admin.py": {"functions"},
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/older_entries.py": {"pulsar_client"},
     "kop/cli/sender.py": {"records"},

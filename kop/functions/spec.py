@@ -397,6 +397,22 @@ def from_flags(
     return spec, draft.notes
 
 
+def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the fields that flags and a file's text give, to make or change a definition; SpecError.
+
+    Each is right by itself; if they make a whole function is not asked.
+    """
+    text, name = file or ("", "")
+    draft = _Draft(name, HOME)
+    draft.take_text(text)
+    draft.take_flags(flags)
+    if not draft.mistakes:
+        draft.checked()
+    if draft.mistakes:
+        raise SpecError([text for _, text in sorted(draft.mistakes)])
+    return draft.values
+
+
 class _Draft:
     """A definition as far as it is read, with what is wrong with it."""
 
