@@ -19,11 +19,11 @@ _HEADER_NAMES = frozenset({"name", "value", "value_base64"})
 
 
 class LineError(ValueError):
-    """A line that is no record; the text says why."""
+    """A line that is no record; its text is the reason."""
 
 
 class LineRecord(NamedTuple):
-    """A record to send. What is None is null, or, of timestamp and partition, left to the sender."""
+    """A record to send. None in a field is null; in `timestamp` and `partition` it leaves the choice to the sender."""
 
     key: bytes | None
     value: bytes | None
@@ -65,7 +65,7 @@ def shown(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def from_json(line: bytes) -> LineRecord:
-    """Return what a line says; topic and offset are passed over. Raises LineError."""
+    """Return the record that a line of JSON means; its topic and offset are ignored. Raises LineError."""
     try:
         read = json.loads(line)
     except ValueError as error:
