@@ -18,6 +18,7 @@ Must not know: where partitions come from, who starts it.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -36,6 +37,7 @@ from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
 from kop.functions import triggers
+from kop.functions.batch_calls import BatchCalls
 from kop.functions.calling import Calls
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
 from kop.functions.context import Effect, FunctionContext
@@ -104,9 +106,12 @@ class Instance:
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
-        serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
-        self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
-        self._output = output_serde(spec, code)
+        if code.is_batch:
+            check_batches(spec)
+        else:
+            serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
+            self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
+            self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
         self._stopping = False
         self._failure: BaseException | None = None
@@ -149,7 +154,7 @@ class Instance:
             except BaseException:
                 reading.close()
                 raise
-            self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
+            self._reader = ReadAhead(reading, positions, self._fail, self._fetch, batches=self._code.is_batch)
             stack.callback(self._reader.close, END_SECONDS)
             calls = self._calls(outputs)
             stack.callback(calls.close)
@@ -163,7 +168,7 @@ class Instance:
         if self._failure is not None:
             raise self._failure
 
-    def _lag(self, calls: Calls, starts: Offsets) -> dict[TopicPartition, int]:
+    def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are not done."""
         assert self._reader is not None
         done = {**starts, **calls.positions()}
@@ -229,7 +234,7 @@ class Instance:
             positions |= starts
         return positions
 
-    def _calls(self, outputs: Outputs) -> Calls:
+    def _calls(self, outputs: Outputs) -> Calls | BatchCalls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -243,20 +248,18 @@ class Instance:
                 record_metric=self.stats.metric,
             )
 
-        return Calls(
-            spec,
-            code,
-            outputs,
-            inputs=self._inputs,
-            output=self._output,
-            context=context,
-            stopping=lambda: self._stopping,
-            calling=self.calling,
-            partitions={partition: index for index, partition in enumerate(self.partitions)},
-            logger=self._logger,
-            stats=self.stats,
-            triggers=self._triggers,
-        )
+        common: dict[str, Any] = {
+            "context": context,
+            "stopping": lambda: self._stopping,
+            "calling": self.calling,
+            "partitions": {partition: index for index, partition in enumerate(self.partitions)},
+            "logger": self._logger,
+            "stats": self.stats,
+            "triggers": self._triggers,
+        }
+        if code.is_batch:
+            return BatchCalls(spec, code, outputs, **common)
+        return Calls(spec, code, outputs, inputs=self._inputs, output=self._output, **common)
 
     def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
         guarantee, group = self._spec.processing_guarantees, self._spec.group
@@ -270,7 +273,7 @@ class Instance:
 
     # -- its work
 
-    def _work(self, calls: Calls, reader: ReadAhead, end: BatchEnd) -> None:
+    def _work(self, calls: Calls | BatchCalls, reader: ReadAhead, end: BatchEnd) -> None:
         pending: deque[Taken] = deque()
         later: list[Taken] = []
         while not self._stopping:
@@ -299,7 +302,7 @@ class Instance:
                 calls.written()
 
     @staticmethod
-    def _idle_seconds(calls: Calls, end: BatchEnd) -> float | None:
+    def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
@@ -308,6 +311,17 @@ class Instance:
 def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
     """Return the logger of an instance, which its context gives to the function, and which is told of failed calls."""
     return logging.getLogger(f"{__name__}.{spec.fqfn.replace('.', '_').replace('/', '.')}.{instance_id}")
+
+
+def check_batches(spec: FunctionSpec) -> None:
+    """Raise ClientError if a function cannot take record batches of Arrow."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
+    if spec.processing_guarantees is Guarantee.MANUAL:
+        raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
+    named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
+    if named or spec.output_serde_class_name or spec.output_schema_type:
+        raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:
