@@ -164,8 +164,8 @@ class BatchCalls:
         """Return the ids of the messages in a batch that somebody waits for."""
         if not self._triggers:
             return []
-        found = (self._triggers.number_of(headers) for _, _, _, _, headers in records_of(batch))
-        return [number for number in found if number is not None]
+        numbers = (self._triggers.number_of(headers) for _, _, _, _, headers in records_of(batch))
+        return [number for number in numbers if number is not None]
 
     def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
         """Let a batch wait for its next attempt, make its messages dead letters, or give it up."""

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 from kop.client.errors import ClientError
 from kop.functions.function import FunctionLoadError
-from kop.testing import Broker
+from kop.testing import Broker, KafkaRecord
 from kop.testing.functions import Functions
 
 pa = pytest.importorskip("pyarrow")
@@ -74,7 +74,8 @@ def test_a_batch_has_all_columns_and_a_result_may_have_most(broker: Broker, func
 
     broker.create_topic("out", partitions=5)
     start(functions, copy)
-    broker.produce("in", [("k", "a"), ("other", "b"), (None, "c")], headers=[("h", b"x")])
+    sent = [(b"k", b"a"), (b"other", b"b"), (None, b"c")]
+    broker.produce("in", [KafkaRecord(key=key, value=value, headers=(("h", b"x"),)) for key, value in sent])
     wait_until(lambda: len(broker.records("out")) == 3)
     assert schemas[0] == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
     came, went = broker.records("in"), broker.records("out")
@@ -90,8 +91,9 @@ def test_rows_go_to_the_topics_that_they_name(broker: Broker, functions: Functio
         topics = pc.if_else(pc.starts_with(text, "a"), "to-a", None)
         return pa.RecordBatch.from_arrays([text, topics], ["value", "topic"])
 
-    start(functions, route)
+    function = start(functions, route)
     broker.produce("in", ["a1", "b1", "a2"])
+    wait_until(lambda: function.processed == 3)
     wait_until(lambda: (values(broker, "to-a"), values(broker, "out")) == (["a1", "a2"], ["b1"]))
 
 
