@@ -42,6 +42,7 @@ from kop.functions.calling import Calls
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
+from kop.functions.growth import Growth
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
@@ -87,7 +88,9 @@ class Instance:
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
         calling: MutableSequence[int] | None = None,
+        look_seconds: float | None = None,
     ) -> None:
+        """`look_seconds`: how often partitions are looked for that came later; None for never."""
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
         self._spec = spec
@@ -99,6 +102,8 @@ class Instance:
         self.stats = Stats(self.partitions, self.calling)
         self._triggers = Triggers()
         self._logger = logger_of(spec, instance_id)
+        self._indexes = {partition: index for index, partition in enumerate(self.partitions)}
+        self._look_seconds = look_seconds
         self._process = os.getpid()
         self._instance_id = instance_id
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
@@ -109,8 +114,8 @@ class Instance:
         if code.is_batch:
             check_batches(spec)
         else:
-            serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
-            self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
+            self._serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
+            self._inputs = {topic: self._serdes[input_of(spec, topic)] for topic, _ in partitions}
             self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
         self._stopping = False
@@ -161,6 +166,9 @@ class Instance:
             self.stats.lag = lambda: self._lag(calls, positions)
             end = self._end(writer, identity, outputs, positions)
             stack.callback(end.close)
+            if self._look_seconds is not None:
+                growth = Growth(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(growth.close)
             self.started.set()
             self._work(calls, self._reader, end)
             if self._failure is None:
@@ -176,6 +184,31 @@ class Instance:
             partition: max(0, end - done.get(partition, position))
             for partition, (end, position) in self._reader.ends().items()
         }
+
+    def add(self, partitions: Collection[TopicPartition]) -> None:
+        """Take further partitions, once it has begun: from their committed offsets, else from their beginning. Those
+        that it has already are left out. For any thread, one at a time.
+        """
+        assert self._reader is not None
+        new = sorted(set(partitions) - set(self.partitions))
+        if not new:
+            return
+        with ExitStack() as stack:
+            writer = WriteClient(self._settings, self._patience)
+            stack.callback(writer.close)
+            known = writer.committed(self._spec.group, new)
+            positions = {partition: offset for partition, (offset, _) in known.items()}
+            if missing := [partition for partition in new if partition not in positions]:
+                reader = ReadClient(self._settings, int(self._patience * 1000))
+                stack.callback(reader.close)
+                positions |= reader.list_offsets(dict.fromkeys(missing, EARLIEST), READ_COMMITTED)
+        for partition in new:
+            if not self._code.is_batch:
+                self._inputs[partition[0]] = self._serdes[input_of(self._spec, partition[0])]
+            self.partitions.append(partition)
+            self._indexes[partition] = len(self.partitions) - 1
+        self._reader.add(positions)
+        log.info("%s takes %s, too", self._spec.fqfn, ", ".join(f"{topic}-{number}" for topic, number in new))
 
     def trigger(self, value: bytes, key: bytes | None, topic: str | None, seconds: float) -> TriggerAnswer:
         """Send a message to one of the partitions, and return what became of it. For any thread."""
@@ -226,13 +259,24 @@ class Instance:
         positions = {partition: offset for partition, (offset, _) in known.items()}
         if self._spec.skip_to_latest:
             positions.clear()
-        new = [partition for partition in self.partitions if partition not in positions]
+        new = {
+            partition: self._start_of(partition, positions)
+            for partition in self.partitions
+            if partition not in positions
+        }
         if new:
-            earliest = self._spec.subscription_position == "Earliest" and not self._spec.skip_to_latest
-            starts = reader.list_offsets(dict.fromkeys(new, EARLIEST if earliest else LATEST), READ_COMMITTED)
+            starts = reader.list_offsets(new, READ_COMMITTED)
             commit(writer, identity, self._spec.group, starts)
             positions |= starts
         return positions
+
+    def _start_of(self, partition: TopicPartition, committed: Offsets) -> int:
+        """Return where a partition begins that has no offset: if it came later than others, at its beginning."""
+        spec = self._spec
+        is_regex = spec.inputs[input_of(spec, partition[0])].is_regex
+        if any(is_regex or topic == partition[0] for topic, _ in committed):
+            return EARLIEST
+        return EARLIEST if spec.subscription_position == "Earliest" and not spec.skip_to_latest else LATEST
 
     def _calls(self, outputs: Outputs) -> Calls | BatchCalls:
         spec, code = self._spec, self._code
@@ -252,7 +296,7 @@ class Instance:
             "context": context,
             "stopping": lambda: self._stopping,
             "calling": self.calling,
-            "partitions": {partition: index for index, partition in enumerate(self.partitions)},
+            "partitions": self._indexes,
             "logger": self._logger,
             "stats": self.stats,
             "triggers": self._triggers,

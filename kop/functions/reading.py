@@ -109,6 +109,13 @@ class ReadAhead:
         """Return where each partition ends and the next offset that is fetched. For any thread."""
         return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read further partitions from these offsets on. For any thread."""
+        with self._changed:
+            for partition, position in positions.items():
+                self._ahead.setdefault(partition, _Ahead(position))
+            self._changed.notify_all()
+
     def wake(self) -> None:
         """Let `take` return now, or the next one at once."""
         with self._changed:
@@ -190,7 +197,6 @@ class ReadAhead:
             return  # it is asked for again
         if isinstance(answer, Exception):
             raise answer
-        self._ahead[partition].end = answer.last_stable_offset
         stored: Any
         if self._batches:
             stored = arrow.decode(
@@ -200,6 +206,8 @@ class ReadAhead:
         else:
             stored = StoredRecords(answer, partition, position)
         chunks = [(records, stored.next_offset, 0) for records in stored]
+        with self._changed:
+            self._ahead[partition].end = answer.last_stable_offset
         if stored.next_offset == position:
             if stored.cut_off > self._fetch.partition_bytes:
                 size = stored.cut_off

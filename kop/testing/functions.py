@@ -22,6 +22,7 @@ from kop.functions.spec import from_flags
 SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 10.0
 _FETCH_WAIT_MS: Final = 100
+_LOOK_SECONDS: Final = 0.3
 
 
 class TestFunction:
@@ -100,7 +101,13 @@ class Functions:
             spec, _ = from_flags({"py": __file__, "classname": name} | given, (config, "config"))
             code = of_object(function, name)
         running = Running(
-            spec, code, self._settings, lambda line: None, patience=_PATIENCE_SECONDS, fetch_wait_ms=_FETCH_WAIT_MS
+            spec,
+            code,
+            self._settings,
+            lambda line: None,
+            patience=_PATIENCE_SECONDS,
+            fetch_wait_ms=_FETCH_WAIT_MS,
+            look_seconds=_LOOK_SECONDS,
         )
         running.start()
         self._running.append(running)

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from functions.instance_kit import KilledError, Killer, consume, produce, values
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import NewPartitions
 from kafka.errors import MessageSizeTooLargeError
 from support.waiting import wait_until
 
@@ -447,3 +448,33 @@ def test_an_offset_that_is_gone_is_read_on_from_the_first(broker: Broker, functi
     functions(exclaim, inputs="in", output="out")
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 8})
     assert values(broker, "out")[-1] == "4!"
+
+
+# -- partitions that come later
+
+
+def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
+    broker: Broker, functions: Functions
+) -> None:
+    broker.produce("in-1", ["before"])
+    function = functions(exclaim, topics_pattern="in-.*", output="out")
+    broker.produce("in-2", numbered(3))
+    wait_until(lambda: function.processed == 3)
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({"in-1": NewPartitions(2)})
+    produce(broker.bootstrap, "in-1", [(None, "late")], partition=1)
+    wait_until(lambda: function.processed == 4)
+    function.stop()
+    assert broker.committed(GROUP) == {("in-1", 0): 1, ("in-1", 1): 1, ("in-2", 0): 3}
+    assert sorted(values(broker, "out")) == ["0!", "1!", "2!", "late!"]
+
+
+def test_partitions_that_came_while_the_function_was_away_are_read_from_their_beginning(
+    broker: Broker, functions: Functions
+) -> None:
+    functions(exclaim, inputs="in", output="out").stop()
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({"in": NewPartitions(2)})
+    produce(broker.bootstrap, "in", [(None, "late")], partition=1)
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: values(broker, "out") == ["late!"])
