@@ -76,7 +76,7 @@ _NAME = _Kind("NAME")
 
 # The flags of `pulsar-admin functions`, in the order of the help. What they may be is checked with the file's fields.
 FLAGS: Mapping[str, tuple[_Kind, str]] = {
-    "--py": (_Kind("FILE"), "File with the function."),
+    "--py": (_Kind("FILE"), "File with the function: .py, .whl or .zip."),
     "--classname": (_NAME, "Class, function or module in it: FILE.CLASS, FILE.FUNCTION or FILE."),
     "--inputs": (_Kind("TOPIC,..."), "Topics whose messages it gets."),
     "--output": (_TOPIC, "Topic of its results."),
@@ -108,17 +108,17 @@ FLAGS: Mapping[str, tuple[_Kind, str]] = {
     "--retain-ordering": (_SWITCH, "A failed message holds up its partition."),
     "--retain-key-ordering": (_SWITCH, "A failed message holds up its key."),
     "--auto-ack": (_SWITCH, "false goes with the guarantee MANUAL alone."),
-    "--log-topic": (_TOPIC, "Not there yet: the log goes to stderr."),
-    "--timeout-ms": (_NUMBER, "Not there yet: without effect."),
+    "--log-topic": (_TOPIC, "Topic of what it logs and prints."),
+    "--timeout-ms": (_NUMBER, "How long a call may take before the process is ended."),
     "--parallelism": (_NUMBER, "Number of instances; localrun has one."),
     "--forward-source-message-property": (_SWITCH, "Taken for Pulsar's sake."),
-    "--cleanup-subscription": (_SWITCH, "Not there yet: without effect."),
+    "--cleanup-subscription": (_SWITCH, "Delete the offsets with the function. Default: true."),
     "--window-length-count": (_NUMBER, "Refused: windows are not there yet."),
     "--window-length-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
     "--sliding-interval-count": (_NUMBER, "Refused: windows are not there yet."),
     "--sliding-interval-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
     "--cpu": (_Kind("N", {"type": click.FLOAT}), "Taken for Pulsar's sake."),
-    "--ram": (_NUMBER, "Not there yet: without effect."),
+    "--ram": (_NUMBER, "Bytes of memory beyond which the process is ended."),
     "--disk": (_NUMBER, "Taken for Pulsar's sake."),
     "--batch-builder": (_NAME, "Taken for Pulsar's sake."),
     "--runtime-flags": (_Kind("TEXT"), "Taken for Pulsar's sake."),
@@ -177,8 +177,9 @@ def localrun(
     stop = StopSignals()
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
-    from kop.functions.localrun import Changes, Running, names_of
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import Changes, Running, load_here, names_of
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
@@ -205,8 +206,7 @@ def localrun(
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        code = load(spec.py, spec.class_name)
-        running = Running(spec, code, settings, note, patience=patience).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
@@ -215,7 +215,7 @@ def localrun(
         note(f"{spec.fqfn} has ended: {running.processed} messages done, their offsets committed")
     except (ClientError, FencedError, UnreachableError, SerdeError) as error:
         fail(str(error))
-    except FunctionLoadError as error:
+    except (FunctionLoadError, PackageError) as error:
         if not reload:
             fail(str(error))
         note(f"{error}; waiting for another {spec.py}")

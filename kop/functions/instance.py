@@ -18,6 +18,7 @@ Must not know: where partitions come from, who starts it.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -28,8 +29,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from kafka.errors import KafkaError
-
 from kop import clock
 from kop.client.batches import build
 from kop.client.errors import ClientError, FencedError, NoTransactionsError
@@ -38,6 +37,7 @@ from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
 from kop.functions import triggers
+from kop.functions.batch_calls import BatchCalls
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
@@ -115,11 +115,14 @@ class Instance:
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
-        of_messages = of_elements(code) if spec.window else code
-        serdes = {name: input_serde(spec, name, of_messages) for name in spec.inputs}
         self._extractor = extractor_of(spec, code)
-        self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
-        self._output = output_serde(spec, code)
+        if code.is_batch:
+            check_batches(spec)
+        else:
+            of_messages = of_elements(code) if spec.window else code
+            serdes = {name: input_serde(spec, name, of_messages) for name in spec.inputs}
+            self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
+            self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
         self._stopping = False
         self._failure: BaseException | None = None
@@ -179,7 +182,7 @@ class Instance:
             except BaseException:
                 reading.close()
                 raise
-            self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
+            self._reader = ReadAhead(reading, positions, self._fail, self._fetch, batches=self._code.is_batch)
             stack.callback(self._reader.close, END_SECONDS)
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
@@ -193,7 +196,7 @@ class Instance:
         if self._failure is not None:
             raise self._failure
 
-    def _lag(self, calls: Calls, starts: Offsets) -> dict[TopicPartition, int]:
+    def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are not done."""
         assert self._reader is not None
         done = {**starts, **calls.positions()}
@@ -217,7 +220,7 @@ class Instance:
                     writer.produce(producer, {places[0]: batch})
             finally:
                 writer.close()
-        except (ClientError, KafkaError) as error:
+        except Exception as error:
             self._triggers.wait(number, 0)
             return TriggerAnswer(error=f"the message cannot be written: {error}")
         answer = self._triggers.wait(number, seconds)
@@ -281,7 +284,7 @@ class Instance:
         first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
         return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
 
-    def _calls(self, outputs: Outputs, state: FunctionState, starts: Offsets) -> Calls:
+    def _calls(self, outputs: Outputs, state: FunctionState, starts: Offsets) -> Calls | BatchCalls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -296,9 +299,7 @@ class Instance:
                 state=state.changes,
             )
 
-        options: dict[str, Any] = {
-            "inputs": self._inputs,
-            "output": self._output,
+        common: dict[str, Any] = {
             "context": context,
             "stopping": lambda: self._stopping,
             "calling": self.calling,
@@ -307,9 +308,12 @@ class Instance:
             "stats": self.stats,
             "triggers": self._triggers,
         }
+        if code.is_batch:
+            return BatchCalls(spec, code, outputs, **common)
+        common |= {"inputs": self._inputs, "output": self._output}
         if spec.window is not None:
-            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **options)
-        return Calls(spec, code, outputs, **options)
+            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **common)
+        return Calls(spec, code, outputs, **common)
 
     def _end(
         self,
@@ -346,7 +350,7 @@ class Instance:
 
     # -- its work
 
-    def _work(self, calls: Calls, reader: ReadAhead, end: BatchEnd) -> None:
+    def _work(self, calls: Calls | BatchCalls, reader: ReadAhead, end: BatchEnd) -> None:
         pending: deque[Taken] = deque()
         later: list[Taken] = []
         while not self._stopping:
@@ -375,7 +379,7 @@ class Instance:
                 calls.written()
 
     @staticmethod
-    def _idle_seconds(calls: Calls, end: BatchEnd) -> float | None:
+    def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
@@ -384,6 +388,19 @@ class Instance:
 def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
     """Return the logger of an instance, which its context gives to the function, and which is told of failed calls."""
     return logging.getLogger(f"{__name__}.{spec.fqfn.replace('.', '_').replace('/', '.')}.{instance_id}")
+
+
+def check_batches(spec: FunctionSpec) -> None:
+    """Raise ClientError if a function cannot take record batches of Arrow."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
+    if spec.processing_guarantees is Guarantee.MANUAL:
+        raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
+    if spec.window is not None:
+        raise ClientError(f"leave windowConfig of {spec.fqfn} out: windows are for process(list, context)")
+    named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
+    if named or spec.output_serde_class_name or spec.output_schema_type:
+        raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from kop.functions.topics import HOME, TopicNameError, TopicNames
+from kop.functions.watch import LEAST_RAM
 
 Path: TypeAlias = tuple[str | int, ...]
 """Where something stands in a FunctionConfig: names of fields, keys and indexes."""
@@ -278,15 +279,15 @@ WITHOUT_EFFECT: Final[dict[Path, str]] = {
     ("producerConfig", "useThreadLocalProducers"): "an instance has one producer",
     ("producerConfig", "batchBuilder"): "the server keeps batches as they are written",
     ("inputSpecs", "*", "poolMessages"): "messages are objects of Python",
-    ("inputSpecs", "*", "receiverQueueSize"): "not built yet",
-    ("inputSpecs", "*", "consumerProperties"): "not built yet",
-    ("inputSpecs", "*", "schemaProperties"): "not built yet",
+    ("inputSpecs", "*", "receiverQueueSize"): "what is read ahead is bounded in bytes",
+    (
+        "inputSpecs",
+        "*",
+        "consumerProperties",
+    ): "all inputs are read by one client, with the properties of the worker",
+    ("inputSpecs", "*", "schemaProperties"): "schemas here have none",
     ("resources", "cpu"): "a process takes what the machine gives",
     ("resources", "disk"): "a process takes what the machine gives",
-    ("resources", "ram"): "not built yet",
-    ("logTopic",): "not built yet",
-    ("timeoutMs",): "not built yet",
-    ("cleanupSubscription",): "not built yet",
 }
 """Fields that are taken and change nothing, and why."""
 
@@ -314,7 +315,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "name": Flag(("name",), "text", "Name of the function; without it the name of the class."),
     "fqfn": Flag(("fqfn",), "text", "Tenant, namespace and name in one: TENANT/NAMESPACE/NAME."),
     "classname": Flag(("className",), "text", "MODULE.CLASS, MODULE.FUNCTION or MODULE."),
-    "py": Flag(("py",), "text", "File with the function."),
+    "py": Flag(("py",), "text", "File with the function: .py, .whl or .zip."),
     "jar": Flag(("jar",), "text", "Refused: functions in Java are not run."),
     "go": Flag(("go",), "text", "Refused: functions in Go are not run."),
     "inputs": Flag(("inputs",), "list", "Topics to read, with commas between."),
@@ -568,6 +569,9 @@ class _Draft:
                 "needs maxMessageRetries: without it a message is tried for ever",
                 "maxMessageRetries",
             )
+        ram = config.resources.ram if config.resources else None
+        if ram is not None and ram < LEAST_RAM:
+            self.wrong(("resources", "ram"), f"must be {LEAST_RAM} bytes or more: an instance has that much by itself")
         dead_letter_topic = self._topic(("deadLetterTopic",), config.dead_letter_topic)
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
         for topic, schema in (config.custom_schema_outputs or {}).items():
@@ -626,7 +630,7 @@ class _Draft:
             secrets=secrets,
             log_topic=log_topic,
             timeout_ms=config.timeout_ms,
-            ram=config.resources.ram if config.resources else None,
+            ram=ram,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
             window=window,
             state_scope=scope,

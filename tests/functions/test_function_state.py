@@ -141,6 +141,19 @@ def test_state_fits_the_outputs_after_a_kill(
     assert changelog(broker)[-1] == (0, "a", number(10))
 
 
+def test_record_batches_have_state_too(broker: Broker, functions: Functions) -> None:
+    class Count:
+        def process_batch(self, batch: Any, context: Any) -> None:
+            for value in batch.column("value").to_pylist():
+                context.incr_counter(value.decode(), 1)
+
+    function = functions(Count, name="count", inputs="in")
+    broker.produce("in", ["a", "b", "a"])
+    wait_until(lambda: function.processed == 3)
+    assert function.query_state("a") == StateValue("a", 2, None)
+    function.stop()
+
+
 def test_state_belongs_to_partitions_if_that_is_said(broker: Broker, functions: Functions) -> None:
     broker.create_topic("in", partitions=3)
     config = "stateScope: partition\nparallelism: 2"
