@@ -21,6 +21,7 @@ from kop.functions.context import Effect, FunctionContext, InputRecord, Nacked, 
 from kop.functions.function import FunctionCode
 from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateChanges
 from kop.functions.stats import Stats
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
@@ -148,6 +149,8 @@ class BatchCalls:
                 )
                 if effect.callback is not None:
                     self._callbacks.append(effect)
+            elif isinstance(effect, StateChanges):
+                effect.apply()
         self._acks.done(partition, first)
         self._stats.called(len(batch), clock.monotonic() - began)
         self._answers.extend(self._numbers(batch))

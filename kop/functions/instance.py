@@ -51,6 +51,7 @@ from kop.functions.state import StateError, StateValue
 from kop.functions.stats import Stats
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import NOT_CALLING
+from kop.functions.windowing import WindowCalls, extractor_of, of_elements
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -119,10 +120,12 @@ class Instance:
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
+        self._extractor = extractor_of(spec, code)
         if code.is_batch:
             check_batches(spec)
         else:
-            self._serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
+            of_messages = of_elements(code) if spec.window else code
+            self._serdes = {name: input_serde(spec, name, of_messages) for name in spec.inputs}
             self._inputs = {topic: self._serdes[input_of(spec, topic)] for topic, _ in partitions}
             self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
@@ -180,12 +183,13 @@ class Instance:
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
                 state = self._new_state(writer, identity)
                 state.find()
+                starts = self._starts(reading, positions) if spec.window else positions
             except BaseException:
                 reading.close()
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch, batches=self._code.is_batch)
             stack.callback(self._reader.close, END_SECONDS)
-            calls = self._calls(outputs, state)
+            calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
             end = self._end(writer, identity, outputs, positions, state)
@@ -319,7 +323,12 @@ class Instance:
         if self._reader is not None:
             self._reader.wake()
 
-    def _calls(self, outputs: Outputs, state: FunctionState) -> Calls | BatchCalls:
+    def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
+        """Return from where on there are records: those before were deleted, and no window waits for them."""
+        first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
+        return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
+
+    def _calls(self, outputs: Outputs, state: FunctionState, starts: Offsets) -> Calls | BatchCalls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -345,7 +354,10 @@ class Instance:
         }
         if code.is_batch:
             return BatchCalls(spec, code, outputs, **common)
-        return Calls(spec, code, outputs, inputs=self._inputs, output=self._output, **common)
+        common |= {"inputs": self._inputs, "output": self._output}
+        if spec.window is not None:
+            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **common)
+        return Calls(spec, code, outputs, **common)
 
     def _end(
         self,
@@ -428,6 +440,8 @@ def check_batches(spec: FunctionSpec) -> None:
         raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
     if spec.processing_guarantees is Guarantee.MANUAL:
         raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
+    if spec.window is not None:
+        raise ClientError(f"leave windowConfig of {spec.fqfn} out: windows are for process(list, context)")
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
     if named or spec.output_serde_class_name or spec.output_schema_type:
         raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
