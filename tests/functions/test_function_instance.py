@@ -17,7 +17,7 @@ from kafka.errors import MessageSizeTooLargeError
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError
-from kop.functions import acks
+from kop.functions import acks, committing
 from kop.functions.instance import ReplacedError
 from kop.testing import Broker
 from kop.testing.functions import Functions
@@ -426,6 +426,18 @@ def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions
     second.stop()
     got = values(broker, "out")
     assert got == ["a!"] if guarantee in {"EFFECTIVELY_ONCE", "ATMOST_ONCE"} else set(got) == {"a!"}
+
+
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
+def test_an_idle_instance_that_was_replaced_notices_it(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    monkeypatch.setattr(committing, "RENEW_SECONDS", 0.2)
+    config = {"name": "exclaim", "inputs": "in", "output": "out", "processing_guarantees": guarantee}
+    first = functions(exclaim_and_ack, **config)
+    functions(exclaim_and_ack, **config)
+    with pytest.raises(ReplacedError):
+        first.wait()
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

@@ -97,6 +97,18 @@ def test_rows_go_to_the_topics_that_they_name(broker: Broker, functions: Functio
     wait_until(lambda: (values(broker, "to-a"), values(broker, "out")) == (["a1", "a2"], ["b1"]))
 
 
+def test_a_batch_may_have_state(broker: Broker, functions: Functions) -> None:
+    def count(batch: Any, context: Any) -> Any:
+        context.incr_counter("rows", len(batch))
+        return pa.array([str(context.get_counter("rows"))])
+
+    function = start(functions, count)
+    broker.produce("in", ["a", "b"])
+    wait_until(lambda: function.processed == 2)
+    broker.produce("in", ["c"])
+    wait_until(lambda: values(broker, "out") == ["2", "3"])
+
+
 def test_a_batch_fails_as_a_whole_and_is_tried_again(broker: Broker, functions: Functions) -> None:
     tries: list[int] = []
 
