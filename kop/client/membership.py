@@ -17,7 +17,7 @@ from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, To
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from kop import clock
-from kop.client.write_client import Member
+from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class GroupPeer:
     """A member of the group, by its client id."""
 
     client_id: str
@@ -55,7 +55,7 @@ class Membership:
         self._partition = TopicPartition(topic, 0)
         self._changed = changed
         self._session_ms = int(session_seconds * 1000)
-        self._peers: tuple[Peer, ...] = ()
+        self._peers: tuple[GroupPeer, ...] = ()
         self._consumer: Any = None
         self._held = False
         self._anew = False
@@ -72,11 +72,11 @@ class Membership:
         if self._thread.is_alive():
             self._thread.join()
 
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[GroupPeer, ...]:
         """Return who is in the group, as of a second ago."""
         return self._peers
 
-    def holding(self) -> Member | None:
+    def holding(self) -> MemberIdentity | None:
         """Return as which member this one has the partition; None if it does not."""
         consumer = self._consumer
         if consumer is None or not self._held or self._anew:
@@ -84,7 +84,7 @@ class Membership:
         metadata = consumer.group_metadata()
         if metadata.generation_id < 0 or not metadata.member_id:
             return None
-        return Member(metadata.member_id, metadata.generation_id)
+        return MemberIdentity(metadata.member_id, metadata.generation_id)
 
     def rejoin(self) -> None:
         """Leave the group and join it again: what this member was told may be out of date."""
@@ -137,11 +137,11 @@ class Membership:
         if described["error"] is not None:
             return
         peers = [
-            Peer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+            GroupPeer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
         ]
-        found = tuple(sorted(peers, key=lambda peer: peer.client_id))
-        if found != self._peers:
-            self._peers = found
+        in_order = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        if in_order != self._peers:
+            self._peers = in_order
             self._changed()
 
     def _has_it(self, assignment: Any) -> bool:
