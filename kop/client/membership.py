@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition, errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.structs import MemberState
 
 from kop import clock
 from kop.client.write_client import MemberIdentity
@@ -22,6 +23,8 @@ from kop.client.write_client import MemberIdentity
 log = logging.getLogger(__name__)
 
 POLL_MS: Final = 200
+SETTLE_SECONDS: Final = 30.0
+"""How long a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
 """How often it is asked who is there."""
 
@@ -112,12 +115,20 @@ class Membership:
                 partition_assignment_strategy=[CooperativeStickyAssignor],
                 session_timeout_ms=self._session_ms,
                 heartbeat_interval_ms=self._session_ms // 6,
+                max_poll_interval_ms=int(SETTLE_SECONDS * 1000),
             )
             self._consumer, self._anew = consumer, False
+            # Known before it joins, the topic gives no reason to join once more: kafka-python loses a join that takes
+            # longer than a poll if only what is known of topics was the reason.
+            consumer.partitions_for_topic(self._partition.topic)
             consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
-            look = clock.monotonic()
+            look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:
                 consumer.poll(timeout_ms=POLL_MS)
+                if consumer.group_metadata().state is MemberState.STABLE:
+                    settled = clock.monotonic()
+                elif clock.monotonic() > settled + SETTLE_SECONDS:
+                    raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
                 if clock.monotonic() >= look:
                     look = clock.monotonic() + LOOK_SECONDS
                     self._look(admin)

@@ -49,6 +49,7 @@ from kop.functions.definitions import (
     to_log,
 )
 from kop.functions.instance import ID_PREFIX
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
 from kop.functions.leader import KNOWN_REQUESTS, Effects, Leader, losers
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
@@ -72,7 +73,8 @@ GROUP: Final = "__kop.functions"
 SESSION_SECONDS: Final = 6.0
 """As short as Kafka's default allows: so long nobody leads after a leader was killed."""
 LEADER_ID: Final = "kop.functions.leader"
-TRANSACTION_TIMEOUT_MS: Final = 60_000
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+"""How long the leader's transaction may be open."""
 PATIENCE_SECONDS: Final = 30.0
 WAIT_MS: Final = 500
 """How long a Fetch of the tail waits at most: what comes is known at once, but for what another server leads."""
@@ -547,13 +549,15 @@ class Registry:
         starts = self._starts(term, effects, wishes or {})
         if not records and not starts:
             return
-        for fqfn, number in losers(term.assignments, then):
-            self._leading.init_producer(f"{ID_PREFIX}/{fqfn}/{number}", TRANSACTION_TIMEOUT_MS)
         if records:
             self._leading.add_partitions(term.identity, sorted({(topic, 0) for topic, _, _ in records}))
             _produce(self._leading, term.identity, records, term.sequences)
         for group, offsets in starts.items():
             self._leading.commit_in_transaction(term.identity, group, offsets)
+        # Fenced once the transaction is open: a fenced instance stays down for as long as that can last, so either the
+        # new assignment is committed before it runs again, or the old one stands.
+        for fqfn, number in losers(term.assignments, then):
+            self._leading.init_producer(f"{ID_PREFIX}/{fqfn}/{number}", INSTANCE_TIMEOUT_MS)
         self._leading.commit_in_transaction(term.identity, GROUP, {(REQUESTS, 0): cursor}, member=holding)
         self._leading.end_transaction(term.identity)
 

@@ -498,7 +498,9 @@ class Worker:
         """Ask an instance, the one that has the answer if none is named."""
         owners = {number: a for (name, number), a in self.assignments().items() if name == fqfn}
         if instance is None:
-            instance, question = _asked(owners, question)
+            there = self.definition(fqfn)
+            by_partition = there is not None and there.spec.state_scope == "partition"
+            instance, question = _asked(owners, question, by_partition)
         if instance not in owners:
             return {"error": f"no instance of {fqfn} runs that could answer: see its status"}
         worker = owners[instance].worker
@@ -515,12 +517,15 @@ def _unknown(error: str) -> dict[str, Any]:
     return asdict(InstanceStatus(False, error, None, clock.wall_ms(), 0, [], None))
 
 
-def _asked(owners: Mapping[int, Assignment], question: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+def _asked(
+    owners: Mapping[int, Assignment], question: dict[str, Any], by_partition: bool
+) -> tuple[int | None, dict[str, Any]]:
     """Return which instance has the answer, and what it is asked.
 
-    State that belongs to partitions is in that of its key, since a function with such state has one input.
+    State that belongs to partitions (`by_partition`) is in that of its key, since a function with such state has one
+    input.
     """
-    if question.get("ask") in {"state", "putstate"} and len(owners) > 1:
+    if by_partition and question.get("ask") in {"state", "putstate"}:
         places = [place for assignment in owners.values() for place in assignment.partitions]
         partition = question.get("partition")
         if partition is None:
