@@ -39,7 +39,7 @@ async def workers(broker: Broker, folder: Path, count: int = 2) -> AsyncIterator
         await asyncio.gather(*(worker.close() for worker in made))
 
 
-async def values(broker: Broker, topic: str) -> list[bytes | None]:
+async def values(broker: Broker, topic: str) -> list[bytes]:
     records = await asyncio.to_thread(broker.records, topic, isolation_level="read_committed")
     return sorted(record.value or b"" for record in records)
 
@@ -47,15 +47,15 @@ async def values(broker: Broker, topic: str) -> list[bytes | None]:
 async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_path: Path) -> None:
     with Broker() as broker:
         broker.create_topic("in", partitions=2)
-        async with workers(broker, tmp_path) as (one, other):
-            answer = await one.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+        async with workers(broker, tmp_path) as (first, second):
+            answer = await first.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
             assert answer.won, answer
-            assert one.names("public", "default") == ["shout"]
-            await until(lambda: other.definition(FQFN), "the other to know it", 1.0)
-            assert {assignment.worker for assignment in one.assignments().values()} == {"w0", "w1"}
+            assert first.names("public", "default") == ["shout"]
+            await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
+            assert {assignment.worker for assignment in first.assignments().values()} == {"w0", "w1"}
 
             async def runs() -> bool:
-                return [s["running"] for s in (await other.status(FQFN, None)).values()] == [True, True]
+                return [s["running"] for s in (await second.status(FQFN, None)).values()] == [True, True]
 
             await until(runs, "both to run", SECONDS)
             await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
@@ -64,17 +64,17 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
                 return await values(broker, "out") == [b"a!", b"b!", b"c!"]
 
             await until(written, "what it writes", SECONDS)
-            for worker in (one, other):
+            for worker in (first, second):
                 for instance in (0, 1):
                     asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
                     assert (await worker.ask(FQFN, instance, asked))["output"] == "aGkh"
-            assert "no instance" in (await one.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
+            assert "no instance" in (await first.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
 
             revision = answer.revision
             config = {"output": "louder", "parallelism": 1}
-            changed = await other.request("update", FQFN, expects=revision, config=config, by="bob")
+            changed = await second.request("update", FQFN, expects=revision, config=config, by="bob")
             assert changed.won
-            lost = await one.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
+            lost = await first.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
             assert (lost.status, lost.revision) == (409, changed.revision)
             assert "bob has sent update" in lost.reason
             await asyncio.to_thread(broker.produce, "in", ["d", "e"])
@@ -83,10 +83,10 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
                 return {b"d!", b"e!"} <= set(await values(broker, "louder"))
 
             await until(moved, "the new output", SECONDS)
-            deleted = await one.request("delete", FQFN, expects=changed.revision, by="ada")
+            deleted = await first.request("delete", FQFN, expects=changed.revision, by="ada")
             assert deleted.won
-            assert one.functions() == []
-            told = await one.history(FQFN)
+            assert first.functions() == []
+            told = await first.history(FQFN)
             assert [(row["kind"], row["by"], row["status"]) for row in told] == [
                 ("create", "ada", 200),
                 ("update", "bob", 200),
