@@ -84,6 +84,7 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        end_seconds: float = END_SECONDS,
         calling: MutableSequence[int] | None = None,
     ) -> None:
         self.started = threading.Event()
@@ -101,6 +102,7 @@ class Instance:
         self._instance_id = instance_id
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
+        self._end_seconds = end_seconds
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
@@ -150,7 +152,7 @@ class Instance:
                 reading.close()
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
-            stack.callback(self._reader.close, END_SECONDS)
+            stack.callback(self._reader.close, self._end_seconds)
             calls = self._calls(outputs)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
