@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
@@ -29,7 +29,7 @@ from kafka.protocol.producer import (
 
 from kop import clock
 from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
-from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 from kop.records.batch import read_header
 
@@ -56,6 +56,17 @@ class Identity(NamedTuple):
     producer_id: int
     epoch: int
     transactional_id: str | None = None
+
+
+class Member(NamedTuple):
+    """A member of a consumer group, in one of its generations."""
+
+    member_id: str
+    generation: int
+
+
+NO_MEMBER: Final = Member("", -1)
+"""Whoever commits for a group without members."""
 
 
 @dataclass(slots=True)
@@ -107,8 +118,15 @@ class WriteClient:
                 f"its first use ({error})"
             ) from error
 
-    def partitions_at_least(self, topic: str, count: int) -> None:
-        """Make a topic, or give it more partitions, if it has fewer than `count`."""
+    def sees(self, topic: str) -> bool:
+        """Return if there is a topic that this user may see; no topic is made by asking."""
+        try:
+            return bool(self.leaders(topic, make=False))
+        except errors.TopicAuthorizationFailedError:
+            return False
+
+    def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
+        """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
 
         def ask() -> None:
             leaders = self.leaders(topic, make=False)
@@ -123,7 +141,7 @@ class WriteClient:
                 )
                 code = answer.results[0].error_code
             else:
-                code = self._create(topic, count)
+                code = self._create(topic, count, configs or {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
             # Another one may have been first: look again.
@@ -143,7 +161,7 @@ class WriteClient:
 
         def create() -> bool:
             self._connection.metadata([])  # which server makes topics
-            code = self._create(topic, DEFAULT_PARTITIONS)
+            code = self._create(topic, DEFAULT_PARTITIONS, {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic}, or allow this user to")
             if code != errors.TopicAlreadyExistsError.errno:
@@ -158,10 +176,15 @@ class WriteClient:
         self._patiently(wait)
         return made
 
-    def _create(self, topic: str, count: int) -> int:
+    def _create(self, topic: str, count: int, configs: Mapping[str, str]) -> int:
         """Ask for a topic of `count` partitions; the error code."""
+        config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         new = CreateTopicsRequest.CreatableTopic(
-            name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
+            name=topic,
+            num_partitions=count,
+            replication_factor=-1,
+            assignments=[],
+            configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         answer = self._connection.send(
             CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, min_version=4, max_version=6),
@@ -346,11 +369,17 @@ class WriteClient:
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def commit_in_transaction(
-        self, producer: Identity, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
+        self,
+        producer: Identity,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: str = "",
+        member: Member = NO_MEMBER,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The group has no members: the transactional id fences whoever else would commit.
+        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447):
+        NotMemberError.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -373,10 +402,11 @@ class WriteClient:
                     group_id=group,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.epoch,
-                    generation_id=-1,
-                    member_id="",
+                    generation_id=member.generation,
+                    member_id=member.member_id,
                     group_instance_id=None,
                     topics=[topic_class(name=topic, partitions=parts) for topic, parts in topics.items()],
+                    min_version=3 if member.member_id else 0,
                     max_version=3,
                 ),
                 self._connection.coordinator((GROUP, group)),
@@ -388,7 +418,23 @@ class WriteClient:
                         f"TxnOffsetCommit of {row.name}-{partition.partition_index} to group {group}",
                     )
 
-        self._patiently(commit, coordinator=(GROUP, group))
+        try:
+            self._patiently(commit, coordinator=(GROUP, group))
+        except _NO_MEMBER as error:
+            raise NotMemberError(f"{error}") from None
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its offsets, if there is one."""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                DeleteGroupsRequest(groups_names=[group]), self._connection.coordinator((GROUP, group))
+            )
+            code = answer.results[0].error_code
+            if code != errors.GroupIdNotFoundError.errno:
+                _raise(code, f"DeleteGroups of {group}")
+
+        self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
         """Commit offsets of a group without members; the errors of partitions that were refused."""
@@ -478,6 +524,12 @@ class WriteClient:
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
 _NOT_ALLOWED: Final = (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno)
+_NO_MEMBER: Final = (
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.RebalanceInProgressError,
+    errors.FencedInstanceIdError,
+)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 

@@ -21,6 +21,7 @@ from kop.functions.function import FunctionCode
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde, SerdeError
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateChanges
 from kop.functions.stats import Stats
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
@@ -181,7 +182,7 @@ class Calls:
         start: int,
         deadline: float,
     ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
-        """Call the messages of `rest`, those of `records` from `start` on, as long as they give results alone.
+        """Call the messages of `rest`, those of `records` from `start` on, while they give results and state alone.
 
         Returns how many are done, and the one behind them if it failed or asked for something. What is the same for all
         is done once: this is where the time of a function goes that is quick.
@@ -195,6 +196,7 @@ class Calls:
         effects.clear()
         number = 0
         left: tuple[InputRecord, CallResult | Exception] | None = None
+        changes: StateChanges | None = None
         began = now()
         try:
             for record in rest:
@@ -202,14 +204,20 @@ class Calls:
                 begin(partition, record)
                 result = call(deserialize(record[3]), context)
                 if effects:
-                    left = record, self._given(result, effects, now())
-                    break
+                    if len(effects) > 1 or type(effects[0]) is not StateChanges:
+                        left = record, self._given(result, effects, now())
+                        break
+                    changes = effects[0]
                 if result is not None and serialize is not None:
                     data = serialize(result)
                     if len(data) > RECORD_BYTES:
                         raise _too_large("the result", data)
                     values.append(data)
                     offsets.append(record[0])
+                if changes is not None:
+                    changes.apply()
+                    changes = None
+                    effects.clear()
                 number += 1
                 if now() >= deadline or stopping():
                     break
@@ -369,6 +377,8 @@ class Calls:
         elif isinstance(effect, Acked):
             if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
                 self._acks.done(effect.partition, effect.offset)
+        elif isinstance(effect, StateChanges):
+            effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 

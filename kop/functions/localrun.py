@@ -101,6 +101,12 @@ class Running:
         """How many calls have failed."""
         return 0 if self._instance is None else self._instance.stats.failures
 
+    @property
+    def instance(self) -> Instance:
+        """The instance, once it was started."""
+        assert self._instance is not None
+        return self._instance
+
     def start(self) -> Self:
         """Find the topics, make those that are missing, and start."""
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)

@@ -34,6 +34,17 @@ class Outputs:
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
 
+    @property
+    def is_transactional(self) -> bool:
+        """True if what is written counts once its transaction is committed."""
+        return self._identity.transactional_id is not None
+
+    def use(self, identity: Identity) -> None:
+        """Write as another producer from here on."""
+        self._identity = identity
+        self._sequences.clear()
+        self._added.clear()
+
     def count(self, topic: str) -> int:
         """Return how many partitions a topic has."""
         count = self._counts.get(topic)
@@ -51,6 +62,10 @@ class Outputs:
         if values:
             place = topic, source[1] % self.count(topic)
             self._records(place).extend(values, origins.header_runs(*source, offsets))
+
+    def add_to(self, place: TopicPartition, record: NewRecord) -> None:
+        """Take a record for a partition."""
+        self._records(place).add(record)
 
     def add_rows(self, place: TopicPartition, rows: RowsIn) -> None:
         """Take rows for a partition."""

@@ -13,7 +13,7 @@ import pytest
 from cli.cli_support import Invoke, Kop
 from support.waiting import SECONDS
 
-from kop.cli.functions import FLAGS
+from kop.cli.functions_flags import FLAGS
 from kop.functions import spec
 
 
