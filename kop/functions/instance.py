@@ -94,6 +94,7 @@ class Instance:
         fetch_wait_ms: int = 500,
         end_seconds: float = END_SECONDS,
         calling: MutableSequence[int] | None = None,
+        version: str = "0",
     ) -> None:
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
@@ -108,6 +109,7 @@ class Instance:
         self._logger = logger_of(spec, instance_id)
         self._process = os.getpid()
         self._instance_id = instance_id
+        self._version = version
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
         self._end_seconds = end_seconds
@@ -285,6 +287,7 @@ class Instance:
                 secrets=self._secrets,
                 record_metric=self.stats.metric,
                 state=state.changes,
+                version=self._version,
             )
 
         return Calls(

@@ -146,6 +146,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
                 fetch_wait_ms=FETCH_WAIT_MS,
                 end_seconds=0,
                 calling=numbers,
+                version=start.version,
             )
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()
