@@ -35,7 +35,7 @@ from kop.functions.spec import FunctionSpec
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
-FETCH_WAIT_MS: Final = 5_000
+FETCH_WAIT_MS: Final = 10_000
 """How long a server holds a Fetch that nothing has come for; idle instances cost that little."""
 _TOLD: Final = (ClientError, UnreachableError, FunctionLoadError, SerdeError)
 """Errors whose text says all."""
