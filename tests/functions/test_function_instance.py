@@ -19,6 +19,7 @@ from support.waiting import wait_until
 from kop.client.errors import ClientError
 from kop.functions import acks, committing
 from kop.functions.instance import ReplacedError
+from kop.functions.triggers import TriggerAnswer
 from kop.testing import Broker
 from kop.testing.functions import Functions
 
@@ -316,6 +317,39 @@ def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Fu
     broker.produce("in", ["a"])
     wait_until(lambda: function.processed == 1)
     assert tries == ["a", "a"]
+
+
+# -- triggers
+
+
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
+def test_a_trigger_answers_when_its_message_is_done(broker: Broker, functions: Functions, guarantee: str) -> None:
+    function = functions(exclaim_and_ack, name="exclaim", inputs="in", output="out", processing_guarantees=guarantee)
+    assert function.trigger("a", b"key") == TriggerAnswer(b"a!")
+    assert values(broker, "out") == ["a!"]
+    (sent,) = broker.records("in")
+    assert (sent.key, sent.value) == (b"key", b"a")
+
+
+def test_a_trigger_answers_with_nothing_and_with_the_exception(broker: Broker, functions: Functions) -> None:
+    def strict(number: int) -> None:
+        if number < 0:
+            raise ValueError(f"{number} is negative")
+
+    function = functions(strict, inputs="in")
+    assert function.trigger("1") == TriggerAnswer()
+    assert function.trigger("-1") == TriggerAnswer(error="ValueError: -1 is negative")
+    assert function.trigger("one").error == "SerdeError: the value is no int: b'one'"
+
+
+def test_a_trigger_says_if_it_is_not_done_in_time(broker: Broker, functions: Functions) -> None:
+    go_on = threading.Event()
+    function = functions(lambda text: go_on.wait(30) and None, name="slow", inputs="in")
+    try:
+        answer = function.trigger("a", seconds=0.2)
+    finally:
+        go_on.set()
+    assert answer.error == "the message is written to in, and not done in 0.2 s"
 
 
 # -- asynchronous functions
