@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from email.message import Message
 from typing import Any, NamedTuple
 
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
@@ -194,7 +195,7 @@ class Response(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str]
+    headers: Message
 
     def json(self) -> Any:
         """The body, which is JSON."""
