@@ -124,8 +124,9 @@ def localrun(
     stop = StopSignals()
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
-    from kop.functions.localrun import Changes, Running, names_of
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import Changes, Running, load_here, names_of
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
@@ -150,8 +151,7 @@ def localrun(
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        code = load(spec.py, spec.class_name)
-        running = Running(spec, code, settings, note, patience=patience).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
@@ -160,7 +160,7 @@ def localrun(
         note(f"{spec.fqfn} has ended: {running.processed} messages done, their offsets committed")
     except (ClientError, FencedError, UnreachableError, SerdeError) as error:
         fail(str(error))
-    except FunctionLoadError as error:
+    except (FunctionLoadError, PackageError) as error:
         if not reload:
             fail(str(error))
         note(f"{error}; waiting for another {spec.py}")

@@ -106,6 +106,7 @@ class FunctionState:
         local = LocalState()
         reader = self._new_reader()
         try:
+            self._check_configs(reader)
             for number in self._numbers:
                 self._read(reader, local, number)
         finally:
@@ -121,6 +122,15 @@ class FunctionState:
             question.answer.set_exception(StateError("the instance has ended"))
         if self._local is not None:
             self._local.close()
+
+    def _check_configs(self, reader: ReadClient) -> None:
+        """Raise ClientError if the topic was made by another, so that its records would be deleted after a time."""
+        policy = reader.topic_configs(self._topic, ["cleanup.policy"]).get("cleanup.policy", "compact")
+        if policy != "compact":
+            raise ClientError(
+                f"set cleanup.policy of the topic {self._topic} to compact: it is the state of {self._spec.fqfn}, and "
+                f"with {policy} the server deletes it after a time"
+            )
 
     def _read(self, reader: ReadClient, local: LocalState, number: int) -> None:
         """Read a partition of the changelog to its end."""

@@ -105,7 +105,7 @@ class Control:
         self.tell(id=question["id"], answer=answer)
 
 
-def answer_to(instance: Any, question: Mapping[str, Any]) -> dict[str, Any]:
+def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an instance says to a question of REST."""
     kind = question["ask"]
     if kind == "stats":
