@@ -133,6 +133,8 @@ class Instance:
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
         self._state: FunctionState | None = None
+        self._fresh: Collection[TopicPartition] = ()
+        """The partitions that had no committed offset."""
 
     @property
     def is_stopping(self) -> bool:
@@ -182,6 +184,7 @@ class Instance:
                 producer = identity if once and identity is not None else writer.init_producer(None, -1)
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
                 state = self._new_state(writer, identity)
+                stack.callback(state.close)
                 state.find()
                 starts = self._starts(reading, positions) if spec.window else positions
             except BaseException:
@@ -292,6 +295,7 @@ class Instance:
             for partition in self.partitions
             if partition not in positions
         }
+        self._fresh = new.keys()
         if new:
             starts = reader.list_offsets(new, READ_COMMITTED)
             commit(writer, identity, self._spec.group, starts)
@@ -356,7 +360,8 @@ class Instance:
             return BatchCalls(spec, code, outputs, **common)
         common |= {"inputs": self._inputs, "output": self._output}
         if spec.window is not None:
-            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **common)
+            common |= {"starts": starts, "fresh": self._fresh, "state": state, "extractor": self._extractor}
+            return WindowCalls(spec, code, outputs, **common)
         return Calls(spec, code, outputs, **common)
 
     def _end(
