@@ -233,7 +233,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     """
     from kop.client.errors import ClientError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import load_here
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNames
@@ -259,9 +261,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     _log_to_stderr()
     stand_in.install()
     try:
-        tries = TryOut(spec, load(spec.py, spec.class_name))
+        tries = TryOut(spec, load_here(spec))
         tried = _try(tries, spec, samples)
-    except (ClientError, FunctionLoadError, SerdeError) as error:
+    except (ClientError, FunctionLoadError, PackageError, SerdeError) as error:
         fail(str(error))
     if as_json:
         print_json(_tried_json(spec, tries, tried))
