@@ -58,14 +58,14 @@ class Identity(NamedTuple):
     transactional_id: str | None = None
 
 
-class Member(NamedTuple):
+class MemberIdentity(NamedTuple):
     """A member of a consumer group, in one of its generations."""
 
     member_id: str
     generation: int
 
 
-NO_MEMBER: Final = Member("", -1)
+NO_MEMBER: Final = MemberIdentity("", -1)
 """Whoever commits for a group without members."""
 
 
@@ -391,7 +391,7 @@ class WriteClient:
         group: str,
         offsets: Mapping[TopicPartition, int],
         metadata: str = "",
-        member: Member = NO_MEMBER,
+        member: MemberIdentity = NO_MEMBER,
         *,
         added: bool = False,
     ) -> None:
