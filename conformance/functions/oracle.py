@@ -105,7 +105,7 @@ def check(promise: Promise, topics: Topics, messages: Iterable[Message], outputs
     """Compare all outputs of a function with all its inputs, which come in the order of their offsets."""
     anomalies: list[Anomaly] = []
     wanted = _wanted(topics, messages, promise.counts)
-    found: dict[tuple[str, str], int] = Counter()
+    seen: dict[tuple[str, str], int] = Counter()
     homes: dict[tuple[str, Unit], int] = {}
     reached: dict[tuple[str, Unit], int] = {}
     repeated = 0
@@ -122,11 +122,11 @@ def check(promise: Promise, topics: Topics, messages: Iterable[Message], outputs
         where = output.topic, want.unit
         if homes.setdefault(where, output.partition) != output.partition:
             wrong("elsewhere", output, f"{text}: others of {want.unit} are in partition {homes[where]}")
-        found[output.topic, text] += 1
-        if found[output.topic, text] > 1:
+        seen[output.topic, text] += 1
+        if seen[output.topic, text] > 1:
             repeated += 1
             if not promise.repeats:
-                wrong("repeated", output, f"{text} for the {found[output.topic, text]}. time")
+                wrong("repeated", output, f"{text} for the {seen[output.topic, text]}. time")
             continue
         if not promise.repeats:
             last = reached.get(where, -1)
@@ -138,7 +138,7 @@ def check(promise: Promise, topics: Topics, messages: Iterable[Message], outputs
     lost = 0
     for topic, by_text in wanted.items():
         for text, want in by_text.items():
-            if not found[topic, text]:
+            if not seen[topic, text]:
                 lost += 1
                 if promise.keeps:
                     message = want.message

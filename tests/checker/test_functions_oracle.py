@@ -66,11 +66,11 @@ def again(number: int) -> Callable[[list[Output]], list[Output]]:
     return lambda given: [*given, given[number]._replace(offset=1000)]
 
 
-def exchanged(one: int, other: int) -> Callable[[list[Output]], list[Output]]:
+def exchanged(first: int, second: int) -> Callable[[list[Output]], list[Output]]:
     """Two outputs in each other's place."""
 
     def change(given: list[Output]) -> list[Output]:
-        texts = {one: given[other].text, other: given[one].text}
+        texts = {first: given[second].text, second: given[first].text}
         return [output._replace(text=texts.get(at, output.text)) for at, output in enumerate(given)]
 
     return change
@@ -91,7 +91,7 @@ def test_nothing_is_wrong_with_a_clean_run(promise: Promise) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "expected"),
     [
         (without(3), ["lost"]),
         (without(20), ["lost"]),
@@ -117,8 +117,8 @@ def test_nothing_is_wrong_with_a_clean_run(promise: Promise) -> None:
         "a publish is in another partition than those before it",
     ],
 )
-def test_a_planted_fault_is_found(change: Callable[[list[Output]], list[Output]], found: list[str]) -> None:
-    assert sorted(kinds(ONCE, change(outputs()))) == found
+def test_a_planted_fault_is_found(change: Callable[[list[Output]], list[Output]], expected: list[str]) -> None:
+    assert sorted(kinds(ONCE, change(outputs()))) == expected
 
 
 def test_an_order_holds_within_a_unit_only() -> None:
@@ -166,7 +166,7 @@ def test_transactions_have_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "says", "found"),
+    ("how", "code", "says", "expected"),
     [
         ("killed", -signal.SIGKILL, "", []),
         ("stopped", 0, f"f {STOPPED}3 messages done", []),
@@ -181,8 +181,8 @@ def test_transactions_have_to_end() -> None:
         ("", 1, "Error: no server answers", ["ended"]),
     ],
 )
-def test_instances_have_to_end_as_they_should(how: str, code: int | None, says: str, found: list[str]) -> None:
-    assert [anomaly.kind for anomaly in check_lives("once", [Life(1, how, 1000.0, code, says)])] == found
+def test_instances_have_to_end_as_they_should(how: str, code: int | None, says: str, expected: list[str]) -> None:
+    assert [anomaly.kind for anomaly in check_lives("once", [Life(1, how, 1000.0, code, says)])] == expected
 
 
 def test_a_plan_has_all_kinds_and_all_functions() -> None:
