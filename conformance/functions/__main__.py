@@ -55,7 +55,7 @@ from conformance.harness.run import (
 from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
 from conformance.progress import ProgressLine
 
-LENGTH = Length(seconds=400.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=1.8)
+LENGTH = Length(seconds=400.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=1.2)
 RATE = 600.0
 """Messages a second."""
 DONE_SECONDS = 60.0

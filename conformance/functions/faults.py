@@ -36,10 +36,15 @@ SPACING = Spacing(
 def plan(
     seed: int, seconds: float, spacing: float, kinds: Iterable[str], functions: Sequence[str], servers: int
 ) -> list[Fault]:
-    """See `harness.faults.plan`. The target is a function's name, or a server, counted from 1."""
+    """See `harness.faults.plan`. The target is a function's name, in turns, or a server, counted from 1."""
+    left: list[str] = []
 
     def target(rng: random.Random, kind: str) -> str:
-        return rng.choice(functions) if kind in KINDS else str(1 + rng.randrange(max(1, servers)))
+        if kind not in KINDS:
+            return str(1 + rng.randrange(max(1, servers)))
+        if not left:
+            left.extend(rng.sample(functions, len(functions)))
+        return left.pop()
 
     return faults.plan(SPACING, seed, seconds, spacing, kinds, target)
 
