@@ -103,8 +103,15 @@ class WriteClient:
                 f"its first use ({error})"
             ) from error
 
-    def partitions_at_least(self, topic: str, count: int) -> None:
-        """Make a topic, or give it more partitions, if it has fewer than `count`."""
+    def sees(self, topic: str) -> bool:
+        """Return if there is a topic that this user may see; no topic is made by asking."""
+        try:
+            return bool(self.leaders(topic, make=False))
+        except errors.TopicAuthorizationFailedError:
+            return False
+
+    def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
+        """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
 
         def ask() -> None:
             leaders = self.leaders(topic, make=False)
@@ -119,7 +126,7 @@ class WriteClient:
                 )
                 code = answer.results[0].error_code
             else:
-                code = self._create(topic, count)
+                code = self._create(topic, count, configs or {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
             # Another one may have been first: look again.
@@ -139,7 +146,7 @@ class WriteClient:
 
         def create() -> bool:
             self._connection.metadata([])  # which server makes topics
-            code = self._create(topic, DEFAULT_PARTITIONS)
+            code = self._create(topic, DEFAULT_PARTITIONS, {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic}, or allow this user to")
             if code != errors.TopicAlreadyExistsError.errno:
@@ -154,10 +161,15 @@ class WriteClient:
         self._patiently(wait)
         return made
 
-    def _create(self, topic: str, count: int) -> int:
+    def _create(self, topic: str, count: int, configs: Mapping[str, str]) -> int:
         """Ask for a topic of `count` partitions; the error code."""
+        config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         new = CreateTopicsRequest.CreatableTopic(
-            name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
+            name=topic,
+            num_partitions=count,
+            replication_factor=-1,
+            assignments=[],
+            configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         answer = self._connection.send(
             CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, min_version=4, max_version=6),

@@ -21,6 +21,7 @@ from kop.functions.function import FunctionCode
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateChanges
 from kop.functions.writing import Outputs
 
 log = logging.getLogger(__name__)
@@ -247,6 +248,8 @@ class Calls:
         elif isinstance(effect, Acked):
             if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
                 self._acks.done(effect.partition, effect.offset)
+        elif isinstance(effect, StateChanges):
+            effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 

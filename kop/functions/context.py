@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from kop.functions.spec import FunctionSpec
+from kop.functions.state import StateChanges, StateError
 
 TopicPartition: TypeAlias = tuple[str, int]
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -29,10 +30,6 @@ INPUT_ID_HEADER: Final = "__pfn_input_msg_id__"
 
 class MissingError(Exception):
     """What a function asks for and cannot have."""
-
-
-class StateError(MissingError):
-    """State that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,7 @@ class Nacked:
     offset: int
 
 
-Effect: TypeAlias = Publish | Acked | Nacked
+Effect: TypeAlias = Publish | Acked | Nacked | StateChanges
 
 
 class Serializer(Protocol):
@@ -125,26 +122,6 @@ class Serializer(Protocol):
         """Return the bytes of a value."""
 
 
-class FunctionState(Protocol):
-    """The state of a function, as its context needs it."""
-
-    def incr(self, key: str, amount: int) -> None:
-        """Add to a counter."""
-
-    def get_amount(self, key: str) -> int:
-        """Return a counter."""
-
-    def delete_key(self, key: str) -> None:
-        """Forget a counter."""
-
-    def put(self, key: str, value: Any) -> None:
-        """Set a value."""
-
-    def get_value(self, key: str) -> Any:
-        """Return a value."""
-
-
-_NO_STATE: Final = "state is not there: counters and values of functions are not built yet"
 _CONF: Final = {
     *("properties", "partition_key", "ordering_key", "event_timestamp"),
     *("sequence_id", "replication_clusters", "disable_replication"),
@@ -166,10 +143,12 @@ class FunctionContext:
         serde: Callable[[str], Serializer],
         secrets: Mapping[str, str],
         record_metric: Callable[[str, float], None],
-        state: FunctionState | None = None,
+        state: Callable[[TopicPartition], StateChanges] | None = None,
         version: str = "0",
     ) -> None:
-        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for."""
+        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for, `state` what
+        collects the changes of a call for a message of a partition.
+        """
         self._spec = spec
         self._instance_id = instance_id
         self._effects = effects
@@ -181,6 +160,8 @@ class FunctionContext:
         self._version = version
         self._serializers: dict[str, Serializer] = {}
         self._told: set[str] = set()
+        self._changes: StateChanges | None = None
+        """What the call has done to the state; it is one of its effects."""
         self._partition: TopicPartition = ("", -1)
         self._record: InputRecord = (-1, -1, None, None, ())
 
@@ -188,6 +169,7 @@ class FunctionContext:
         """Set the message that is processed from now on."""
         self._partition = partition
         self._record = record
+        self._changes = None
 
     def input_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers that tell of an output from which message it was made."""
@@ -354,28 +336,30 @@ class FunctionContext:
 
     def incr_counter(self, key: str, amount: int) -> None:
         """Add to a counter."""
-        self._needed_state().incr(key, amount)
+        (self._changes or self._new_changes()).incr(key, amount)
 
-    def get_counter(self, key: str) -> int:
-        """Return a counter; 0 if nobody has added to it."""
-        return self._needed_state().get_amount(key)
+    def get_counter(self, key: str) -> int | None:
+        """Return a counter; None if nobody has added to it, as Pulsar does."""
+        return (self._changes or self._new_changes()).get_amount(key)
 
     def del_counter(self, key: str) -> None:
-        """Forget a counter."""
-        self._needed_state().delete_key(key)
+        """Forget a counter or a value."""
+        (self._changes or self._new_changes()).delete_key(key)
 
-    def put_state(self, key: str, value: Any) -> None:
-        """Set a value of the state."""
-        self._needed_state().put(key, value)
+    def put_state(self, key: str, value: str | bytes) -> None:
+        """Set a value of the state; a text is its UTF-8."""
+        (self._changes or self._new_changes()).put(key, value)
 
-    def get_state(self, key: str) -> Any:
-        """Return a value of the state; None if there is none."""
-        return self._needed_state().get_value(key)
+    def get_state(self, key: str) -> bytes | None:
+        """Return a value of the state; None if there is none. A counter is its 8 bytes, big-endian."""
+        return (self._changes or self._new_changes()).get_value(key)
 
-    def _needed_state(self) -> FunctionState:
+    def _new_changes(self) -> StateChanges:
         if self._state is None:
-            raise StateError(_NO_STATE)
-        return self._state
+            raise StateError("state is not there: this context was made without")
+        changes = self._changes = self._state(self._partition)
+        self._effects.append(changes)
+        return changes
 
 
 def _bytes(value: Any) -> bytes:

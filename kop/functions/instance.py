@@ -35,12 +35,14 @@ from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
 from kop.functions.calling import Calls
-from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
+from kop.functions.changelog import FunctionState
+from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateError, StateValue
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -57,6 +59,12 @@ BATCH_SECONDS: Final = 0.05
 """For how long at most messages are called before what they gave is written."""
 END_SECONDS: Final = 2.0
 """How long an end waits for the thread that reads, which may be in the middle of a Fetch."""
+
+
+_NO_STATE: Final = (
+    "switch transactions on (over Pulsar: transactionCoordinatorEnabled=true), or use no state in {}: it is written in "
+    "transactions, and the server has none"
+)
 
 
 class ReplacedError(ClientError):
@@ -101,11 +109,25 @@ class Instance:
         self._stopping = False
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
+        self._state: FunctionState | None = None
 
     @property
     def is_stopping(self) -> bool:
         """True once no further message is called."""
         return self._stopping
+
+    def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
+        """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own."""
+        return self._open_state().query(key, partition)
+
+    def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
+        """Set a counter (an int) or a value of the state; returns once it is committed."""
+        self._open_state().put(key, value, partition)
+
+    def _open_state(self) -> FunctionState:
+        if self._state is None:
+            raise StateError("the instance has not begun yet")
+        return self._state
 
     def stop(self) -> None:
         """Let `run` return after the message that is being called, with all that is done written and committed."""
@@ -136,14 +158,16 @@ class Instance:
                 once = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE
                 producer = identity if once and identity is not None else writer.init_producer(None, -1)
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
+                state = self._new_state(writer, identity)
+                state.find()
             except BaseException:
                 reading.close()
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
             stack.callback(self._reader.close, END_SECONDS)
-            self.calls = self._calls(outputs)
+            self.calls = self._calls(outputs, state)
             stack.callback(self.calls.close)
-            end = self._end(writer, identity, outputs, positions)
+            end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             self.started.set()
             self._work(self.calls, self._reader, end)
@@ -188,7 +212,24 @@ class Instance:
             positions |= starts
         return positions
 
-    def _calls(self, outputs: Outputs) -> Calls:
+    def _new_state(self, writer: WriteClient, identity: Identity | None) -> FunctionState:
+        self._state = FunctionState(
+            self._spec,
+            self._partitions,
+            writer,
+            lambda: ReadClient(self._settings, int(self._patience * 1000)),
+            refused=_NO_STATE.format(self._spec.fqfn) if identity is None else None,
+            failed=self._fail,
+            wake=self._wake,
+            patience=self._patience,
+        )
+        return self._state
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            self._reader.wake()
+
+    def _calls(self, outputs: Outputs, state: FunctionState) -> Calls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -200,6 +241,7 @@ class Instance:
                 serde=lambda name: of_class_name(name, code),
                 secrets=self._secrets,
                 record_metric=lambda name, value: None,
+                state=state.changes,
             )
 
         return Calls(
@@ -212,15 +254,38 @@ class Instance:
             stopping=lambda: self._stopping,
         )
 
-    def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
+    def _end(
+        self,
+        writer: WriteClient,
+        identity: Identity | None,
+        outputs: Outputs,
+        positions: Offsets,
+        state: FunctionState,
+    ) -> BatchEnd:
         guarantee, group = self._spec.processing_guarantees, self._spec.group
+        end: BatchEnd
         if guarantee is Guarantee.EFFECTIVELY_ONCE:
             assert identity is not None
-            return InOneTransaction(writer, identity, group, outputs, positions)
-        if guarantee is Guarantee.ATMOST_ONCE:
-            return Before(writer, identity, group, outputs, positions)
-        client = WriteClient(self._settings, self._patience)
-        return Beside(client, identity, group, outputs, positions, self._fail)
+            end = InOneTransaction(writer, identity, group, outputs, positions)
+        elif guarantee is Guarantee.ATMOST_ONCE:
+            end = Before(writer, identity, group, outputs, positions)
+        else:
+            client = WriteClient(self._settings, self._patience)
+            end = Beside(client, identity, group, outputs, positions, self._fail)
+
+        def switch(committed: Offsets) -> BatchEnd:
+            """Return the end of a batch with state, which has only been opened if there are transactions."""
+            assert identity is not None
+            if guarantee is Guarantee.EFFECTIVELY_ONCE:
+                return end
+            if guarantee is not Guarantee.ATMOST_ONCE:
+                end.close()
+            outputs.use(identity)
+            if guarantee is Guarantee.ATMOST_ONCE:
+                return end
+            return InOneTransaction(writer, identity, group, outputs, committed)
+
+        return WithState(end, state, outputs, positions, switch)
 
     # -- its work
 

@@ -73,6 +73,12 @@ class Running:
         calls = None if self._instance is None else self._instance.calls
         return 0 if calls is None else calls.failures
 
+    @property
+    def instance(self) -> Instance:
+        """The instance, once it was started."""
+        assert self._instance is not None
+        return self._instance
+
     def start(self) -> Self:
         """Find the topics, make those that are missing, and start."""
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)

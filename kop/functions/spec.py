@@ -50,6 +50,23 @@ class InputSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowSpec:
+    """The windows of a function; of count and time one has a value."""
+
+    length_count: int | None = None
+    sliding_count: int | None = None
+    """How many messages lie between two windows."""
+    length_ms: int | None = None
+    sliding_ms: int | None = None
+    timestamp_extractor: str = ""
+    """Empty: the time of a message is the one at which it is read."""
+    max_lag_ms: int = 0
+    watermark_ms: int = 1000
+    """How often the watermark moves."""
+    late_data_topic: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FunctionSpec:
     """A function, checked. Fields without a value are empty, or None if they are numbers."""
 
@@ -88,6 +105,9 @@ class FunctionSpec:
     ram: int | None = None
     """Bytes."""
     max_pending_async_requests: int = 1000
+    window: WindowSpec | None = None
+    state_scope: Literal["function", "partition"] = "function"
+    """What state and windows belong to: the function, or each partition of its input."""
 
     @property
     def fqfn(self) -> str:
@@ -127,6 +147,7 @@ def _title(value: Any) -> Any:
 
 _Text: TypeAlias = Annotated[str | None, BeforeValidator(_absent)]
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Milliseconds: TypeAlias = Annotated[int, Field(ge=1, le=2**53)]
 _INPUTS: Final = ("topicsPattern", "inputSpecs", "customSerdeInputs", "customSchemaInputs")
 _CODECS: Final = {"NONE": "none", "LZ4": "lz4", "ZLIB": "gzip", "ZSTD": "zstd", "SNAPPY": "snappy"}
 """Pulsar's codecs, and those of Kafka in their place."""
@@ -169,8 +190,21 @@ class _SecretFields(_Fields):
     file: str | None = None
 
 
+class _WindowFields(_Fields):
+    window_length_count: _Count | None = None
+    window_length_duration_ms: _Milliseconds | None = None
+    sliding_interval_count: _Count | None = None
+    sliding_interval_duration_ms: _Milliseconds | None = None
+    late_data_topic: _Text = None
+    max_lag_ms: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    watermark_emit_interval_ms: _Milliseconds | None = None
+    timestamp_extractor_class_name: _Text = None
+    actual_window_function_class_name: _Text = None
+    processing_guarantees: _Text = None
+
+
 class FunctionConfig(_Fields):
-    """The fields of Pulsar, as people and Pulsar's tools write them."""
+    """The fields of Pulsar, as people and Pulsar's tools write them, and `stateScope`."""
 
     tenant: _Text = None
     namespace: _Text = None
@@ -203,7 +237,7 @@ class FunctionConfig(_Fields):
     sub_name: _Text = None
     parallelism: _Count | None = None
     resources: _ResourcesFields | None = None
-    window_config: dict[str, Any] | None = None
+    window_config: _WindowFields | None = None
     timeout_ms: Annotated[int, Field(ge=1)] | None = None
     py: _Text = None
     cleanup_subscription: bool | None = None
@@ -212,6 +246,7 @@ class FunctionConfig(_Fields):
     subscription_position: Annotated[
         Literal["Latest", "Earliest"] | None, BeforeValidator(_title), BeforeValidator(_absent)
     ] = None
+    state_scope: Annotated[Literal["function", "partition"] | None, BeforeValidator(_absent)] = None
     batch_builder: _Text = None
     runtime_flags: _Text = None
     custom_runtime_options: _Text = None
@@ -227,7 +262,6 @@ REFUSED: Final = {
     "functionType": "there are no built-in functions",
     "cryptoConfig": "there is no encryption by producers and consumers",
     "exposePulsarAdminClientEnabled": "there is no admin client of Pulsar in a function",
-    "windowConfig": "windows are not built yet",
 }
 """Fields that would make another function of it, at any depth, and why."""
 
@@ -251,6 +285,14 @@ WITHOUT_EFFECT: Final[dict[Path, str]] = {
     ("cleanupSubscription",): "not built yet",
 }
 """Fields that are taken and change nothing, and why."""
+
+
+_WITHOUT_EFFECT_ON_WINDOWS: Final = {
+    "max_lag_ms": "there is no timestampExtractorClassName",
+    "watermark_emit_interval_ms": "there is no timestampExtractorClassName",
+    "actual_window_function_class_name": "className names the function",
+    "processing_guarantees": "processingGuarantees of the function counts",
+}
 
 
 @dataclass(frozen=True)
@@ -525,6 +567,21 @@ class _Draft:
                 self.wrong(("customSchemaOutputs", topic), f"is not the output, which is {given}", "output")
         if output_schema and config.output_serde_class_name:
             self.wrong(("outputSerdeClassName",), "a schema type is given too: one of them")
+        window = self._window(config.window_config) if config.window_config else None
+        if window and guarantee is Guarantee.MANUAL:
+            self.wrong(
+                ("windowConfig",), "is not for MANUAL: windows acknowledge their messages", "processingGuarantees"
+            )
+        scope = config.state_scope or "function"
+        if scope == "partition" and (len(inputs) > 1 or any(given.is_regex for given in inputs.values())):
+            self.wrong(("stateScope",), "partition needs one topic as input, and no pattern", *_INPUTS, "inputs")
+        if window and scope == "function" and (config.parallelism or 1) > 1:
+            self.wrong(
+                ("windowConfig",),
+                f"needs stateScope partition, or parallelism 1: {config.parallelism} instances have no window together",
+                "parallelism",
+                "stateScope",
+            )
         secrets = {key: self._secret(key, place) for key, place in (config.secrets or {}).items()}
         if self.mistakes:
             return None
@@ -559,6 +616,36 @@ class _Draft:
             timeout_ms=config.timeout_ms,
             ram=config.resources.ram if config.resources else None,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
+            window=window,
+            state_scope=scope,
+        )
+
+    def _window(self, given: _WindowFields) -> WindowSpec:
+        """Return windows; Pulsar's rules say what goes together."""
+        count, duration = given.window_length_count, given.window_length_duration_ms
+        if (count is None) is (duration is None):
+            self.wrong(("windowConfig",), "must have one of windowLengthCount and windowLengthDurationMs")
+        if count is None and given.sliding_interval_count is not None:
+            self.wrong(("windowConfig", "slidingIntervalCount"), "goes with windowLengthCount alone")
+        if duration is None and given.sliding_interval_duration_ms is not None:
+            self.wrong(("windowConfig", "slidingIntervalDurationMs"), "goes with windowLengthDurationMs alone")
+        if given.late_data_topic and not given.timestamp_extractor_class_name:
+            place = "windowConfig", "lateDataTopic"
+            self.wrong(place, "needs timestampExtractorClassName: without it no message is late")
+        of_time = () if given.timestamp_extractor_class_name else ("max_lag_ms", "watermark_emit_interval_ms")
+        for name in (*of_time, "actual_window_function_class_name", "processing_guarantees"):
+            if getattr(given, name) is not None:
+                _, named = self._place(("windowConfig", to_camel(name)))
+                self.notes.append(f"{named}has no effect: {_WITHOUT_EFFECT_ON_WINDOWS[name]}")
+        return WindowSpec(
+            length_count=count,
+            sliding_count=given.sliding_interval_count or count,
+            length_ms=duration,
+            sliding_ms=given.sliding_interval_duration_ms or duration,
+            timestamp_extractor=given.timestamp_extractor_class_name or "",
+            max_lag_ms=given.max_lag_ms or 0,
+            watermark_ms=given.watermark_emit_interval_ms or 1000,
+            late_data_topic=given.late_data_topic or "",
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
@@ -648,6 +735,7 @@ def _names_beside(path: Path) -> list[str]:
         "producerConfig": _ProducerFields,
         "resources": _ResourcesFields,
         "secrets": _SecretFields,
+        "windowConfig": _WindowFields,
     }
     model = inner.get(path[0], FunctionConfig) if len(path) > 1 else FunctionConfig
     return [str(info.alias) for info in model.model_fields.values()]

@@ -32,13 +32,27 @@ class Outputs:
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
 
+    @property
+    def is_transactional(self) -> bool:
+        """True if what is written counts once its transaction is committed."""
+        return self._identity.transactional_id is not None
+
+    def use(self, identity: Identity) -> None:
+        """Write as another producer from here on."""
+        self._identity = identity
+        self._sequences.clear()
+        self._added.clear()
+
     def add(self, topic: str, source: int, record: NewRecord) -> None:
         """Take a record for a topic; `source` is the partition that its input came from."""
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = len(self._client.leaders(topic))
         key = record[0]
-        place = topic, partition_of(key, count) if key is not None else source % count
+        self.add_to((topic, partition_of(key, count) if key is not None else source % count), record)
+
+    def add_to(self, place: TopicPartition, record: NewRecord) -> None:
+        """Take a record for a partition."""
         records = self._waiting.get(place)
         if records is None:
             records = self._waiting[place] = []

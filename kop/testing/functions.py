@@ -18,6 +18,7 @@ from kop.functions import stand_in
 from kop.functions.function import load, of_object
 from kop.functions.localrun import Running
 from kop.functions.spec import from_flags
+from kop.functions.state import StateValue
 
 SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -41,6 +42,14 @@ class TestFunction:
     def failures(self) -> int:
         """How many calls have failed."""
         return self._running.failures
+
+    def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
+        """Return an entry of the state: its `number` is that of a counter, its `value` bytes; None if there is none."""
+        return self._running.instance.query_state(key, partition)
+
+    def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
+        """Set a counter (an int) or a value of the state."""
+        self._running.instance.put_state(key, value, partition)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = SECONDS) -> None:
         """Wait until a condition holds; TimeoutError if it does not in time, and the error of a function that ends."""
