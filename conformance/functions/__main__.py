@@ -71,13 +71,17 @@ class Function(NamedTuple):
 
     guarantee: str
     promise: Promise
-    weight: int
+    weight: int = 1
+    ordered: bool = False
+    """It has retainOrdering."""
 
 
 FUNCTIONS = (
-    Function("EFFECTIVELY_ONCE", Promise("once", keeps=True, repeats=False, counts=False), 2),
-    Function("ATLEAST_ONCE", Promise("at-least", keeps=True, repeats=True, counts=False), 1),
-    Function("ATMOST_ONCE", Promise("at-most", keeps=False, repeats=False, counts=False), 1),
+    Function("EFFECTIVELY_ONCE", Promise("once", keeps=True, repeats=False, counts=True), weight=2),
+    Function("ATLEAST_ONCE", Promise("at-least", keeps=True, repeats=True, counts=False)),
+    # With state a batch is one transaction: it is as good as EFFECTIVELY_ONCE then, for readers of committed records.
+    Function("ATLEAST_ONCE", Promise("counted", keeps=True, repeats=False, counts=True), ordered=True),
+    Function("ATMOST_ONCE", Promise("at-most", keeps=False, repeats=False, counts=False)),
 )
 
 
@@ -136,6 +140,7 @@ class Run:
             "inputs": f"{self._prefix}-plain,{self._prefix}-keyed",
             "output": topics.results,
             "processing-guarantees": function.guarantee,
+            "retain-ordering": "true" if function.ordered else "false",
             "user-config": {"published": topics.published, "counts": function.promise.counts},
         }
         return Instances(function.promise.name, flags(described), self._target.bootstrap, self._folder)
