@@ -40,6 +40,7 @@ from conformance.functions.oracle import (
     check_lives,
     check_offsets,
 )
+from conformance.functions.target import add_targets, target_of
 from conformance.harness.run import (
     Length,
     add_options,
@@ -52,7 +53,7 @@ from conformance.harness.run import (
     under_faults,
     write_details,
 )
-from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
+from conformance.harness.targets import Target
 from conformance.progress import ProgressLine
 
 LENGTH = Length(seconds=400.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=1.2)
@@ -274,7 +275,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(ProgressLine())
         progress.say("the servers start")
-        running = Run(options, folder, _target(options, stack, folder))
+        running = Run(options, folder, target_of(options, stack, folder))
         (folder / "plan.json").write_text(json.dumps([fault._asdict() for fault in running.faults], indent=1))
         running.all(progress)
     write_details(
@@ -292,30 +293,13 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     return int(failed)
 
 
-def _target(options: argparse.Namespace, stack: ExitStack, folder: Path) -> Target:
-    if options.bootstrap:
-        return given(options.bootstrap)
-    if options.start_kafka:
-        return kafka(stack, folder)
-    if options.start_kop_pulsar:
-        return over_pulsar(stack, folder, 1, restart=False)
-    return embedded(stack, folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.functions",
         description=__doc__.partition("\n\n")[0],
         epilog="Kinds of faults and of anomalies are in the tables of conformance/functions/faults.py and oracle.py.",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap", metavar="HOST:PORT", help="a server that runs; nothing of it is broken")
-    where.add_argument("--start-kop", action="store_true", help="a gateway with the embedded engine (as without this)")
-    where.add_argument(
-        "--start-kop-pulsar", action="store_true", help="a gateway over an Apache Pulsar that it starts (Java, Maven)"
-    )
-    where.add_argument("--start-kafka", action="store_true", help="an Apache Kafka, as the control (Java, Maven)")
-    parser.add_argument("--faults", metavar="A,B", type=lambda text: text.split(","), help="these kinds alone")
+    add_targets(parser)
     add_options(parser, LENGTH)
     options = parser.parse_args()
     return perform("functions", options, LENGTH, lambda folder: run(options, folder))

@@ -146,21 +146,21 @@ class Reader:
     def messages(self, places: Iterable[Place]) -> list[Message]:
         """Return the committed records of some partitions, which are inputs."""
         return [
-            Message(place[0], place[1], offset, key.decode(), value.decode())
+            Message(place[0], place[1], offset, key.decode(), (value or b"").decode())
             for place in places
-            for offset, _, key, value in self._records(place)
+            for offset, _, key, value in self.records(place)
         ]
 
     def outputs(self, places: Iterable[Place]) -> list[Output]:
         """Return the committed records of some partitions, which are outputs."""
         return [
-            Output(place[0], place[1], offset, at / 1000, value.decode())
+            Output(place[0], place[1], offset, at / 1000, (value or b"").decode())
             for place in places
-            for offset, at, _, value in self._records(place)
+            for offset, at, _, value in self.records(place)
         ]
 
-    def _records(self, place: Place) -> list[tuple[int, int, bytes, bytes]]:
-        """Return offset, time, key and value of each record. OSError if the end was not reached."""
+    def records(self, place: Place) -> list[tuple[int, int, bytes, bytes | None]]:
+        """Return offset, time, key and value of each committed record. OSError if the end was not reached."""
         consumer = Consumer(
             self._settings
             | {
@@ -180,7 +180,7 @@ class Reader:
                 for message in consumer.consume(1_000, 0.5):
                     error = message.error()
                     if error is None:
-                        row = message.offset(), message.timestamp()[1], message.key() or b"", message.value() or b""
+                        row = message.offset(), message.timestamp()[1], message.key() or b"", message.value()
                         records.append(row)
                     elif error.code() == KafkaError._PARTITION_EOF:
                         return records
