@@ -151,10 +151,22 @@ def _function_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(exists=True, dir_okay=False),
     help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
 )
+@click.option(
+    "--topic-namespace",
+    metavar="TENANT/NAMESPACE",
+    default="public/default",
+    show_default=True,
+    help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
+)
 @click.option("--reload", is_flag=True, help="Start the function anew when its file changes.")
 @bootstrap_option
 def localrun(
-    bootstrap: str, client_config: str | None, reload: bool, function_config_file: str | None, **flags: Any
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    reload: bool,
+    function_config_file: str | None,
+    **flags: Any,
 ) -> None:
     """Run a function in this process, one instance with all partitions, until Ctrl-C.
 
@@ -166,22 +178,29 @@ def localrun(
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
     from kop.functions.function import FunctionLoadError, load
-    from kop.functions.localrun import Changes, Running
+    from kop.functions.localrun import Changes, Running, names_of
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
+    from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 
     file = None
     if function_config_file is not None:
         file = Path(function_config_file).read_text(), function_config_file
     try:
-        spec, notes = from_flags(given, file)
+        # The server says which names it has; what is wrong with the rest is said without it.
+        spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
+        if not Path(spec.py).is_file():
+            raise CliUsageError(f"{spec.py}: there is no such file")
+        settings, patience = _connection(bootstrap, client_config)
+        spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
+    except TopicNameError as error:
+        raise CliUsageError(f"--topic-namespace: {error}") from None
     except SpecError as error:
         raise CliUsageError(str(error)) from None
+    except UnreachableError as error:
+        fail(str(error))
     for line in notes:
         note(line)
-    if not Path(spec.py).is_file():
-        raise CliUsageError(f"{spec.py}: there is no such file")
-    settings, patience = _connection(bootstrap, client_config)
     _log_to_stderr()
     stand_in.install()
     changes = Changes(spec.py)

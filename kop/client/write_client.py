@@ -10,9 +10,10 @@ gateway speaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kafka import errors
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
@@ -27,9 +28,10 @@ from kafka.protocol.producer import (
 )
 
 from kop import clock
-from kop.client.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
+from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
 from kop.client.errors import ClientError, FencedError, NoTransactionsError
 from kop.client.offsets import TopicPartition
+from kop.records.batch import read_header
 
 METADATA_SECONDS: Final = 60.0
 DEFAULT_PARTITIONS: Final = -1
@@ -44,6 +46,8 @@ _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 
 T = TypeVar("T")
+_Cut: TypeAlias = Mapping[TopicPartition, bytes | bytearray]
+"""What goes into one Produce request: a batch for each of its partitions."""
 
 
 class Identity(NamedTuple):
@@ -237,52 +241,61 @@ class WriteClient:
         acks: int = -1,
         max_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Write one record batch to each of some partitions; returns when all are durable.
+        """Write one record batch to each of some partitions; see `produce_all`."""
+        self.produce_all(producer, {place: [batch] for place, batch in batches.items()}, acks, max_bytes)
 
-        A request has at most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the
-        cluster drop it where only the answer was lost.
+    def produce_all(
+        self,
+        producer: Identity,
+        batches: Mapping[TopicPartition, Iterable[bytes | bytearray]],
+        acks: int = -1,
+        max_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        """Write the record batches of some partitions, each partition's in order; returns when all are durable.
+
+        Up to IN_FLIGHT requests are under way to a server, so those of one partition need sequences. A request has at
+        most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop it
+        where only the answer was lost, and refuse those behind it where it was not taken.
         """
-        left = dict(batches)
+        left = {place: deque(some) for place, some in batches.items()}
 
         def ask() -> None:
-            by_leader: dict[int, list[TopicPartition]] = {}
-            for topic, partition in left:
-                leader = self.leaders(topic).get(partition, -1)
-                if leader < 0:
-                    raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
-                by_leader.setdefault(leader, []).append((topic, partition))
-            requests = {node: _cut(left, places, max_bytes) for node, places in by_leader.items()}
-            while requests:
-                due = [(node, places) for node, cut in requests.items() for places in cut[:IN_FLIGHT]]
-                send([(node, self._produce(producer, left, places, acks)) for node, places in due])
-                requests = {node: cut[IN_FLIGHT:] for node, cut in requests.items() if len(cut) > IN_FLIGHT}
+            while waiting := [place for place, some in left.items() if some]:
+                by_leader: dict[int, list[TopicPartition]] = {}
+                for topic, partition in waiting:
+                    leader = self.leaders(topic).get(partition, -1)
+                    if leader < 0:
+                        raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
+                    by_leader.setdefault(leader, []).append((topic, partition))
+                send([(node, cut) for node, places in by_leader.items() for cut in _cut(left, places, max_bytes)])
 
-        def send(requests: list[tuple[int, Any]]) -> None:
-            failed: Exception | None = None
-            for answer in self._connection.send_all(requests):
+        def send(due: list[tuple[int, _Cut]]) -> None:
+            answers = self._connection.send_all([(node, self._produce(producer, cut, acks)) for node, cut in due])
+            failed: dict[TopicPartition, Exception] = {}
+            for (_, cut), answer in zip(due, answers, strict=True):
                 if isinstance(answer, Exception):
-                    failed = answer
+                    failed = dict.fromkeys(cut, answer) | failed
                     continue
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
                         place = topic.name, partition.index
+                        if place in failed:
+                            continue  # it is behind one that is written again, and so is this one
                         if partition.error_code in _DONE:
-                            left.pop(place, None)
+                            left[place].popleft()
                         else:
-                            failed = _error(partition.error_code, f"Produce to {place[0]}-{place[1]}")
-            if failed is not None:
-                raise failed
+                            failed[place] = _error(partition.error_code, f"Produce to {place[0]}-{place[1]}")
+            if failed:
+                raise next((e for e in failed.values() if not isinstance(e, TEMPORARY)), next(iter(failed.values())))
 
-        self._patiently(ask, forget=lambda: self._forget(topic for topic, _ in left))
+        self._patiently(ask, forget=lambda: self._forget(topic for (topic, _), some in left.items() if some))
 
     @staticmethod
-    def _produce(
-        producer: Identity, batches: Mapping[TopicPartition, Any], places: Iterable[TopicPartition], acks: int
-    ) -> Any:
+    def _produce(producer: Identity, batches: _Cut, acks: int) -> Any:
         topic_class = ProduceRequest.TopicProduceData
         topics: dict[str, list[Any]] = {}
-        for topic, partition in places:
-            part = topic_class.PartitionProduceData(index=partition, records=bytes(batches[topic, partition]))
+        for (topic, partition), batch in batches.items():
+            part = topic_class.PartitionProduceData(index=partition, records=bytes(batch))
             topics.setdefault(topic, []).append(part)
         return ProduceRequest(
             transactional_id=producer.transactional_id,
@@ -481,19 +494,29 @@ _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochE
 
 
 def _cut(
-    batches: Mapping[TopicPartition, bytes | bytearray], places: Iterable[TopicPartition], max_bytes: int
-) -> list[list[TopicPartition]]:
-    """Return which batches go into a request together: as many as fit into `max_bytes`, one at least."""
-    requests: list[list[TopicPartition]] = []
-    room = 0
-    for place in places:
-        size = len(batches[place]) + REQUEST_ROOM
-        if not requests or size > room:
-            requests.append([])
-            room = max_bytes
-        requests[-1].append(place)
-        room -= size
-    return requests
+    batches: Mapping[TopicPartition, Sequence[bytes | bytearray]], places: Collection[TopicPartition], max_bytes: int
+) -> Sequence[_Cut]:
+    """Return which batches go into which request: IN_FLIGHT of as many as fit into `max_bytes`, one at least.
+
+    The next batch of a partition is in the request behind that of the one before it. The first batch of a producer goes
+    alone: a server that knows no sequence yet would take the one behind it, too, if it did not take that one.
+    """
+    alone = {place for place in places if read_header(batches[place][0]).base_sequence <= 0}
+    requests: list[dict[TopicPartition, bytes | bytearray]] = []
+    row = 0
+    while len(requests) < IN_FLIGHT and places:
+        room = 0
+        for place in places:
+            batch = batches[place][row]
+            size = len(batch) + REQUEST_ROOM
+            if size > room:
+                requests.append({})
+                room = max_bytes
+            requests[-1][place] = batch
+            room -= size
+        row += 1
+        places = [place for place in places if place not in alone and len(batches[place]) > row]
+    return requests[:IN_FLIGHT]
 
 
 def _raise(code: int, doing: str) -> None:

@@ -55,6 +55,14 @@ class Acks:
         state.count += 1
         state.next = offset + 1
 
+    def all_done(self, partition: TopicPartition, offset: int, count: int, next_offset: int) -> None:
+        """Note so many messages, from an offset on to before another, that were taken and are done already."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = _Partition(told=offset)
+        state.count += count
+        state.next = next_offset
+
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
         """Note that there is no message between those that were taken and an offset."""
         state = self._partitions.get(partition)
@@ -104,11 +112,19 @@ class Acks:
             return 0
         return state.count - 1 - state.open[next(iter(state.open))]
 
+    def positions(self) -> dict[TopicPartition, int]:
+        """Return the offsets up to which all is done, of partitions of which something was taken. For any thread."""
+        return {partition: self._position(state) for partition, state in list(self._partitions.items())}
+
+    @staticmethod
+    def _position(state: _Partition) -> int:
+        return next(iter(list(state.open)), state.next)
+
     def committable(self) -> dict[TopicPartition, int]:
         """Return the offsets up to which all is done, of partitions whose offset has moved since the last call."""
         moved: dict[TopicPartition, int] = {}
         for partition, state in self._partitions.items():
-            offset = next(iter(state.open)) if state.open else state.next
+            offset = self._position(state)
             if offset > state.told:
                 state.told = moved[partition] = offset
         return moved

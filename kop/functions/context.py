@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
+from kop.functions import origins
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateChanges, StateError
 
@@ -23,9 +24,6 @@ TopicPartition: TypeAlias = tuple[str, int]
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 InputRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
 """Offset, timestamp, key, value, headers, as kop.client.batches reads them."""
-
-INPUT_TOPIC_HEADER: Final = "__pfn_input_topic__"
-INPUT_ID_HEADER: Final = "__pfn_input_msg_id__"
 
 
 class MissingError(Exception):
@@ -46,11 +44,11 @@ class RecordId:
 
     def ledger_id(self) -> int:
         """Return the upper bits of the offset."""
-        return self.offset >> 28
+        return self.offset >> origins.ENTRY_BITS
 
     def entry_id(self) -> int:
         """Return the lower 28 bits of the offset."""
-        return self.offset & (1 << 28) - 1
+        return self.offset & (1 << origins.ENTRY_BITS) - 1
 
     def batch_index(self) -> int:
         """Return -1: each record has an offset of its own."""
@@ -62,19 +60,10 @@ class RecordId:
 
     def serialize(self) -> bytes:
         """Return the bytes that Pulsar's `MessageId.deserialize` reads: a protobuf of ledger, entry and partition."""
-        numbers = (self.ledger_id(), self.entry_id(), self.index)
-        return b"".join(bytes([field << 3]) + _varint(number) for field, number in enumerate(numbers, 1))
+        return origins.message_id(self.index, self.offset)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}@{self.offset}"
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +162,7 @@ class FunctionContext:
 
     def input_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers that tell of an output from which message it was made."""
-        coded = base64.urlsafe_b64encode(self.get_message_id().serialize())
-        return [(INPUT_TOPIC_HEADER, self._partition[0].encode()), (INPUT_ID_HEADER, coded)]
+        return origins.headers(*self._partition, self._record[0])
 
     # -- the message
 
@@ -309,13 +297,16 @@ class FunctionContext:
             if option not in self._told:
                 self._told.add(option)
                 self._logger.warning("publish: %s has no effect on Kafka's protocol", option)
+        topic = str(topic_name)
+        if "/" in topic:
+            topic = self._spec.topic_names.kafka_name(topic)
         key = conf.get("partition_key")
         if key is None:
             key = conf.get("ordering_key")
         pairs = properties or conf.get("properties") or {}
         self._effects.append(
             Publish(
-                str(topic_name),
+                topic,
                 None if key is None else _bytes(key),
                 serializer.serialize(message),
                 [(str(header), _bytes(value)) for header, value in pairs.items()],

@@ -23,17 +23,21 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from kafka.errors import KafkaError
+
 from kop import clock
+from kop.client.batches import build
 from kop.client.errors import ClientError, FencedError, NoTransactionsError
 from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
+from kop.functions import triggers
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
@@ -43,6 +47,9 @@ from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED,
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateError, StateValue
+from kop.functions.stats import Stats
+from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -53,7 +60,7 @@ PATIENCE_SECONDS: Final = 120.0
 """How long requests are tried again that fail for a time."""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """Transactions are open while a batch is written, not while the function is called."""
-BATCH_RECORDS: Final = 2_000
+BATCH_RECORDS: Final = 10_000
 """How many messages at most are called before what they gave is written."""
 BATCH_SECONDS: Final = 0.05
 """For how long at most messages are called before what they gave is written."""
@@ -87,15 +94,20 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        calling: MutableSequence[int] | None = None,
     ) -> None:
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
-        self.calls: Calls | None = None
-        """The calls, which count, once there are any."""
         self._spec = spec
         self._code = code
         self._settings = dict(settings)
-        self._partitions = sorted(partitions)
+        self.partitions = sorted(partitions)
+        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0] if calling is None else calling
+        """Where it is, for kop.functions.watch, in memory that others may share."""
+        self.stats = Stats(self.partitions, self.calling)
+        self._triggers = Triggers()
+        self._logger = logger_of(spec, instance_id)
+        self._process = os.getpid()
         self._instance_id = instance_id
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
@@ -165,16 +177,47 @@ class Instance:
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
             stack.callback(self._reader.close, END_SECONDS)
-            self.calls = self._calls(outputs, state)
-            stack.callback(self.calls.close)
+            calls = self._calls(outputs, state)
+            stack.callback(calls.close)
+            self.stats.lag = lambda: self._lag(calls, positions)
             end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             self.started.set()
-            self._work(self.calls, self._reader, end)
+            self._work(calls, self._reader, end)
             if self._failure is None:
                 end.finish()
         if self._failure is not None:
             raise self._failure
+
+    def _lag(self, calls: Calls, starts: Offsets) -> dict[TopicPartition, int]:
+        """Return how many offsets of each partition are not done."""
+        assert self._reader is not None
+        done = {**starts, **calls.positions()}
+        return {
+            partition: max(0, end - done.get(partition, position))
+            for partition, (end, position) in self._reader.ends().items()
+        }
+
+    def trigger(self, value: bytes, key: bytes | None, topic: str | None, seconds: float) -> TriggerAnswer:
+        """Send a message to one of the partitions, and return what became of it. For any thread."""
+        places = [partition for partition in self.partitions if topic in {None, partition[0]}]
+        if not places:
+            return TriggerAnswer(error=f"this instance has no partition of {topic or 'any topic'}")
+        number = self._triggers.expect()
+        try:
+            writer = WriteClient(self._settings, min(seconds, self._patience))
+            try:
+                producer = writer.init_producer(None, -1)
+                record = key, value, [(triggers.HEADER, number)], None
+                for batch, _ in build([record], producer, 0, now=clock.wall_ms()):
+                    writer.produce(producer, {places[0]: batch})
+            finally:
+                writer.close()
+        except (ClientError, KafkaError) as error:
+            self._triggers.wait(number, 0)
+            return TriggerAnswer(error=f"the message cannot be written: {error}")
+        answer = self._triggers.wait(number, seconds)
+        return answer or TriggerAnswer(error=f"the message is written to {places[0][0]}, and not done in {seconds:g} s")
 
     def _fail(self, error: BaseException) -> None:
         """Note what ended a thread; the first one counts."""
@@ -200,11 +243,11 @@ class Instance:
 
     def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
         """Return where each partition is read on; starts that were not committed yet are, before anything is read."""
-        known = writer.committed(self._spec.group, self._partitions)
+        known = writer.committed(self._spec.group, self.partitions)
         positions = {partition: offset for partition, (offset, _) in known.items()}
         if self._spec.skip_to_latest:
             positions.clear()
-        new = [partition for partition in self._partitions if partition not in positions]
+        new = [partition for partition in self.partitions if partition not in positions]
         if new:
             earliest = self._spec.subscription_position == "Earliest" and not self._spec.skip_to_latest
             starts = reader.list_offsets(dict.fromkeys(new, EARLIEST if earliest else LATEST), READ_COMMITTED)
@@ -215,7 +258,7 @@ class Instance:
     def _new_state(self, writer: WriteClient, identity: Identity | None) -> FunctionState:
         self._state = FunctionState(
             self._spec,
-            self._partitions,
+            self.partitions,
             writer,
             lambda: ReadClient(self._settings, int(self._patience * 1000)),
             refused=_NO_STATE.format(self._spec.fqfn) if identity is None else None,
@@ -237,10 +280,10 @@ class Instance:
                 spec,
                 self._instance_id,
                 effects,
-                logger=logging.getLogger(f"{__name__}.{spec.name}"),
+                logger=self._logger,
                 serde=lambda name: of_class_name(name, code),
                 secrets=self._secrets,
-                record_metric=lambda name, value: None,
+                record_metric=self.stats.metric,
                 state=state.changes,
             )
 
@@ -252,6 +295,11 @@ class Instance:
             output=self._output,
             context=context,
             stopping=lambda: self._stopping,
+            calling=self.calling,
+            partitions={partition: index for index, partition in enumerate(self.partitions)},
+            logger=self._logger,
+            stats=self.stats,
+            triggers=self._triggers,
         )
 
     def _end(
@@ -311,6 +359,8 @@ class Instance:
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:
                         break
+            if os.getpid() != self._process:
+                os._exit(0)  # the function has forked itself, and what this copy did is not the instance's
             if self._failure is None:
                 end.write(calls.committable())
                 calls.written()
@@ -320,6 +370,11 @@ class Instance:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
+
+
+def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
+    """Return the logger of an instance, which its context gives to the function, and which is told of failed calls."""
+    return logging.getLogger(f"{__name__}.{spec.fqfn.replace('.', '_').replace('/', '.')}.{instance_id}")
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:

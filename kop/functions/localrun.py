@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
@@ -21,6 +21,10 @@ from kop.errors import without_frames
 from kop.functions.function import FunctionCode
 from kop.functions.instance import PATIENCE_SECONDS, Instance
 from kop.functions.spec import FunctionSpec
+from kop.functions.topics import DEFAULT_NAMESPACE, TopicNames
+
+_PROBE: Final = f"{DEFAULT_NAMESPACE}/kop-functions"
+"""A name that only a server with namespaces takes."""
 
 
 class Running:
@@ -64,14 +68,12 @@ class Running:
     @property
     def processed(self) -> int:
         """How many messages are done."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.processed
+        return 0 if self._instance is None else self._instance.stats.processed
 
     @property
     def failures(self) -> int:
         """How many calls have failed."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.failures
+        return 0 if self._instance is None else self._instance.stats.failures
 
     @property
     def instance(self) -> Instance:
@@ -125,6 +127,18 @@ class Running:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFAULT_NAMESPACE) -> TopicNames:
+    """Return what names mean on a server; it is asked for its opinion of slashes. `settings` are kafka-python's."""
+    client = WriteClient(settings, patience)
+    try:
+        client.leaders(_PROBE, make=False)
+    except ClientError:  # there can be no topic of such a name
+        return TopicNames(namespace)
+    finally:
+        client.close()
+    return TopicNames(namespace, has_namespaces=True)
 
 
 def find_partitions(

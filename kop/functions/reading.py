@@ -49,6 +49,8 @@ class _Ahead:
     """The next offset that is fetched."""
     chunks: deque[tuple[list[InputRecord], int, int]] = field(default_factory=deque)
     """Records, the offset behind them, and how many bytes they count."""
+    end: int = -1
+    """The first offset that no reader of committed records gets yet, as of the last answer."""
     bytes: int = 0
     taken: int = 0
     """How many records of the first chunk are taken."""
@@ -97,6 +99,10 @@ class ReadAhead:
                     self._ahead[partition] = self._ahead.pop(partition)  # its next turn is after the others
             self._changed.notify_all()
         return taken
+
+    def ends(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return where each partition ends and the next offset that is fetched. For any thread."""
+        return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
     def wake(self) -> None:
         """Let `take` return now, or the next one at once."""
@@ -179,6 +185,7 @@ class ReadAhead:
             return  # it is asked for again
         if isinstance(answer, Exception):
             raise answer
+        self._ahead[partition].end = answer.last_stable_offset
         stored = StoredRecords(answer, partition, position)
         chunks = [(records, stored.next_offset, 0) for records in stored]
         if stored.next_offset == position:

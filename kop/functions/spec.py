@@ -19,6 +19,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from kop.functions.topics import HOME, TopicNameError, TopicNames
+
 Path: TypeAlias = tuple[str | int, ...]
 """Where something stands in a FunctionConfig: names of fields, keys and indexes."""
 
@@ -108,6 +110,8 @@ class FunctionSpec:
     window: WindowSpec | None = None
     state_scope: Literal["function", "partition"] = "function"
     """What state and windows belong to: the function, or each partition of its input."""
+    topic_names: TopicNames = HOME
+    """What the names mean that the function gives to `publish`; those here are the server's already."""
 
     @property
     def fqfn(self) -> str:
@@ -365,21 +369,23 @@ FLAGS: Final[dict[str, Flag]] = {
 # -- reading
 
 
-def read(text: str, name: str) -> tuple[FunctionSpec, list[str]]:
+def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[FunctionSpec, list[str]]:
     """Return the function of a text in YAML or JSON, and notes for its author; SpecError has all mistakes.
 
     `name` is that of the file, for the places of mistakes.
     """
-    return from_flags({}, (text, name))
+    return from_flags({}, (text, name), topic_names)
 
 
-def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> tuple[FunctionSpec, list[str]]:
+def from_flags(
+    flags: Mapping[str, Any], file: tuple[str, str] | None = None, topic_names: TopicNames = HOME
+) -> tuple[FunctionSpec, list[str]]:
     """Return the function of flags (names of FLAGS; texts, or values of their type), which go before a file's text.
 
-    `file` is the text and the name of the file.
+    `file` is the text and the name of the file; `topic_names` says what names of topics are to the server.
     """
     text, name = file or ("", "")
-    draft = _Draft(name)
+    draft = _Draft(name, topic_names)
     draft.take_text(text)
     unread = bool(draft.mistakes)
     draft.take_flags(flags)
@@ -393,11 +399,12 @@ def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) ->
 class _Draft:
     """A definition as far as it is read, with what is wrong with it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, topic_names: TopicNames) -> None:
         self.values: dict[str, Any] = {}
         self.mistakes: list[tuple[int, str]] = []
         self.notes: list[str] = []
         self._name = name
+        self._topic_names = topic_names
         self._bad: set[str | int] = set()
         """Fields with a mistake of their own: they are left out."""
         self._lines: dict[Path, int] = {}
@@ -543,8 +550,11 @@ class _Draft:
         inputs = self._inputs(config)
         if not inputs:
             self.wrong(("inputs",), "is missing: the topics to read", *_INPUTS)
-        if config.output and config.output in inputs:
-            self.wrong(("output",), f"{config.output} is an input too, so the function would read what it writes")
+        output = self._topic(("output",), config.output)
+        log_topic = self._topic(("logTopic",), config.log_topic)
+        for path, topic in (("output", output), ("logTopic", log_topic)):
+            if topic and topic in inputs:
+                self.wrong((path,), f"{topic} is an input too, so the function would read what it writes")
         tenant, namespace, name = self._named(config)
         guarantee = config.processing_guarantees or Guarantee.ATLEAST_ONCE
         if config.auto_ack is False and guarantee is not Guarantee.MANUAL:
@@ -558,11 +568,13 @@ class _Draft:
                 "needs maxMessageRetries: without it a message is tried for ever",
                 "maxMessageRetries",
             )
+        dead_letter_topic = self._topic(("deadLetterTopic",), config.dead_letter_topic)
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
         for topic, schema in (config.custom_schema_outputs or {}).items():
-            if topic == config.output and not output_schema:
+            is_output = self._topic(("customSchemaOutputs", topic), topic) == output
+            if is_output and not output_schema:
                 output_schema = self._schema(("customSchemaOutputs", topic), schema)
-            elif topic != config.output:
+            elif not is_output:
                 given = config.output or "none"
                 self.wrong(("customSchemaOutputs", topic), f"is not the output, which is {given}", "output")
         if output_schema and config.output_serde_class_name:
@@ -593,7 +605,7 @@ class _Draft:
             py=config.py or "",
             inputs=inputs,
             input_type_class_name=config.input_type_class_name or "",
-            output=config.output or "",
+            output=output,
             output_serde_class_name=config.output_serde_class_name or "",
             output_schema_type=output_schema,
             output_type_class_name=config.output_type_class_name or "",
@@ -601,7 +613,7 @@ class _Draft:
             processing_guarantees=guarantee,
             auto_ack=guarantee is not Guarantee.MANUAL,
             max_message_retries=retries,
-            dead_letter_topic=config.dead_letter_topic or "",
+            dead_letter_topic=dead_letter_topic,
             retain_ordering=bool(config.retain_ordering),
             retain_key_ordering=bool(config.retain_key_ordering),
             forward_source_message_property=config.forward_source_message_property is not False,
@@ -612,12 +624,13 @@ class _Draft:
             parallelism=config.parallelism or 1,
             user_config=config.user_config or {},
             secrets=secrets,
-            log_topic=config.log_topic or "",
+            log_topic=log_topic,
             timeout_ms=config.timeout_ms,
             ram=config.resources.ram if config.resources else None,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
             window=window,
             state_scope=scope,
+            topic_names=self._topic_names,
         )
 
     def _window(self, given: _WindowFields) -> WindowSpec:
@@ -645,7 +658,7 @@ class _Draft:
             timestamp_extractor=given.timestamp_extractor_class_name or "",
             max_lag_ms=given.max_lag_ms or 0,
             watermark_ms=given.watermark_emit_interval_ms or 1000,
-            late_data_topic=given.late_data_topic or "",
+            late_data_topic=self._topic(("windowConfig", "lateDataTopic"), given.late_data_topic),
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
@@ -668,25 +681,34 @@ class _Draft:
 
     def _inputs(self, config: FunctionConfig) -> dict[str, InputSpec]:
         """Return the inputs of all fields that name some; those that say more of an input go before the others."""
-        inputs: dict[str, InputSpec] = dict.fromkeys(config.inputs or [], InputSpec())
+        inputs: dict[str, InputSpec] = {}
+        for index, topic in enumerate(config.inputs or []):
+            inputs[self._topic(("inputs", index), topic)] = InputSpec()
         if config.topics_pattern:
-            inputs[config.topics_pattern] = InputSpec(is_regex=True)
-            self._pattern(("topicsPattern",), config.topics_pattern)
+            inputs[self._pattern(("topicsPattern",), config.topics_pattern)] = InputSpec(is_regex=True)
         for topic, serde in (config.custom_serde_inputs or {}).items():
-            inputs[topic] = InputSpec(serde_class_name=serde)
+            inputs[self._topic(("customSerdeInputs", topic), topic)] = InputSpec(serde_class_name=serde)
         for topic, schema in (config.custom_schema_inputs or {}).items():
-            inputs[topic] = InputSpec(schema_type=self._schema(("customSchemaInputs", topic), schema))
+            path: Path = ("customSchemaInputs", topic)
+            inputs[self._topic(path, topic)] = InputSpec(schema_type=self._schema(path, schema))
         for topic, given in (config.input_specs or {}).items():
             place: Path = ("inputSpecs", topic)
             schema = self._schema((*place, "schemaType"), given.schema_type)
             if schema and given.serde_class_name:
                 self.wrong((*place, "serdeClassName"), "a schema type is given too: one of them")
-            if given.is_regex_pattern:
-                self._pattern(place, topic)
-            inputs[topic] = InputSpec(given.serde_class_name or "", schema, bool(given.is_regex_pattern))
+            name = (self._pattern if given.is_regex_pattern else self._topic)(place, topic)
+            inputs[name] = InputSpec(given.serde_class_name or "", schema, bool(given.is_regex_pattern))
         if "" in inputs:
             self.wrong(("inputs",), "a topic has an empty name")
         return inputs
+
+    def _topic(self, path: Path, name: str | None) -> str:
+        """Return the server's name of a topic; empty if there is none."""
+        try:
+            return self._topic_names.kafka_name(name or "")
+        except TopicNameError as error:
+            self.wrong(path, str(error))
+            return name or ""
 
     def _schema(self, path: Path, given: str | None) -> str:
         schema = (given or "").lower()
@@ -694,11 +716,16 @@ class _Draft:
             self.wrong(path, f"schema type {given} is refused: string, json, bytes or avro, or a serde")
         return schema
 
-    def _pattern(self, path: Path, pattern: str) -> None:
+    def _pattern(self, path: Path, pattern: str) -> str:
+        """Return a pattern of the server's names of topics."""
         try:
+            pattern = self._topic_names.kafka_pattern(pattern)
             re.compile(pattern)
+        except TopicNameError as error:
+            self.wrong(path, str(error))
         except re.error as error:
             self.wrong(path, f"is no regular expression: {error}")
+        return pattern
 
     def _secret(self, name: str, given: _SecretFields) -> SecretPlace:
         if bool(given.env) is bool(given.file):

@@ -330,7 +330,7 @@ def test_asynchronous_calls_run_side_by_side_and_give_their_results_in_order(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["add_partitions", "produce", "commit_in_transaction", "end_transaction"])
+@pytest.mark.parametrize("method", ["add_partitions", "produce_all", "commit_in_transaction", "end_transaction"])
 def test_effectively_once_a_killed_instance_changes_nothing(
     broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
 ) -> None:
@@ -352,7 +352,7 @@ def test_effectively_once_a_killed_instance_changes_nothing(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["produce", "commit_in_transaction", "end_transaction"])
+@pytest.mark.parametrize("method", ["produce_all", "commit_in_transaction", "end_transaction"])
 def test_at_least_once_a_killed_instance_loses_nothing(
     broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
 ) -> None:

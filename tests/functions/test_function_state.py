@@ -120,7 +120,7 @@ def test_asynchronous_calls_count_together(broker: Broker, functions: Functions)
 
 @pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["add_partitions", "produce", "commit_in_transaction", "end_transaction"])
+@pytest.mark.parametrize("method", ["add_partitions", "produce_all", "commit_in_transaction", "end_transaction"])
 def test_state_fits_the_outputs_after_a_kill(
     broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, guarantee: str, when: str, method: str
 ) -> None:
