@@ -22,7 +22,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 
 _LARGEST_INT: Final = 2**31 - 1
-"""mallopt takes a C int."""
+"""The largest value of a C int, which mallopt takes."""
 
 _log = logging.getLogger(__name__)
 

@@ -61,26 +61,29 @@ from kop.transactions.settings import TransactionSettings
 from kop.transactions.verification import TransactionVerifier
 
 _COLLECT_EVERY = 20_000
-"""Containers more than before from which on the young ones are looked at. Python's 700 are ten batches: a tenth of the
-CPU of a Produce went into looking at objects that a reference count frees anyway."""
+"""The number of new containers after which Python's garbage collector looks at the young ones. Python's default of 700
+is ten batches: a tenth of the CPU of a Produce went into looking at objects that a reference count frees anyway.
+"""
 _SIDE_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Threads for what would keep the loop for long, such as large requests: as many as Python's own pool has."""
+"""The number of threads for calls that would keep the event loop for long, such as decoding large requests: as many as
+asyncio's own pool has.
+"""
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 log = logging.getLogger("kop")
 
 
 class MemoryStore(Protocol):
-    """Opens the engine of the store `memory:`."""
+    """A function that opens the engine of the store `memory:`."""
 
     async def __call__(self, *, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> Engine:
-        """Return the engine; see `kop.storage.memory.engine.open_engine`."""
+        """Open the engine that keeps all records in memory; see `kop.storage.memory.engine.open_engine`."""
 
 
 def run(config: Config, *, worker: bool = False, serves: Callable[[Config, Serving], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once it serves.
 
-    KopError where storage cannot be opened, OSError where an address cannot be bound.
+    KopError if storage cannot be opened, OSError if an address cannot be bound.
     """
     logging.basicConfig(
         level=config.kop_log_level.upper(),
@@ -200,7 +203,9 @@ async def _serve(config: Config, worker: bool, serves: Callable[[Config, Serving
 
 @dataclass(eq=False)
 class Serving:
-    """A broker that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
+    """A broker that serves: its parts and the addresses on which it listens, for the banner and for tests in whose
+    process it runs.
+    """
 
     gateway: Gateway
     engine: Engine
@@ -210,7 +215,7 @@ class Serving:
 
 
 class _Readiness:
-    """The text of /readyz, which answers while the broker is starting, too."""
+    """The answer of the page /readyz, also while the broker is starting: ready, or the reason why not."""
 
     def __init__(self) -> None:
         self._starting = "the storage engine is being opened"
@@ -218,15 +223,15 @@ class _Readiness:
         self._coordinators: tuple[GroupCoordinator | TransactionCoordinator, ...] = ()
 
     def waits(self, text: str) -> None:
-        """Note what the start waits for."""
+        """Show this text as the reason for which the start is not done yet."""
         self._starting = text
 
     def serves(self, engine: Engine, *coordinators: GroupCoordinator | TransactionCoordinator) -> None:
-        """Note that clients are answered from now on."""
+        """Answer from now on by the state of the engine and the coordinators: the broker has started."""
         self._engine, self._coordinators = engine, coordinators
 
     def not_ready(self) -> str | None:
-        """Return why no records can be written now; None where they can."""
+        """Return why no records can be written now; None if they can."""
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
@@ -332,7 +337,9 @@ async def start(
 
 
 async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) -> None:
-    """Side by side: over Pulsar each lets go of many partitions."""
+    """Stop the group and the transaction coordinator side by side, since over Pulsar each lets go of many
+    partitions.
+    """
     await asyncio.gather(*(coordinator.stop() for coordinator in coordinators))
 
 

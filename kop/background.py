@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
-"""Called with what ended a round. The exception must not be kept: it holds the frames of the round."""
+"""The type of a callback that gets the exception with which a round failed. It must not keep the exception, which holds
+the frames of the round.
+"""
 
 FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
@@ -143,9 +145,10 @@ async def retried(
 
 
 def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Callable[[], None]) -> Callable[[], None]:
-    """Call `work` every so many seconds, the first time after as many. No exception ends it; see `tell`.
+    """Call `work` once in so many seconds, the first time after as many; an exception is reported by `tell` and ends
+    nothing.
 
-    Returns what ends it.
+    Returns a function that ends the calls.
     """
     timer: asyncio.TimerHandle | None = None
 
@@ -198,12 +201,12 @@ def label_of(what: str) -> str:
 
 
 def failures() -> Mapping[str, int]:
-    """Return how often each kind of work in the background failed in this process."""
+    """Return the number of failures of each kind of work in the background of this process."""
     return _counts
 
 
 def collect() -> Iterable[Metric]:
-    """Return the failures as they stand, for a scrape."""
+    """Return the failures as a Prometheus counter by kind of work."""
     from kop.metrics import counter_family  # noqa: PLC0415 - clients of Pulsar alone have no metrics
 
     family = counter_family(

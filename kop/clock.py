@@ -14,23 +14,23 @@ import uuid
 from typing import Final
 
 monotonic = time.monotonic
-"""Returns seconds of a clock that never goes back; it begins anywhere."""
+"""A function that returns seconds of a clock that never goes back; it begins anywhere."""
 monotonic_ns = time.monotonic_ns
-"""Returns nanoseconds of the clock of `monotonic`."""
+"""A function that returns nanoseconds of the clock of `monotonic`."""
 perf_counter = time.perf_counter
-"""Returns seconds of the finest clock, for durations."""
+"""A function that returns seconds of the system's finest clock, for measuring durations."""
 wall_ns = time.time_ns
-"""Returns nanoseconds since the epoch. They jump when somebody sets the clock."""
+"""A function that returns nanoseconds since the epoch, which jump if somebody sets the clock."""
 chance: Final = random.Random()
-"""Numbers that spread load, and that nobody need be unable to guess."""
+"""The random numbers that spread load; they need not be hard to guess."""
 new_chance = random.Random
-"""Returns a source of such numbers of its own."""
+"""A function that returns a further source of random numbers like `chance`."""
 uuid4 = uuid.uuid4
 """A function that returns a random UUID."""
 token_hex = secrets.token_hex
-"""Returns a name that nobody guesses, of so many random bytes."""
+"""A function that returns a text of so many random bytes, in hex, that nobody can guess."""
 randbits = secrets.randbits
-"""Returns a number of so many random bits that nobody guesses."""
+"""A function that returns a number of so many random bits that nobody can guess."""
 
 
 def wall() -> float:

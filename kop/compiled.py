@@ -12,17 +12,21 @@ from types import ModuleType
 from typing import Final
 
 FORMAT: Final = 20
-"""Number of all functions of the module, of their arguments and results: raised with each change of one of them."""
+"""The version of the interface of the compiled module: raised with each change of a function's arguments or results, so
+that a build of other sources is not used.
+"""
 _AGAIN: Final = "install kop again (pip install .; in a clone: make clean run, data stays)"
 
 
 def compiled(instead: ModuleType) -> ModuleType:
-    """Return the compiled module; `instead`, the readable twin, where it was not built, or built from other sources."""
+    """Return the compiled module; or `instead`, the module with the same functions in Python, if it was not built, or
+    was built from other sources.
+    """
     return compiled_only() or instead
 
 
 def compiled_only() -> ModuleType | None:
-    """Return the compiled module, for what has no readable twin; None where it was not built, or built from other
+    """Return the compiled module, for what has no readable twin; None if it was not built, or built from other
     sources.
     """
     native = _built()

@@ -52,7 +52,9 @@ _SERVICE_LINK = re.compile(
 
 
 def default_store(environ: Mapping[str, str]) -> str:
-    """Return where data goes when nobody says: the user's data directory (XDG), never a temporary one."""
+    """Return the path at which the SQLite database lies if no store is set: in the user's data directory (XDG), never a
+    temporary one.
+    """
     home = environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(home):  # XDG: relative paths are to be ignored
         home = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "share")
@@ -73,11 +75,11 @@ def default_cache_bytes(workers: int, usable: int) -> int:
 
 
 HIDDEN = "[hidden]"
-"""What is shown of a secret, as Kafka does."""
+"""The text that is shown in the place of a secret, as in Kafka."""
 
 
 class ProcessSettings(Settings):
-    """What is of the whole process, and of no room."""
+    """The settings of the process as a whole, such as its store and its workers, which belong to no room."""
 
     store: Store = setting(
         "store",
@@ -104,7 +106,7 @@ class ProcessSettings(Settings):
     )
 
     def problems(self) -> Iterable[str]:
-        """Return a line if the store takes no more than one process."""
+        """Return a line of error if kop.workers is above 1 and the store takes only one process."""
         yield from super().problems()
         if self.kop_workers > 1 and not self.store.startswith("pulsar"):
             yield "kop.workers (--workers) above 1 needs a store (--store) pulsar://...: others have one process"
@@ -126,12 +128,12 @@ class Config(
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _by_listener: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
-    """What listeners have of their own, by their names and by attribute."""
+    """The settings that single listeners have of their own: by the listener's name, then by attribute."""
 
     def of(self, kind: type[SettingsT], *, listener: str | None = None, **more: Any) -> SettingsT:
-        """Return the settings of a room as they are set; `more` are fields of it that are no settings for people.
+        """Return the settings of one room (a package of kop); `more` gives fields of its class that people cannot set.
 
-        With a `listener`, its own values go before those of all.
+        With a `listener`, its own values go before those of all listeners.
         """
         present = self.__dict__ | self._by_listener.get(listener or "", {}) | more
         return kind.model_construct(**{name: present[name] for name in kind.model_fields if name in present})
@@ -197,8 +199,8 @@ class Config(
         return {field.alias or attribute: field for attribute, field in cls.model_fields.items()}
 
     def table(self) -> Iterator[SettingRow]:
-        """Yield each setting with its default, present value and meaning, room by room; then what listeners have
-        apart.
+        """Yield each setting with its default, present value and meaning, package by package; then those of single
+        listeners.
         """
         fields = self.fields()
         for name, field in fields.items():
@@ -242,7 +244,7 @@ _USER = re.compile(r"//[^/@]*@")
 
 
 def _text(value: Any) -> str:
-    """Return a value in the one form that files, variables and flags share."""
+    """Return a setting's value in the one form of text that files, variables and flags share."""
     if value is None:
         return ""
     if isinstance(value, bool):

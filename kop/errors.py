@@ -153,7 +153,9 @@ class ErrorCode(IntEnum):
 
 
 _MOST_CHARACTERS = 1000
-"""A message may quote what the client sent: 32,767 characters of a name leave no room for a word in an answer."""
+"""The longest text of an error, in characters. It may quote what the client sent: a name of 32,767 characters would
+leave no room in the answer.
+"""
 
 
 class KopError(Exception):
@@ -164,7 +166,7 @@ class KopError(Exception):
 
     default_code = ErrorCode.UNKNOWN_SERVER_ERROR
     told = False
-    """True if the log tells of its cause already: a line that only passes it on is for debugging."""
+    """True if a log line has told of the error's cause already: a line that only passes it on is for debugging then."""
 
     def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:
         if len(message) > _MOST_CHARACTERS:
@@ -177,8 +179,8 @@ class KopError(Exception):
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
     def fresh_copy(self) -> Self:
-        """Return the same error without traceback, cause and context: for one of several who are told of it and may
-        raise.
+        """Return the same error without traceback, cause and context, for one of several requests that are told of it
+        and may raise it.
         """
         copy = type(self).__new__(type(self))
         copy.args = self.args
@@ -223,8 +225,8 @@ R = TypeVar("R")
 
 
 def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a decorator of functions with large buffers: their KopErrors come out without the frames that hold
-    those.
+    """Return a decorator for functions that work on large buffers: it strips the frames, which hold the buffers, from
+    their KopErrors.
     """
 
     @wraps(function)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 new: Callable[[], asyncio.AbstractEventLoop]
-"""Makes a loop, for `asyncio.Runner(loop_factory=new)`."""
+"""A function that makes an event loop, for `asyncio.Runner(loop_factory=new)`."""
 try:
     import uvloop
 

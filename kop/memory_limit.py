@@ -56,7 +56,7 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _limits(mount: Path, path: str, names: tuple[str, ...]) -> Iterator[int]:
-    """Yield the limits of a group and of all above it, as many as are there."""
+    """Yield the memory limits of a control group and of all groups above it, as far as they are visible."""
     inside = PurePosixPath(path.lstrip("/"))
     for group in (inside, *inside.parents):
         for name in names:

@@ -13,14 +13,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Count:
-    """A number that only grows."""
+    """A counter without a lock: a number that only grows, read at a scrape."""
 
     __slots__ = ("value",)
 
@@ -29,7 +35,7 @@ class Count:
 
 
 class CountFamily:
-    """The counts of one metric, by the values of its labels."""
+    """The counters of one metric, one for each combination of label values."""
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
         self._name = name
@@ -38,11 +44,11 @@ class CountFamily:
         self._counts: dict[tuple[str, ...], Count] = {}
 
     def of(self, *labels: str) -> Count:
-        """Return the count of these values of the labels, for keeping."""
+        """Return the counter for these label values; the caller may keep it."""
         return self._counts.setdefault(labels, Count())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the counts as they stand."""
+        """Yield the counters for a scrape."""
         family = counter_family(self._name, self._documentation, self._labels)
         for labels, count in self._counts.items():
             family.add_metric(labels, count.value)
@@ -50,24 +56,24 @@ class CountFamily:
 
 
 class Latencies:
-    """Durations in buckets."""
+    """A histogram of durations, in plain numbers that are read at a scrape."""
 
     __slots__ = ("counts", "seconds")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_LATENCY_BUCKETS) + 1)
-        """Of each bucket by itself, the last one without bound."""
+        """The number of durations in each bucket by itself, not cumulated; the last bucket has no bound."""
         self.seconds = 0.0
-        """All of them together."""
+        """The sum of all durations."""
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration, in seconds."""
         self.counts[bisect_left(_LATENCY_BUCKETS, seconds)] += 1
         self.seconds += seconds
 
 
 class LatencyFamily:
-    """The durations of one metric, by the values of its labels."""
+    """The histograms of durations of one metric, one for each combination of label values."""
 
     def __init__(
         self,
@@ -83,11 +89,11 @@ class LatencyFamily:
         self._latencies = {} if latencies is None else latencies
 
     def of(self, *labels: str) -> Latencies:
-        """Return the durations of these values of the labels, for keeping."""
+        """Return the histogram for these label values; the caller may keep it."""
         return self._latencies.setdefault(labels, Latencies())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the durations as they stand."""
+        """Yield the histograms for a scrape."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, latencies in self._latencies.items():
             total = 0
@@ -149,7 +155,9 @@ class Metrics:
         self.fetch_sessions_evicted = Counter("kop_fetch_sessions_evicted", "Fetch sessions evicted.", registry=reg)
 
     def before_scrape(self, count: Callable[[], None]) -> None:
-        """Call `count` at every scrape, before the plain numbers are read: it adds what it has counted elsewhere."""
+        """Call `count` at the beginning of every scrape: it adds to the counters of this object what was counted
+        elsewhere.
+        """
         self._before_scrape.append(count)
 
     def _counted(self) -> Iterable[Metric]:
@@ -183,20 +191,25 @@ class _Scrape(Collector):
 
 
 def counter_value(name: str, documentation: str, value: float) -> CounterMetricFamily:
-    """Return a counter that somebody else counts, as it stands at scrape time."""
+    """Return a Prometheus counter without labels whose value somebody else counts, for a scrape."""
     return CounterMetricFamily(name, documentation, value=value)
 
 
 def gauge_value(name: str, documentation: str, value: float) -> GaugeMetricFamily:
-    """Return a gauge without labels, as it stands at a scrape."""
+    """Return a Prometheus gauge without labels that has this value, for a scrape."""
     return GaugeMetricFamily(name, documentation, value=value)
 
 
 def counter_family(name: str, documentation: str, labels: list[str]) -> CounterMetricFamily:
-    """Return a counter with labels that is read off at a scrape."""
+    """Return a Prometheus counter with labels, to be filled at scrape time by `add_metric`."""
     return CounterMetricFamily(name, documentation, labels=labels)
 
 
 def gauge_family(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:
     """Return a gauge to be filled at scrape time with `add_metric(label_values, value)`."""
     return GaugeMetricFamily(name, documentation, labels=labels)
+
+
+def summary_family(name: str, documentation: str, labels: list[str]) -> SummaryMetricFamily:
+    """Return a summary, count and sum, to be filled at scrape time with `add_metric(label_values, count, sum)`."""
+    return SummaryMetricFamily(name, documentation, labels=labels)

@@ -19,30 +19,36 @@ from typing import Final
 from kop.turns import SLOW_SECONDS
 
 MOST_AHEAD: Final = 4 << 20
-"""Bytes that one reader reads ahead where there are few."""
+"""The most bytes that one reader reads ahead of its client, if there are few readers."""
 _LEAST_AHEAD: Final = 256 << 10
 _TELL_EACH: Final = 1 << 20
 
 
 class BudgetShare:
-    """What one reader or one result holds. While nobody waits for it, it may be dropped for another one."""
+    """A share of the read budget: the bytes that one reader, or one kept result, holds. While nobody waits for it, it
+    may be dropped for the sake of another one.
+    """
 
     __slots__ = ("_ended", "_late", "_pool", "_reads", "_slow", "drop", "held")
 
     def __init__(self, pool: ReadBudget, drop: Callable[[], None]) -> None:
-        """`drop` closes the reader, or forgets the result, where its room is needed."""
+        """Begin with nothing held. `drop` closes the reader, or forgets the result, if its room is needed."""
         self._pool = pool
         self.drop = drop
         self.held = 0
         self._reads = False
-        """True if it was counted as a reader."""
+        """True if the share is counted as a reader's."""
         self._late = False
-        """True if its first entries came late, or did not come yet, and it was not idle since."""
+        """True if the reader's first entries have not come in time, and it was not idle since: it is dropped if they
+        find no room.
+        """
         self._slow: asyncio.TimerHandle | None = None
         self._ended = False
 
     async def take(self, burst: int) -> None:
-        """Wait until there is room for first entries of `burst` bytes. Nothing may be asked for before."""
+        """Wait until the budget has room for the `burst` bytes of a reader's first answer. Nothing may be asked of
+        Pulsar before.
+        """
         await self._pool.room(burst)
         if not self._ended:
             self._reads = True
@@ -53,11 +59,11 @@ class BudgetShare:
 
     @property
     def ahead(self) -> int:
-        """Bytes that its reader may read ahead now."""
+        """The bytes that the share's reader may read ahead now."""
         return self._pool.ahead
 
     def holds(self, size: int) -> None:
-        """Note that the reader holds `size` bytes from now on."""
+        """Set the bytes that the reader holds. If it was late, and there is no room for them, it is closed."""
         if self._ended:
             return
         self._end_slow()
@@ -67,11 +73,13 @@ class BudgetShare:
             self.drop()
 
     def busy(self) -> None:
-        """Note that somebody waits for what it holds."""
+        """Keep the share from being dropped: somebody waits for what it holds."""
         self._pool.idle.pop(self, None)
 
     def idle(self) -> None:
-        """Note that nobody waits for it any more. Of several idle ones that which is idle longest is dropped first."""
+        """Let the share be dropped if room is needed: nobody waits for it. Of several such shares the one that is idle
+        longest goes first.
+        """
         if not self._ended:
             self._late = False
             self._pool.idle[self] = None
@@ -79,7 +87,7 @@ class BudgetShare:
             self._pool.wake()
 
     def end(self) -> None:
-        """Note that it holds nothing any more."""
+        """Give the share back: its holder is closed."""
         self._pool.idle.pop(self, None)
         self._end_slow()
         if not self._ended:
@@ -98,7 +106,7 @@ class BudgetShare:
 
 
 class ReadBudget:
-    """The bound on all shares, in bytes."""
+    """The bound on the bytes that all readers and kept results hold together."""
 
     def __init__(
         self,
@@ -110,10 +118,10 @@ class ReadBudget:
         self._max_bytes = max_bytes
         self._on_change = on_change
         self.slow_seconds = slow_seconds
-        """How long a reader without a first entry counts."""
+        """The seconds for which a reader whose first entry has not come counts against the budget."""
         self.held = self._told = 0
         self.readers = 0
-        """How many of the shares are of readers."""
+        """The number of shares that belong to readers."""
         self.idle: dict[BudgetShare, None] = {}
         """The idle shares; the one that is idle longest comes first."""
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -125,7 +133,7 @@ class ReadBudget:
 
     @property
     def full(self) -> bool:
-        """True if there is no room, idle shares not counted."""
+        """True if the budget has no room, even if all idle shares were dropped."""
         return self.held - sum([share.held for share in self.idle]) >= self._max_bytes
 
     async def room(self, burst: int) -> None:
@@ -145,13 +153,15 @@ class ReadBudget:
                 raise
 
     def lacks_room(self, share: BudgetShare) -> bool:
-        """Return true if all shares together hold more than they may, though none is idle, and this one is not
-        alone.
+        """Return true if all shares hold more than the budget, none of them is idle, and there is another one beside
+        this.
         """
         return self.held > max(self._max_bytes, share.held)
 
     def change(self, share: BudgetShare, size: int) -> None:
-        """Note how many bytes a share holds now."""
+        """Set the bytes that a share holds: idle shares are dropped if that is too much, and a waiting reader is let in
+        if it is less.
+        """
         grown = size - share.held
         if not grown:
             return
@@ -166,12 +176,12 @@ class ReadBudget:
             self._on_change(self.held)
 
     def fit(self) -> None:
-        """Drop idle shares while more is held than may be."""
+        """Drop idle shares until no more is held than the budget."""
         while self.held > self._max_bytes and self._evict():
             pass
 
     def wake(self) -> None:
-        """Let a reader that waits look whether there is room."""
+        """Let the reader that waits longest look again if there is room."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -179,7 +189,7 @@ class ReadBudget:
                 return
 
     def _evict(self) -> bool:
-        """Drop the idle share that was left first. False where none is idle."""
+        """Drop the share that is idle longest; return false if none is idle."""
         if not self.idle:
             return False
         oldest = next(iter(self.idle))

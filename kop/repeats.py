@@ -16,7 +16,7 @@ _QUIET_SECONDS: Final = 60.0
 _REMIND_SECONDS: Final = 300.0
 _MOST: Final = 2000
 LASTS_SECONDS: Final = 30.0
-"""After this time a fault does not mend itself."""
+"""The seconds after which a fault counts as one that does not mend itself."""
 
 
 class Repeats:
@@ -24,11 +24,13 @@ class Repeats:
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, tuple[float, float, int]] = OrderedDict()
-        """For each key: when its line was written, when it last came, how often it was left out since."""
+        """The state of each key: the time at which its line was written, the time at which it came last, and the number
+        of lines left out since.
+        """
 
     def say(self, key: object, now: float) -> int | None:
-        """Return how often the line of `key` was left out since it was last written; None where it is to be left out
-        now.
+        """Return the number of times that the line of `key` was left out since it was last written, if it is to be
+        written now; None if it is not.
         """
         said, seen, kept = self._known.pop(key, (now, now, -1))
         again = kept < 0 or now - seen > _QUIET_SECONDS or now - said > _REMIND_SECONDS
@@ -46,10 +48,10 @@ class Lasting:
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, tuple[float, float]] = OrderedDict()
-        """For each key: when it began, when it last came."""
+        """The faults that are there, by key: the time at which each began, and the time at which it came last."""
 
     def lasts(self, key: object, now: float) -> bool:
-        """Note that the fault `key` is there. Return True if it has been for half a minute."""
+        """Take note that the fault `key` occurs now. Return true if it has lasted for half a minute."""
         began, seen = self._known.pop(key, (now, now))
         if now - seen > _QUIET_SECONDS:
             began = now
@@ -59,5 +61,5 @@ class Lasting:
         return now - began >= LASTS_SECONDS
 
     def over(self, key: object) -> None:
-        """Note that the fault `key` is over."""
+        """Forget the fault `key`: it is over."""
         self._known.pop(key, None)

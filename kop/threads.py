@@ -22,7 +22,9 @@ from kop.errors import BackendError
 P = ParamSpec("P")
 R = TypeVar("R")
 Ended: TypeAlias = Callable[[str, BaseException], None]
-"""Called on a thread that has to end, with its name and the reason. The exception must not be kept."""
+"""The type of a callback for a thread that has to end: it gets the thread's name and the exception, which it must not
+keep.
+"""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def begin(name: str, work: Callable[[], None], ended: Ended) -> threading.Thread
 
 
 class Job(NamedTuple):
-    """A call that waits for a thread."""
+    """A call that waits for a thread of the pool, with the future of its result."""
 
     future: Future[Any]
     call: Callable[..., Any]
@@ -56,7 +58,7 @@ class Job(NamedTuple):
 
 
 def do(job: Job) -> None:
-    """Do a job, and end its future."""
+    """Run the call on this thread, and set its result or exception on its future."""
     future, call, args, kwargs = job
     if not future.set_running_or_notify_cancel():
         return
@@ -107,7 +109,7 @@ class Threads(Executor):
             self._refuse_all(f"the thread {name} has ended")
 
     def _refuse_all(self, text: str) -> None:
-        """End what waits, of which nobody knows who will do it."""
+        """Fail all calls that wait, since a thread of the pool has ended and nobody may take them."""
         while True:
             try:
                 job = self._jobs.get_nowait()

@@ -56,14 +56,14 @@ class SettingRow:
 
     name: str
     type: str
-    """boolean, int, long, double, string, list, or password: a secret."""
+    """The type of the value by Kafka's names: boolean, int, long, double, string, list, or password for a secret."""
     default: str
     current: str
     origin: str
-    """default, flag, or the variable or file that set it."""
+    """The origin of the present value: default, flag, or the name of the variable or file that set it."""
     doc: str
     kafka: bool
-    """The name is Kafka's, not ours."""
+    """True if the setting's name is one of Kafka's, false if it is one of kop's own."""
     env: str
     """The environment variable that sets it; "" if none does."""
 
@@ -145,7 +145,7 @@ Policies: TypeAlias = Annotated[
     tuple[Literal["delete", "compact"], ...], "list", BeforeValidator(_items), AfterValidator(_some)
 ]
 Secret: TypeAlias = Annotated[str, "password"]
-"""Shown nowhere: not by `kop config`, nor to clients, nor in messages."""
+"""The type of a setting that is a secret: it is shown neither by `kop config`, nor to clients, nor in messages."""
 Level: TypeAlias = Annotated[Literal["debug", "info", "warning", "error"], "string", BeforeValidator(str.lower)]
 SomeAddresses: TypeAlias = Annotated[Addresses, AfterValidator(_some)]
 Advertised: TypeAlias = Annotated[Addresses, AfterValidator(_advertise)]

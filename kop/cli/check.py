@@ -43,10 +43,12 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 50
 STEP_SECONDS = 20.0
 SHOWN = 5
-"""Names of topics in one line."""
+"""The number of topics that a line of the output names; of more it gives the number."""
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
-"""Name, what to do, and the names of the steps that have to have worked."""
+"""One step of the check: its name, the function that does it, and the names of the steps without which it is left
+out.
+"""
 
 EPILOG = """\b
 It makes a topic `kop-check-...` and a group of that name, and deletes both.
@@ -115,13 +117,13 @@ def command(bootstrap: str, admin_url: str | None) -> None:
 
 
 def _is_default(option: str) -> bool:
-    """Return true if nobody has given this option."""
+    """Return true if nobody has given the option of the command that has this name."""
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.DEFAULT
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """Return the looks at the Pulsar brokers' settings, which are read by the first of these steps, and at their
-    topics.
+    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, then one step for each
+    of the settings that matter, and for entries that are older than the index.
     """
     settings: dict[str, str] = {}
 
@@ -161,7 +163,7 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
 
 
 def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:
-    """Try each step whose needs worked, and say how it went."""
+    """Run each step whose needs are among `worked`, print how it went, and add its name to `worked` or to `failed`."""
     for name, step, needs in steps:
         missing = [need for need in needs if need not in worked]
         if missing:
@@ -210,23 +212,27 @@ def _words(error: Exception) -> str:
 
 
 class RoundTrip:
-    """The steps. Each returns what it found, in words, or raises."""
+    """The steps of the check against a Kafka server. Each returns a line that says what works, or raises an
+    exception.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.name = f"kop-check-{clock.uuid4().hex[:12]}"
         self.end = 0
-        """Records in partition 0 so far."""
+        """The end offset of the check's topic: the number of records that were produced to its partition 0."""
 
     def connect(self) -> str:
-        """TCP, ApiVersions, Metadata."""
+        """Connect by TCP, and ask for ApiVersions and Metadata."""
         reach(self.bootstrap)
         with admin(self.bootstrap) as server:
             count = len(brokers(server))
         return f"{self.bootstrap} answers and names {count} {'broker' if count == 1 else 'brokers'}"
 
     def addresses(self) -> str:
-        """Return every broker can be reached at the address that the server gives for it, and says what it serves."""
+        """Check that every broker can be reached at the address that the server gives for it, and that it says which
+        APIs it serves.
+        """
         with admin(self.bootstrap) as server:
             named_brokers = brokers(server)
             for broker, address in named_brokers:
@@ -237,7 +243,7 @@ class RoundTrip:
         return f"{shown}: {len(versions[0].api_versions)} APIs, as Kafka {versions[0].broker_version_str}"
 
     def create_topic(self) -> str:
-        """CreateTopics, and Metadata that shows it."""
+        """Create the check's topic by CreateTopics, and check that Metadata shows it."""
         with admin(self.bootstrap) as server:
             wanted = {self.name: {"num_partitions": 2, "configs": {"retention.ms": "3600000"}}}
             result = server.create_topics(wanted, raise_errors=False)["topics"][0]
@@ -247,7 +253,7 @@ class RoundTrip:
         return f"{self.name} with 2 partitions"
 
     def change_config(self) -> str:
-        """IncrementalAlterConfigs, read back by DescribeConfigs."""
+        """Change a config of the check's topic by IncrementalAlterConfigs, and read it back by DescribeConfigs."""
         from kafka.admin import ConfigResource, ConfigResourceType
 
         with admin(self.bootstrap) as server:
@@ -266,7 +272,7 @@ class RoundTrip:
                 time.sleep(0.2)
 
     def produce_and_fetch(self, codec: str) -> str:
-        """Produce with acks=all, idempotent, then Fetch and compare every byte."""
+        """Produce records with acks=all as an idempotent producer, fetch them, and compare every byte."""
         from kafka import TopicPartition
 
         sent = [
@@ -293,7 +299,7 @@ class RoundTrip:
         return f"{RECORDS} produced, fetched and equal"
 
     def find_offsets(self) -> str:
-        """ListOffsets: first, end, by time."""
+        """Ask ListOffsets for the first offset, for the end, and for an offset by time."""
         from kafka import TopicPartition
         from kafka.protocol.consumer import OffsetSpec, OffsetTimestamp
 
@@ -308,7 +314,7 @@ class RoundTrip:
         return f"first 0, end {self.end}, by time 0"
 
     def consumer_group(self) -> str:
-        """JoinGroup, SyncGroup, Fetch as a member, OffsetCommit, OffsetFetch, LeaveGroup."""
+        """Consume as a member of a group: JoinGroup, SyncGroup, Fetch, OffsetCommit, OffsetFetch, LeaveGroup."""
         from kafka import TopicPartition
 
         settings = {"group_id": self.name, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
@@ -325,7 +331,7 @@ class RoundTrip:
         return f"joined, read {len(got)} records, committed"
 
     def committed_offset(self) -> str:
-        """DescribeGroups and OffsetFetch, asked from outside of the group."""
+        """Ask by DescribeGroups and OffsetFetch, as a client outside of the group, for the offset that it committed."""
         from kafka import TopicPartition
 
         with admin(self.bootstrap) as server:
@@ -341,7 +347,7 @@ class RoundTrip:
         return f"{committed.offset} kept after the member left"
 
     def delete_group(self) -> str:
-        """DeleteGroups."""
+        """Delete the check's consumer group by DeleteGroups."""
         from kafka import errors
 
         with admin(self.bootstrap) as server:
@@ -351,7 +357,7 @@ class RoundTrip:
         return "gone"
 
     def delete_topic(self) -> str:
-        """DeleteTopics, and Metadata that does not show it any more."""
+        """Delete the check's topic by DeleteTopics, and check that Metadata does not show it any more."""
         with admin(self.bootstrap) as server:
             result = server.delete_topics([self.name], raise_errors=False)["topics"][0]
             if result["error_code"]:
@@ -365,7 +371,7 @@ class RoundTrip:
 
     @contextlib.contextmanager
     def cleaning_up(self, worked: set[str]) -> Iterator[None]:
-        """Delete the topic at an early end (Ctrl-C) too."""
+        """Delete the check's topic at the end of the block, even if Ctrl-C or a failure ends it early."""
         try:
             yield
         except BaseException:
@@ -376,7 +382,7 @@ class RoundTrip:
 
     @staticmethod
     def _read(consumer: Any, count: int) -> Sequence[Any]:
-        """Poll until `count` records are there or STEP_SECONDS have passed."""
+        """Poll the consumer until it has given `count` records or STEP_SECONDS have passed; return the records."""
         records_read: list[Any] = []
         end = clock.monotonic() + STEP_SECONDS
         while len(records_read) < count and clock.monotonic() < end:

@@ -17,13 +17,16 @@ Settings: TypeAlias = Mapping[str, str]
 """The Pulsar broker's settings in force, all as text."""
 
 FEW_PRODUCERS = 1000
-"""Idempotent producers that a partition should remember at least."""
+"""The number of idempotent producers that a partition of Pulsar should remember at least; below it the check
+cautions.
+"""
 SHORT_IDLE_MINUTES = 60
 MANY_ENTRIES = 100_000
-"""Entries between two snapshots of the deduplication's state, which a Pulsar broker reads again when it takes a topic.
+"""The largest number of entries between two snapshots of Pulsar's deduplication before the check cautions: a Pulsar
+broker reads all of them again when it takes a topic over.
 """
 SMALL_MESSAGE = 1_048_588
-"""Kafka's largest batch, as it comes."""
+"""The bytes of Kafka's largest batch by its defaults: a smaller maxMessageSize of Pulsar is cautioned of."""
 _PACKAGE = "org.apache.pulsar.common.intercept"
 _INDEX = "AppendIndexMetadataInterceptor"
 _TIMES = "AppendBrokerTimestampMetadataInterceptor"
@@ -32,13 +35,15 @@ _EXPOSING = "exposingBrokerEntryMetadataToClientEnabled"
 
 
 class Caution(str):
-    """A detail that somebody should read: it works, but may not for long."""
+    """The result of a check that something works, but that somebody should look at a detail of it."""
 
     __slots__ = ()
 
 
 def entry_index(settings: Settings) -> str:
-    """Return offsets are the Pulsar brokers' entry index, LogAppendTime is their time."""
+    """Check that Pulsar's brokers send the index of each entry, which is the Kafka offset, and the time at which they
+    took it.
+    """
     given = [name.strip() for name in settings.get(_INTERCEPTORS, "").strip("[] ").split(",") if name.strip()]
     if f"{_PACKAGE}.{_INDEX}" not in given or not _is_on(settings, _EXPOSING):
         fail(
@@ -55,14 +60,16 @@ def entry_index(settings: Settings) -> str:
 
 
 def _remedy(given: Sequence[str]) -> str:
-    """Return the lines to paste; interceptors of others stay."""
+    """Return the lines to paste into broker.conf: the interceptors that the gateway needs, beside those that are
+    `given`.
+    """
     ours = [f"{_PACKAGE}.{name}" for name in (_INDEX, _TIMES)]
     names = ",\\\n".join([*ours, *(name for name in given if name not in ours)])
     return f"{_EXPOSING}=true\n{_INTERCEPTORS}={names}"
 
 
 def topic_policies(settings: Settings) -> str:
-    """Retention, compaction and deduplication are set topic by topic."""
+    """Check that Pulsar lets each topic have its own retention, compaction and deduplication."""
     off = [
         name
         for name in ("systemTopicEnabled", "topicLevelPoliciesEnabled")
@@ -77,14 +84,18 @@ def topic_policies(settings: Settings) -> str:
 
 
 def deduplication(settings: Settings) -> str:
-    """Deduplication, and who turns it on."""
+    """Return a line that says who turns Pulsar's deduplication on: the Pulsar brokers for all topics, or the gateway
+    topic by topic.
+    """
     if _is_on(settings, "brokerDeduplicationEnabled"):
         return "on for every topic"
     return "off by default; the gateway turns it on for each topic that it makes or an idempotent producer writes to"
 
 
 def idempotent_producers(settings: Settings) -> str:
-    """Return how long Pulsar remembers an idempotent producer."""
+    """Return a line that says how many idempotent producers Pulsar remembers, and for how long; a `Caution` if that is
+    little.
+    """
     producers = _number(settings, "brokerDeduplicationMaxNumberOfProducers")
     minutes = _number(settings, "brokerDeduplicationProducerInactivityTimeoutMinutes")
     if producers is None or minutes is None:
@@ -103,7 +114,9 @@ def idempotent_producers(settings: Settings) -> str:
 
 
 def snapshots(settings: Settings) -> str:
-    """Return how much a Pulsar broker reads again, and what retention waits for."""
+    """Return a line about the snapshots of Pulsar's deduplication, since entries behind the last one outlive their
+    retention and are read again when a topic moves; a `Caution` if snapshots are rare.
+    """
     entries = _number(settings, "brokerDeduplicationEntriesInterval")
     seconds = _number(settings, "brokerDeduplicationSnapshotIntervalSeconds")
     if entries is None:
@@ -119,7 +132,9 @@ def snapshots(settings: Settings) -> str:
 
 
 def message_size(settings: Settings) -> str:
-    """Return the largest record and the largest entry."""
+    """Return a line about the largest entry that Pulsar takes; a `Caution` if Kafka's largest batch does not fit into
+    one.
+    """
     size = _number(settings, "maxMessageSize")
     if size is None:
         return Caution("this Pulsar broker does not say how large an entry may be")
@@ -139,7 +154,9 @@ LOOKS: tuple[tuple[str, Callable[[Settings], str]], ...] = (
     ("snapshots", snapshots),
     ("message size", message_size),
 )
-"""Name and look; a look returns what it found in words, a `Caution`, or raises CliError."""
+"""The checks of the Pulsar brokers' settings, by their names. Each returns a line about what it saw, or a `Caution`, or
+raises CliError.
+"""
 
 
 def _is_on(settings: Settings, name: str) -> bool:

@@ -35,7 +35,9 @@ def zstd_decode(payload: bytes | memoryview) -> bytes:
 
 
 def install() -> None:
-    """Give kafka-python every codec, and let servers say which names of topics are legal. Cheap to call again."""
+    """Give kafka-python every codec, and let it take any name of a topic, so that the server decides which names are
+    legal. Cheap to call again.
+    """
     from kafka import cluster, codec
     from kafka.consumer import subscription_state
     from kafka.record import default_records
@@ -51,4 +53,6 @@ def install() -> None:
 
 
 def _any_name(name: str) -> None:
-    """Take every name: those of a gateway may be TENANT/NAMESPACE/TOPIC."""
+    """Accept every topic name in the place of kafka-python's own check: a gateway has topics named
+    TENANT/NAMESPACE/TOPIC.
+    """

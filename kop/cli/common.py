@@ -30,11 +30,11 @@ from kop.errors import ConfigError, ErrorCode
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 CONNECT_SECONDS = 3.0
 BOOTSTRAP_MS = 10_000
-"""How long a server may take to answer the first requests."""
+"""The time in ms that a server may take to answer a command's first requests."""
 CLOSE_MS = 500
-"""How long a consumer may take to leave its group at the end."""
+"""The time in ms that a consumer may take to leave its group at the end of a command."""
 SAY_SECONDS = 5.0
-"""After how many seconds without an answer a command says that it waits."""
+"""The seconds without an answer after which a command says that it waits."""
 SAY_AGAIN_SECONDS = 30.0
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -54,18 +54,18 @@ class CliError(click.ClickException):
 
 
 class CliUsageError(CliError):
-    """Wrong use or settings: exit code 2."""
+    """Wrong use of a command, or wrong settings: shown as one line, exit code 2."""
 
     exit_code = 2
 
 
 def fail(message: str) -> NoReturn:
-    """End the command with exit code 1 and this line."""
+    """End the command with exit code 1 and this line on stderr."""
     raise CliError(message)
 
 
 def note(message: str) -> None:
-    """Say something that is not the result: to stderr, so that a pipe gets results only."""
+    """Print to stderr what is not the command's result, so that a pipe gets nothing but the result."""
     click.echo(message, err=True)
 
 
@@ -75,7 +75,9 @@ class Suggesting(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a usage error where there is none."""
+        """Find the sub-command of that name; end with a usage error, and the command that may be meant, if there is
+        none.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -93,22 +95,27 @@ class Ordered(Suggesting):
     """A group that lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command."""
+        """Return the names of all sub-commands in the order of their definition."""
         return list(self.commands)
 
 
 # -- options
 
 
-def bootstrap_option(command: Command) -> Command:
-    """Add `--bootstrap` and `--debug`."""
-    command = click.option(
+def debug_option(command: Command) -> Command:
+    """Add `--debug`."""
+    return click.option(
         "--debug",
         is_flag=True,
         expose_value=False,
         callback=_remember_debug,
         help="Show tracebacks and the client's log.",
     )(command)
+
+
+def bootstrap_option(command: Command) -> Command:
+    """Add `--bootstrap` and `--debug`."""
+    command = debug_option(command)
     return click.option(
         "-b",
         "--bootstrap",
@@ -140,7 +147,7 @@ def _check_bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:
-    """Read repeated NAME=VALUE options."""
+    """Return the pairs of an option NAME=VALUE that may be given several times, as a dict."""
     result: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
@@ -157,7 +164,7 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
 
 
 def quiet_client() -> None:
-    """Keep kafka-python's log to itself unless --debug asks for it: errors reach the user as our own lines."""
+    """Silence kafka-python's log unless --debug asks for it: a command prints errors as lines of its own."""
     context = click.get_current_context(silent=True)
     debug = context is not None and context.find_root().meta.get("kop.debug")
     logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL + 1)
@@ -188,7 +195,7 @@ def named(text: str) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return an exception as one line for people, or None for one that is nobody's fault but ours."""
+    """Return an exception as one line for people; None if it is no known failure but a defect of the command."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, BrokenPipeError):
@@ -215,7 +222,7 @@ def _bare(error: BaseException) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """`text` on one line, shortened where it is long."""
+    """Return `text` on one line, shortened if it is long."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -242,12 +249,12 @@ class StopSignals:
 
 
 def addresses(bootstrap: str) -> list[Address]:
-    """Return the addresses of a --bootstrap value."""
+    """Return the host and port of each address in a --bootstrap value."""
     return [parse_address(item) for item in bootstrap.split(",")]
 
 
 def reach(bootstrap: str) -> None:
-    """End with a clear line where nothing accepts connections: kafka-python would try on in silence."""
+    """End the command with a line for people if no server accepts connections: kafka-python would try on in silence."""
     problems = []
     for address in addresses(bootstrap):
         problem = unreachable(address)
@@ -307,17 +314,17 @@ def servers(bootstrap: str) -> list[str]:
 
 
 def client_id() -> str:
-    """Return the name by which servers know this command."""
+    """Return the client id that the requests of this command carry."""
     return f"kop-{os.getpid()}"
 
 
 def no_kafka(bootstrap: str) -> str:
-    """Return the line for a server that takes connections and no more."""
+    """Return the error line for a server that accepts connections, but does not answer Kafka's requests."""
     return f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)"
 
 
 def _manager(made: Any) -> Any:
-    """Return the connections of a client of kafka-python."""
+    """Return the connection manager inside of a client of kafka-python."""
     return made._sender._client._manager if hasattr(made, "_sender") else made._client._manager
 
 
@@ -328,7 +335,7 @@ def brokers(made: Any) -> list[tuple[int, Address]]:
 
 @contextlib.contextmanager
 def watched(made: Any) -> Iterator[None]:
-    """Say, while a client works, which server it waits for in vain: kafka-python tries on in silence."""
+    """Run the block, and say on stderr which server a client waits for in vain: kafka-python tries on in silence."""
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(made, over), daemon=True)
     watch.start()
@@ -360,7 +367,9 @@ def _watch(made: Any, over: threading.Event) -> None:
 
 
 def troubles(made: Any) -> dict[int, tuple[float, Address]]:
-    """Return the brokers that a client cannot reach or that owe it an answer: since when, and their addresses."""
+    """Return the brokers that a client cannot reach or that owe it an answer: each with its address and the time since
+    which this lasts.
+    """
     manager = _manager(made)
     now = clock.monotonic()
     silent: dict[int, tuple[float, Address]] = {}
@@ -377,7 +386,9 @@ def troubles(made: Any) -> dict[int, tuple[float, Address]]:
 
 
 def misadvertised(broker: int, address: Address, problem: str) -> str:
-    """Return the line for a server that answers, and then sends its clients somewhere that they cannot reach."""
+    """Return the error line for a server that answers, but names a broker address to its clients that they cannot
+    reach.
+    """
     return (
         f"broker {broker} tells clients to connect to {address}, which does not work from here ({problem}); "
         "it has to advertise another address"
@@ -387,7 +398,7 @@ def misadvertised(broker: int, address: Address, problem: str) -> str:
 def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
     """Return the partitions of topics, asked for by their names: a server lists those of its own namespace only.
 
-    A topic that there is not has none.
+    A topic that does not exist has none.
     """
     from kafka import errors
     from kafka.protocol.metadata import MetadataRequest
@@ -409,7 +420,7 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
 
 @contextlib.contextmanager
 def admin(bootstrap: str) -> Iterator[Any]:
-    """Return a KafkaAdminClient."""
+    """Return a KafkaAdminClient of kafka-python, connected to the server; it is closed at the end of the block."""
     with client("KafkaAdminClient", bootstrap) as made:
         yield made
 
@@ -435,7 +446,7 @@ def topic_names(bootstrap: str) -> list[str]:
 
 
 def no_topic(name: str, known: Iterable[str]) -> str:
-    """Return the line for a topic that there is not: it names those of `known` that may be meant."""
+    """Return the error line for a topic that does not exist; it names those of `known` that may be meant."""
     import difflib
 
     close = difflib.get_close_matches(name, list(known), 3)
@@ -447,7 +458,7 @@ def no_topic(name: str, known: Iterable[str]) -> str:
 
 
 def json_option(command: Command) -> Command:
-    """Add `--json`."""
+    """Add the option `--json` to a command."""
     return click.option(
         "--json", "as_json", is_flag=True, help="Print JSON, with the field names of docs/commands.md."
     )(command)
@@ -474,7 +485,7 @@ def wrapped(text: str, column: int = 0) -> str:
 
 
 def is_terminal() -> bool:
-    """Results go to a terminal, not to a pipe or file."""
+    """Return true if the command's results go to a terminal, not to a pipe or file."""
     return sys.stdout.isatty()
 
 
@@ -506,18 +517,20 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _cell(value: object) -> str:
-    """Return the text of a cell; what would move the cursor of a terminal is shown by its escape."""
+    """Return the text of a table's cell; a character that would move the cursor of a terminal is shown by its
+    escape.
+    """
     text = "-" if value is None else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def bold(text: str) -> str:
-    """`text` for a terminal; click takes the codes out again in a pipe."""
+    """Return `text` in bold for a terminal; in a pipe click takes the codes out again."""
     return click.style(text, bold=True)
 
 
 def size(count: int | None) -> str | None:
-    """Return bytes for people: 512 B, 1.4 MiB."""
+    """Return a number of bytes as people read it: 512 B, 1.4 MiB."""
     if count is None:
         return None
     value = float(count)

@@ -19,7 +19,7 @@ from click.shell_completion import get_completion_class
 from kop.cli.common import DEFAULT_BOOTSTRAP, client
 
 SECONDS = 0.8
-"""A shell waits as long for the names that a server has, and no longer."""
+"""The longest time, in seconds, that a shell waits for the names that a server has."""
 
 EPILOG = """\b
 Examples:
@@ -46,7 +46,9 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completing(ask: Callable[[Any], Iterable[str]]) -> Complete:
-    """Complete names that a server is asked for; nothing where it has none in time, whatever the reason."""
+    """Return the completions of an option or argument by names that a server is asked for; none if it does not answer
+    in time, for whatever reason.
+    """
 
     def complete(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
         bootstrap = context.params.get("bootstrap") or os.environ.get("KOP_BOOTSTRAP") or DEFAULT_BOOTSTRAP

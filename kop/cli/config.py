@@ -48,7 +48,9 @@ The first broker on a kop.pulsar.metadata.namespace chooses for all of them; one
 To change it, name another namespace: committed offsets do not come along."""
 
 NOTES: Final[Mapping[str, str]] = {"kop.pulsar.offsets": _OFFSETS}
-"""What there is to know of a setting beyond its one line, by its name, each in paragraphs."""
+"""Further paragraphs on a setting, which `kop config NAME` prints below its one line of meaning; by the setting's
+name.
+"""
 
 
 EPILOG = """\b

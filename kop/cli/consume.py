@@ -37,11 +37,11 @@ Examples:
 
 COMMIT_SECONDS = 5.0
 LAST_COMMIT_SECONDS = 5.0
-"""How long a server may take for the last commit, when the command has to end."""
+"""The seconds that a server may take for the last commit of offsets when the command has to end."""
 SILENT_COMMIT_SECONDS = 0.3
-"""How long a server may take that owes an answer by now."""
+"""The seconds that the last commit may take if the server owes an answer by then."""
 REBALANCE_SECONDS = 30.0
-"""How long the last commit waits for a rebalance."""
+"""The seconds that the last commit waits for a rebalance of the group to end."""
 _MOVED_ON = "the group has moved on without this member; its last records will be read again"
 
 
@@ -196,7 +196,7 @@ def _moment(option: str, text: str | None) -> int | None:
 
 
 def _partitions(consumer: Any, topics: tuple[str, ...]) -> dict[str, set[int]]:
-    """Return the partitions of each topic; ends the command for one that there is not."""
+    """Return the partitions of each topic; end the command with an error if one of the topics does not exist."""
     present = partitions_of(consumer, topics)
     missing = [topic for topic in topics if not present.get(topic)]
     if missing:
@@ -239,7 +239,7 @@ def _seek(consumer: Any, keys: Sequence[Any], from_beginning: bool, offset: int 
 
 
 def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int | None) -> dict[Any, int]:
-    """Return the first offset of each partition that is not read any more."""
+    """Return for each partition the offset at which reading ends: its end now, or what --to-offset or --until say."""
     ends: dict[Any, int] = consumer.end_offsets(keys)
     if to_offset is not None:
         return {key: min(end, to_offset) for key, end in ends.items()}
@@ -251,20 +251,22 @@ def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int 
 
 
 class Reading:
-    """The records of a consumer as they come, to the ends that are set, a silence or a signal."""
+    """The records of a consumer as they come, until they reach the ends that were set, until none comes for some time,
+    or until a signal.
+    """
 
     def __init__(self, consumer: Any, timeout: float | None, stop: StopSignals) -> None:
         self.ends: Mapping[Any, int] | None = None
-        """The first offset of each partition that is not read any more; None for no end."""
+        """The offset of each partition at which reading ends, the first that is not read; None for no end."""
         self.problem: str | None = None
-        """Why the records ended too early."""
+        """The reason if the records ended too early; None for a clean end."""
         self._consumer = consumer
         self._timeout = timeout
         self._stop = stop
         self._last: float | None = clock.monotonic()
 
     def join(self, topics: Sequence[str]) -> None:
-        """Become a member of the consumer's group. The silence is counted from its first partitions on."""
+        """Become a member of the consumer's group. The time without records is counted from the first assignment on."""
         from kafka import ConsumerRebalanceListener
 
         self._last = None
@@ -282,7 +284,7 @@ class Reading:
         self._consumer.subscribe(list(topics), listener=Listener())
 
     def records(self) -> Iterator[Any]:
-        """Yield records as they come."""
+        """Yield records as they come, until one of the ends that were set."""
         open_ends = None if self.ends is None else dict(self.ends)
         while not self._stop.came:
             if open_ends is not None:
@@ -310,7 +312,9 @@ class Reading:
                 return
 
     def _why_silent(self, open_ends: Mapping[Any, int] | None) -> str | None:
-        """Return why a silence is no clean end; None if it is one."""
+        """Return the reason if no record came for some time although there should have been some; None for a clean
+        end.
+        """
         for _, address in troubles(self._consumer).values():
             return f"{address} does not answer; there may be more records"
         if open_ends:
@@ -320,7 +324,9 @@ class Reading:
 
 
 class Printed:
-    """Counts records and, in a group, commits the offsets of those that were printed, never of more."""
+    """A count of the records that were printed. In a group it commits their offsets, and never those of more
+    records.
+    """
 
     def __init__(self, consumer: Any, commits: bool) -> None:
         self.count = 0
@@ -330,7 +336,7 @@ class Printed:
         self._last = clock.monotonic()
 
     def add(self, record: Any, counted: bool = True) -> None:
-        """Note a record that was printed, or left out by a filter."""
+        """Count a record that was printed, or left out by a filter; its offset may be committed from now on."""
         from kafka import TopicPartition
 
         self.count += counted
@@ -340,9 +346,10 @@ class Printed:
                 self.commit()
 
     def commit(self, seconds: float | None = None) -> bool:
-        """Commit what was printed since the last commit; partitions that went to other members are theirs now.
+        """Commit the offsets of what was printed since the last commit, but of no partition that went to another
+        member.
 
-        False while the group rebalances: the offsets are kept for the next commit.
+        Return false while the group rebalances: the offsets are kept for the next commit.
         """
         from kafka import errors
         from kafka.structs import OffsetAndMetadata
@@ -361,9 +368,10 @@ class Printed:
         return True
 
     def finish(self, silent: bool = False) -> None:
-        """Commit what is left. A rebalance has some time to end first: what it brings is not printed.
+        """Commit what is left at the end of the command. A rebalance has some time to end first; what it brings is not
+        printed.
 
-        A server that is `silent`, which owes an answer by now, has less.
+        A server that is `silent`, which owes an answer by now, has less time.
         """
         from kafka import errors
 
@@ -385,7 +393,7 @@ class Printed:
 
 
 def _writer(as_json: bool, template: str | None, print_key: bool, print_headers: bool) -> Callable[[Any], bytes]:
-    """Return what makes a line of a record."""
+    """Return the function that makes the printed line of a record, by the options of the command."""
     if as_json:
         return to_json
     if template is None:
@@ -395,7 +403,9 @@ def _writer(as_json: bool, template: str | None, print_key: bool, print_headers:
 
 
 def _parsed(template: str) -> list[bytes | Callable[[Any], bytes]]:
-    """Return the pieces of a template: text, and what shows a field."""
+    """Return the parts of a --format template in order: bytes of fixed text, or a function that shows one field of a
+    record.
+    """
     parts: list[bytes | Callable[[Any], bytes]] = []
     for text, name in re.findall(r"([^{]+)|\{([^{}]*)\}?", template):
         if text:

@@ -102,7 +102,7 @@ def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool)
 
 
 def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, Any]]:
-    """Return a group's description, None where there is none, and its committed offsets by partition."""
+    """Return a group's description (None if there is no such group) and its committed offsets by partition."""
     from kafka import errors
 
     described = retrying(client.describe_groups, [name])[name]
@@ -192,7 +192,7 @@ def _label(member: Mapping[str, Any]) -> str:
 
 
 def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
-    """Return the member that each partition is assigned to."""
+    """Return for each partition the group member that it is assigned to."""
     from kafka import TopicPartition
 
     owners = {}
@@ -207,7 +207,9 @@ def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]
 
 
 def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
-    """First (`EARLIEST`) or end (`LATEST`) offsets; partitions that are gone are not in it."""
+    """Return the first (`EARLIEST`) or end (`LATEST`) offset of each partition; those that do not exist any more are
+    left out.
+    """
     from kafka.protocol.consumer import OffsetSpec
 
     if not keys:
@@ -225,7 +227,7 @@ def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=completion.groups)
 @bootstrap_option
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
-    """Delete groups without members, and their committed offsets."""
+    """Delete groups that have no members, and their committed offsets."""
     from kafka import errors
 
     failures = []
@@ -333,7 +335,7 @@ def reset_offsets(
 
 
 def _timestamp(target: str, value: Any) -> int | None:
-    """Return the time that a target means, in ms, or None for one that is no time."""
+    """Return the time in ms that a target of reset-offsets means; None if the target is no time."""
     try:
         if target == "to_datetime":
             return parse_datetime(value)

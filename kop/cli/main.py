@@ -48,7 +48,9 @@ Exit codes: 0 done, 1 failed, 2 wrong use or settings.
 
 
 class Commands(Suggesting):
-    """A group whose members are modules `kop.cli.NAME` with a `command`, imported when they are asked for."""
+    """The group of `kop`'s sub-commands: each is the `command` of a module `kop.cli.NAME`, imported only if it is asked
+    for.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every command, in the order of the help."""
@@ -62,7 +64,7 @@ class Commands(Suggesting):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+        """Write the list of sub-commands into the help without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

@@ -80,7 +80,7 @@ def command(
 
 
 async def _unpacked(admin: Any, topic: str, offset: int) -> str:
-    """Return the message that has an offset; there need not be one."""
+    """Return the id of the Pulsar message that a packed offset stands for; the message need not exist."""
     from kop.pulsar_client import PulsarError
     from kop.pulsar_client.message_offsets import entry_offsets
     from kop.pulsar_client.packed import unpack

@@ -49,7 +49,9 @@ async def older_entries(admin: Admin, partition: str) -> int:
 
 
 async def older_entries_of(admin: Admin, topics: Iterable[str], namespace: str) -> dict[tuple[str, int], int]:
-    """Count them by topic and partition; topics that Pulsar does not know by these names are left out."""
+    """Count the entries without an index by topic and partition; topics that Pulsar does not know by these names are
+    left out.
+    """
     from kop.pulsar_client.errors import PulsarError
 
     counts = {}
@@ -67,7 +69,9 @@ async def older_entries_of(admin: Admin, topics: Iterable[str], namespace: str) 
 
 
 async def topics_with_older_entries(admin: Admin, namespace: str, seconds: float) -> tuple[list[str], int, int]:
-    """Return the topics of a namespace that have older entries, the number looked at in this time, that of all."""
+    """Return the topics of a namespace that have entries without an index, the number of topics that were looked at
+    within the time limit, and the number of all topics.
+    """
     from kop.pulsar_client.errors import PulsarError
 
     topics: dict[str, list[str]] = {}

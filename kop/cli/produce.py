@@ -42,9 +42,9 @@ Examples:
 
 READ_BYTES = 1 << 18
 TAKE_BYTES = 1 << 19
-"""As many bytes of lines are taken at once."""
+"""The number of bytes of lines that are taken at once."""
 GRACE_SECONDS = 0.5
-"""How long an end by Ctrl-C waits for answers that are under way."""
+"""The seconds that an end by Ctrl-C waits for answers that are under way."""
 
 
 @click.command("produce", epilog=EPILOG)
@@ -169,7 +169,7 @@ def command(
 
 
 def _send(sender: Sender, lines: Lines, form: LineForm, stop: StopSignals, show: Callable[[int, int], None]) -> None:
-    """Send the lines until their end, a problem or a signal, and wait for the answers."""
+    """Send the lines until their end, a problem or a signal, then wait for the server's answers."""
     while not (stop.came or lines.ended or (form.problem and not sender.tolerant)):
         while sender.has_room and (some := lines.take()):
             form.send(some)
@@ -192,7 +192,7 @@ class Lines:
 
     def __init__(self, file: BinaryIO, wake: Callable[[], None]) -> None:
         self.bytes = 0
-        """What was taken, with the ends of lines."""
+        """The number of bytes of the lines that were taken, line ends included."""
         self.ended = False
         """True once every line was taken."""
         self._descriptor = file.fileno()
@@ -201,7 +201,7 @@ class Lines:
         self._rest: list[bytes] = []
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads the lines."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -212,7 +212,7 @@ class Lines:
             self._wake()
 
     def take(self) -> list[bytes]:
-        """Return lines that were read by now, without their ends; none where there are none at the moment."""
+        """Return the lines that were read by now, without their line ends; none if none is there at the moment."""
         lines: list[bytes] = []
         size = 0
         while size < TAKE_BYTES and not self.ended:
@@ -248,9 +248,9 @@ class LineForm:
         partition: int | None,
     ) -> None:
         self.lines = 0
-        """Lines so far."""
+        """The number of lines that were turned into records so far."""
         self.problem: str | None = None
-        """Why the last line is no record."""
+        """The reason if the last line is no record; None otherwise."""
         self._sender = sender
         self._separator = None if separator is None else separator.encode()
         self._as_json = as_json
@@ -260,7 +260,7 @@ class LineForm:
         self._plain = not (as_json or headers or separator is not None or null is not None)
 
     def send(self, lines: list[bytes]) -> None:
-        """Send the lines up to the first that is no record."""
+        """Turn lines into records and give them to the sender, up to the first line that is no record."""
         if self._plain:
             self.lines += len(lines)
             self._sender.add_values(lines, self._partition)
@@ -296,7 +296,7 @@ class LineForm:
 
 
 def _summary(records: int, count: int, seconds: float) -> str:
-    """Count, bytes, seconds, rate."""
+    """Return the summary line at the end: number of records, bytes, seconds and rate."""
     seconds = max(seconds, 0.001)
     text = f"{records:,} {'record' if records == 1 else 'records'}, {size(count)} in {seconds:.2f} s"
     if records < 100:  # a rate of so few says nothing
@@ -306,7 +306,9 @@ def _summary(records: int, count: int, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _progress(interactive: bool) -> Iterator[Callable[[int, int], None]]:
-    """Return a line that counts, where somebody watches and is not typing."""
+    """Give the block a function that shows a running count on a terminal; it does nothing in a pipe or while
+    somebody types.
+    """
     if interactive or not sys.stderr.isatty():
         yield lambda records, count: None
         return

@@ -20,16 +20,18 @@ T = TypeVar("T")
 
 _ADMIN_URL = "kop.pulsar.admin.url"
 _NO_ANSWER = frozenset({"ConnectionLost", "InvalidAddress", "Timeout", "TlsError"})
-"""Codes of errors that the client found itself: Pulsar said nothing."""
+"""The codes of errors that the REST client raises by itself because Pulsar gave no answer."""
 
 
 def configured_url(config: Config) -> str | None:
-    """Return the address of Pulsar's admin REST that the environment or the settings file names, if one does."""
+    """Return the address of Pulsar's admin REST that the environment or the settings file names; None if neither
+    does.
+    """
     return next((row.current for row in config.table() if row.name == _ADMIN_URL and row.origin != "default"), None)
 
 
 def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Run `work` with a client of the admin REST at `url`. What Pulsar refuses ends the command with one line."""
+    """Run `work` with a client of Pulsar's admin REST at `url`. A refusal by Pulsar ends the command with one line."""
     from kop.pulsar_client import PulsarError, TlsOptions
     from kop.pulsar_client.address import is_in_clear
     from kop.pulsar_client.admin import Admin

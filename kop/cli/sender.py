@@ -31,14 +31,18 @@ from kop.records.columns import MAX_BYTES, EncodeSettings, RowsIn, encode_column
 STEP_MS: Final = 100
 RETRY_SECONDS: Final = 0.1
 SETTLE_SECONDS: Final = 3.0
-"""How long a topic may be unknown: a server hears a moment later of one that another server made."""
+"""The seconds for which a topic may be unknown to the server before that is an error: a server hears of a topic that
+another server made a moment later.
+"""
 BATCH_BYTES: Final = 900_000
-"""Below max.message.bytes of a topic, which is 1 MiB unless it was set. A record that is larger is sent alone."""
+"""The largest batch that records are put into together, below a topic's usual max.message.bytes of 1 MiB. A larger
+record is sent alone.
+"""
 REQUEST_BYTES: Final = 1 << 20
 IN_FLIGHT: Final = 4
-"""Requests that a server is sent before it has answered."""
+"""The number of Produce requests that one server is sent before it has answered."""
 WAITING_BYTES: Final = 8 << 20
-"""Bytes of batches that wait for their answers; no more records are taken then."""
+"""The bytes of unanswered batches above which no more records are taken."""
 
 _DONE: Final = (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -55,12 +59,12 @@ class SendError(Exception):
 
 
 def rows_of_values(values: Sequence[bytes | None]) -> RowsIn:
-    """Return rows that have a value and nothing else."""
+    """Return records of values alone, without keys and headers, as columns for the encoder."""
     return RowsIn(len(values), None, _column(values), None, None)
 
 
 def rows_of(records: Sequence[LineRecord]) -> RowsIn:
-    """Return rows of these records; their partitions are not in it."""
+    """Return these records as columns for the encoder; their partitions are left out."""
     headers = timestamps = None
     if any(record.headers for record in records):
         ends = array("i", itertools.accumulate((len(record.headers) for record in records), initial=0))
@@ -83,7 +87,9 @@ def _column(items: Sequence[bytes | None]) -> tuple[int, bytes | None, memoryvie
 
 
 def _validity(items: Sequence[object]) -> bytes | None:
-    """Return a bit for each item that is not None, lowest bits first; None if all of them are not."""
+    """Return the validity bitmap of a column: a bit for each item, set if it is not None, lowest bits first; None if
+    every item is set.
+    """
     if None not in items:
         return None
     bits = bytearray(len(items) + 7 >> 3)
@@ -94,7 +100,7 @@ def _validity(items: Sequence[object]) -> bytes | None:
 
 
 def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, int]]:
-    """Yield the rows as batches without a producer, each with its number of records."""
+    """Encode the rows as record batches without a producer id; yield each batch with its number of records."""
     done = 0
     while done < rows.rows:
         rest = _behind(rows, done)
@@ -111,7 +117,7 @@ def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, 
 
 
 def _behind(rows: RowsIn, count: int) -> RowsIn:
-    """Return the rows behind the first `count`."""
+    """Return the rows without the first `count` of them."""
     if not count:
         return rows
 
@@ -122,8 +128,8 @@ def _behind(rows: RowsIn, count: int) -> RowsIn:
 
 
 def placed(records: Sequence[LineRecord], partitions: int, turn: int) -> dict[int, list[LineRecord]]:
-    """Return the records by partition: the one that a record names, that of its key as Kafka's clients have it, or
-    `turn`.
+    """Return the records by partition: the partition that a record names, or that of its key as Kafka's clients choose
+    it, or for records without a key the partition `turn`.
     """
     _, _, chosen = key_partitions(len(records), _column([record.key for record in records]), partitions)
     by_key = memoryview(chosen).cast("i")
@@ -141,7 +147,7 @@ def placed(records: Sequence[LineRecord], partitions: int, turn: int) -> dict[in
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that was not answered yet."""
+    """A record batch that the server has not answered yet."""
 
     data: bytearray
     records: int
@@ -151,17 +157,19 @@ class SentBatch:
 
 @dataclass(slots=True)
 class _Lane:
-    """The batches of a partition. The first `flying` ones are sent and not answered."""
+    """The batches of one partition that wait. The first `flying` of them are sent and not answered."""
 
     waiting: deque[SentBatch] = field(default_factory=deque)
     flying: int = 0
     held_until: float | None = None
-    """Once a batch has failed: when its lane may go on, one batch at first. None while all is well."""
+    """The time from which a partition may be sent to again after a batch of it failed, one batch at first; None while
+    all is well.
+    """
     next_sequence: int = 0
     acknowledged: int = 0
-    """The sequence behind the last batch that was acknowledged."""
+    """The sequence number of an idempotent producer behind the last batch that was acknowledged."""
     renumber: bool = False
-    """True after a batch was taken out: the others get new sequences before they are sent again."""
+    """True after a batch was taken out: the others get new sequence numbers before they are sent again."""
 
 
 class Outbox:
@@ -174,36 +182,36 @@ class Outbox:
     def __init__(self) -> None:
         self._lanes: dict[int, _Lane] = {}
         self.sent = 0
-        """Records that were acknowledged."""
+        """The number of records that the server has acknowledged."""
         self.sent_bytes = 0
         self.taken = 0
-        """Records that were given to it."""
+        """The number of records that were put into the outbox."""
         self.waiting_bytes = 0
 
     @property
     def waiting(self) -> int:
-        """Records without an answer."""
+        """The number of records that the server has not answered."""
         return sum(batch.records for lane in self._lanes.values() for batch in lane.waiting)
 
     @property
     def flying(self) -> bool:
-        """True while an answer is to come."""
+        """True while a batch is sent and not answered."""
         return any(lane.flying for lane in self._lanes.values())
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest batch was made that has no answer."""
+        """The time at which the oldest unanswered batch was made; None if every batch is answered."""
         return min((lane.waiting[0].made for lane in self._lanes.values() if lane.waiting), default=None)
 
     def add(self, partition: int, data: bytearray, records: int, now: float) -> None:
-        """Take a batch."""
+        """Put a record batch of one partition into the outbox."""
         self._lanes.setdefault(partition, _Lane()).waiting.append(SentBatch(data, records, now))
         self.taken += records
         self.waiting_bytes += len(data)
 
     def due(self, partitions: Sequence[int], now: float, room: int) -> dict[int, SentBatch]:
-        """Return the next batch of each of these partitions that may be sent now, together at most `room` bytes, or
-        one.
+        """Return for each of these partitions the next batch that may be sent now, as far as `room` bytes go, but at
+        least one batch; each counts as sent from now on.
         """
         chosen: dict[int, SentBatch] = {}
         for partition in partitions:
@@ -226,7 +234,7 @@ class Outbox:
         return chosen
 
     def done(self, partition: int, batch: SentBatch) -> None:
-        """Note that a batch is where it should be."""
+        """Take out a batch that the server has acknowledged."""
         lane = self._remove(partition, batch)
         lane.held_until = None
         if batch.sequence is not None:
@@ -235,19 +243,19 @@ class Outbox:
         self.sent_bytes += len(batch.data)
 
     def failed(self, partition: int, now: float) -> None:
-        """Note that a batch is to be sent again."""
+        """Have a batch sent again after a pause, because its request failed."""
         lane = self._lanes[partition]
         lane.flying -= 1
         lane.held_until = now + RETRY_SECONDS
 
     def refused(self, partition: int, batch: SentBatch, now: float) -> None:
-        """Note that a batch will never be written: those behind it get its sequences."""
+        """Take out a batch that the server will never write; the batches behind it get its sequence numbers."""
         lane = self._remove(partition, batch)
         lane.renumber = True
         lane.held_until = now
 
     def split(self, partition: int, batch: SentBatch, now: float) -> None:
-        """Put two halves in the place of a batch of several records that was too large."""
+        """Replace a batch that was too large by two batches of half of its records each."""
         lane = self._lanes[partition]
         place = lane.waiting.index(batch)
         self._remove(partition, batch)
@@ -286,14 +294,16 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """How records are sent."""
+    """The settings of a `Sender`: acknowledgements, compression, time limits."""
 
     acks: int = -1
     codec: int = Codec.NONE
     timeout: float = 120.0
-    """Seconds that a record may wait for its acknowledgement."""
+    """The seconds that a record may wait for its acknowledgement; then sending ends with an error."""
     say_after: float = SAY_SECONDS
-    """Seconds of waiting after which the reason is said; and again after four times as long, or for another reason."""
+    """The seconds of waiting after which the user is told the reason; told again after four times as long, or for
+    another reason.
+    """
 
 
 class Sender:
@@ -315,7 +325,7 @@ class Sender:
     ) -> None:
         self.outbox = Outbox()
         self.partitions: Sequence[int] = ()
-        """Those of the topic, once it is open."""
+        """The partition numbers of the topic, once the sender is open."""
         self._topic = topic
         self._settings = settings
         self._say = say
@@ -353,7 +363,7 @@ class Sender:
     # -- before the first record
 
     def open(self, is_over: Callable[[], bool]) -> bool:
-        """Find the topic's partitions, and become a producer; False if `is_over` came true first."""
+        """Find the topic's partitions and get a producer id; return false if `is_over` came true first."""
         end = clock.monotonic() + self._settings.timeout
         if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
             return False
@@ -385,7 +395,9 @@ class Sender:
         return True
 
     def _until(self, future: Any, is_over: Callable[[], bool], end: float) -> Any:
-        """Return the answer or the failure; None if it is over."""
+        """Drive the network until the future is done; return its value or its exception, or None if `is_over` came true
+        first.
+        """
         begin = clock.monotonic()
         while not future.is_done:
             if is_over():
@@ -396,7 +408,7 @@ class Sender:
         return future.exception if future.exception is not None else future.value
 
     def _again(self, failure: Any, end: float, expected: bool = False) -> None:
-        """After what failed for now, wait a moment; raise what will not pass."""
+        """Wait a moment after a failure that may pass; raise one that will not. Do nothing if there was no failure."""
         if not isinstance(failure, Exception):
             return
         if not isinstance(failure, errors.RetriableError):
@@ -411,15 +423,17 @@ class Sender:
 
     @property
     def has_room(self) -> bool:
-        """True if more records may be added now."""
+        """True if more records may be added now: the bounds on waiting bytes and unanswered requests are not
+        reached.
+        """
         return self.outbox.waiting_bytes < WAITING_BYTES and sum(self._under_way.values()) < IN_FLIGHT
 
     def add_values(self, values: Sequence[bytes | None], partition: int | None) -> None:
-        """Take records that are values alone, for this partition or the one whose turn it is."""
+        """Add records that have a value and no key, to this partition or to the next one in turn."""
         self._add(self._next_turn() if partition is None else partition, rows_of_values(values))
 
     def add(self, records: Sequence[LineRecord]) -> None:
-        """Take records."""
+        """Add records: they are encoded as batches and wait to be sent."""
         for partition, some in placed(records, len(self.partitions), self._next_turn()).items():
             self._add(partition, rows_of(some))
 
@@ -455,7 +469,7 @@ class Sender:
             self._check(now, max(oldest, self._moved), oldest + self._settings.timeout)
 
     def finish(self, is_over: Callable[[], bool]) -> None:
-        """Step until every record was answered, or it is over."""
+        """Call `step` until every record was answered, or `is_over` comes true."""
         while not is_over() and self.outbox.oldest is not None:
             self.step()
         if not self._settings.acks:
@@ -467,7 +481,7 @@ class Sender:
                     raise SendError(f"the last records may be lost: {_words(answer)}")
 
     def _check(self, now: float, since: float, end: float) -> None:
-        """Say what is waited for, if it is for long; SendError if it is for too long."""
+        """Tell the user the reason for a long wait; raise SendError if the wait is longer than the time limit."""
         if now < end and now - since < self._settings.say_after:
             return
         why = self._why or f"no answer from {', '.join(self._servers)}"
@@ -493,7 +507,7 @@ class Sender:
         )
 
     def _learn(self, answer: Any) -> Exception | None:
-        """Take the leaders from an answer to Metadata; its error otherwise."""
+        """Take the partitions' leaders from an answer to Metadata; return the topic's error if it has one."""
         self._manager.cluster.update_metadata(answer)
         (topic,) = answer.topics
         if topic.error_code:
@@ -522,7 +536,9 @@ class Sender:
         self._manager.send(self._metadata_request()).add_callback(answered).add_errback(failed)
 
     def _send(self, leader: int, partitions: Sequence[int], now: float) -> bool:
-        """Send a request to a server if there is something for it; False if not, or if it cannot take it now."""
+        """Send one Produce request to a leader with what is due to it; return false if nothing is, or if the connection
+        takes none now.
+        """
         due = self.outbox.due(partitions, now, REQUEST_BYTES)
         if not due:
             return False
@@ -565,7 +581,7 @@ class Sender:
         return future.exception is None
 
     def _take(self, due: Mapping[int, SentBatch], answer: Any) -> None:
-        """Take the answer to a Produce request; None with acks=0."""
+        """Take the answer to a Produce request, batch by batch; it is None with acks=0."""
         if answer is None:
             self._moved = clock.monotonic()
             for partition, batch in due.items():
@@ -598,7 +614,9 @@ class Sender:
         self._say(f"{why}; {batch.records:,} {'record was' if batch.records == 1 else 'records were'} not sent")
 
     def _blame(self, error: Exception) -> None:
-        """Remember why a request failed on its way."""
+        """Keep the error of a request that was not answered as the reason to tell the user, and ask for the leaders
+        again.
+        """
         self._stale = True
         if not isinstance(error, errors.NodeNotReadyError):  # the next attempt is not due yet, or the socket is full
             self._why = _words(error)
@@ -609,7 +627,7 @@ def _words(error: Exception) -> str:
 
 
 def _first_message(part: Any) -> str | None:
-    """Return the server's words on the first record that it refuses, or on the batch."""
+    """Return the server's words on the first record that it refuses, or else on the batch."""
     for record in part.record_errors or ():
         if record.batch_index_error_message:
             words: str = record.batch_index_error_message

@@ -15,7 +15,7 @@ from kop.cli.common import DEFAULT_BOOTSTRAP, bootstrap_option, fail, note
 
 BOOTSTRAP_VARIABLE = "KOP_BOOTSTRAP"
 SUBMIT_VARIABLE = "PYSPARK_SUBMIT_ARGS"
-"""How a script without spark-submit is given options of Spark."""
+"""The environment variable that gives Spark's options to a PySpark script that is run without spark-submit."""
 WORKERS_PYTHON = "spark.pyspark.python"
 EPILOG = """\b
 Examples:

@@ -16,7 +16,7 @@ _SECONDS = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "sec
 
 
 def parse_datetime(text: str) -> int:
-    """Return an ISO 8601 date or date and time in ms since the epoch; UTC where it names no zone. Raises ValueError."""
+    """Return an ISO 8601 date or date and time in ms since the epoch; UTC if it names no zone. Raises ValueError."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

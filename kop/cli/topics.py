@@ -246,7 +246,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
 
 
 def _missing(client: Any, topic: Mapping[str, Any]) -> str:
-    """Return the line for a topic that cannot be described."""
+    """Return the error line for a topic that cannot be described."""
     if topic["error_code"] != _UNKNOWN_TOPIC:
         return f"{topic['name']}: {reason(topic['error_code'])}"
     return no_topic(topic["name"], [t["name"] for t in client.describe_topics()])
@@ -280,8 +280,8 @@ def _show(topic: Mapping[str, Any]) -> None:
 
 
 def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Return entries older than Pulsar's index by topic and partition; nothing if nobody says where Pulsar's
-    REST is.
+    """Return the number of entries older than Pulsar's index by topic and partition; an empty dict if no address of
+    Pulsar's REST is known.
     """
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
     asked = url or configured_url(config)
@@ -368,7 +368,9 @@ def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Return bytes by topic and partition; nothing for servers that do not tell (managed ones often forbid it)."""
+    """Return the bytes of each partition of topics; none from servers that do not tell (managed ones often forbid
+    it).
+    """
     from kafka import errors
 
     try:
@@ -386,7 +388,7 @@ def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
 
 
 def _report(results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[int, str]) -> None:
-    """Say for each topic what came of it; fail if anything did not work."""
+    """Print for each topic the result of the request; fail if anything did not work."""
     failures = []
     for result in results:
         code = result["error_code"]

@@ -36,9 +36,9 @@ Examples:
 
 ONGOING = "Ongoing"
 ABORT_SECONDS = 60
-"""Seconds that the markers of an abort may take."""
+"""The seconds that the coordinator may take to write the markers of an abort."""
 NOT_FOUND = 105
-"""TRANSACTIONAL_ID_NOT_FOUND."""
+"""Kafka's error code TRANSACTIONAL_ID_NOT_FOUND."""
 
 
 @click.group("transactions", cls=Ordered, epilog=EPILOG)
@@ -72,7 +72,7 @@ def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None, 
 
 
 def _listed(made: Any, only_open: bool, longer_ms: int | None = None) -> list[tuple[str, str, int, int]]:
-    """Transactional id, state, producer id and coordinator of each, ordered by id."""
+    """Return transactional id, state, producer id and coordinator of each transaction, ordered by id."""
     states = [ONGOING] if only_open else None
     listed = retrying(made.list_transactions, state_filters=states, duration_filter_ms=longer_ms)
     return sorted(
@@ -116,7 +116,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_open: bool, as_json: bo
 
 
 def _described(made: Any, name: str) -> Any:
-    """Return the description of a transactional id, or None where there is none."""
+    """Return the description of a transactional id; None if no coordinator knows it."""
     from kafka import errors
 
     try:
@@ -186,7 +186,9 @@ def abort(bootstrap: str, names: tuple[str, ...]) -> None:
 
 
 def _fence(bootstrap: str, name: str) -> None:
-    """Begin as a new instance of the id's producer: the coordinator aborts what the instance before left open."""
+    """Send InitProducerId for the id, as a new instance of its producer: the coordinator aborts what the former one
+    left open.
+    """
     settings = {"transactional_id": name, "max_block_ms": ABORT_SECONDS * 1000}
     with client("KafkaProducer", bootstrap, **settings) as producer:
         producer.init_transactions()

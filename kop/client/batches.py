@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Final, NamedTuple, TypeAlias
 
 from kop.client.errors import ClientError
@@ -69,6 +69,8 @@ class NewRecords:
         self._values: list[bytes | None] = []
         self._times: list[int | None] = []
         self._headers: list[HeaderRun] = []
+        self._keyed = False
+        self._timed = False
         for record in records:
             self.add(record)
 
@@ -81,6 +83,8 @@ class NewRecords:
         self._keys.append(key)
         self._values.append(value)
         self._times.append(time)
+        self._keyed = self._keyed or key is not None
+        self._timed = self._timed or time is not None
         if headers:
             names, values = zip(*headers, strict=True)
             nulls = tuple(value is None for value in values)
@@ -102,17 +106,17 @@ class NewRecords:
 
     def rows(self) -> RowsIn:
         """Return the columns."""
-        return RowsIn(
-            len(self._values), _column(self._keys), _column(self._values), self._headers_in(), _times_in(self._times)
-        )
+        keys = _column(self._keys) if self._keyed else None
+        times = _times_in(self._times) if self._timed else None
+        return RowsIn(len(self._values), keys, _column(self._values), self._headers_in(), times)
 
     def _headers_in(self) -> HeadersIn | None:
         runs = self._headers
         if not any(run.names for run in runs):
             return None
-        places = _offsets((len(run.names),) * run.records for run in runs)
-        names = _offsets(tuple(map(len, run.names)) * run.records for run in runs)
-        values = _offsets(run.sizes * run.records for run in runs)
+        places = _offsets(((len(run.names),), run.records) for run in runs)
+        names = _offsets((tuple(map(len, run.names)), run.records) for run in runs)
+        values = _offsets((run.sizes, run.records) for run in runs)
         nulls = None
         if any(run.nulls for run in runs):
             valid = [not null for run in runs for null in run.nulls or (False,) * len(run.names) * run.records]
@@ -122,8 +126,20 @@ class NewRecords:
         return 0, None, places, (0, None), (0, None, names, all_names), (0, nulls, values, all_values)
 
 
-def _offsets(sizes: Iterable[tuple[int, ...]]) -> bytes:
-    return arrow_layout.offsets_of(chain.from_iterable(sizes))
+def _offsets(runs: Iterable[tuple[tuple[int, ...], int]]) -> bytes:
+    """Return the offsets of items; of each run the sizes, which come so many times."""
+    offsets = array("i")
+    end = 0
+    for sizes, times in runs:
+        step = sum(sizes)
+        of_run = array("i", bytes(4 * len(sizes) * times))
+        for place, start in enumerate(accumulate(sizes[:-1], initial=end) if sizes else ()):
+            starts = array("i", range(start, start + step * times, step)) if step else array("i", [start]) * times
+            of_run[place :: len(sizes)] = starts
+        offsets += of_run
+        end += step * times
+    offsets.append(end)
+    return offsets.tobytes()
 
 
 def build(
@@ -195,9 +211,7 @@ def _column(items: Sequence[bytes | None]) -> ColumnIn | None:
     return 0, None, arrow_layout.offsets_of(map(len, items)), data  # type: ignore[arg-type]
 
 
-def _times_in(times: Sequence[int | None]) -> TimestampsIn | None:
-    if not any(time is not None for time in times):
-        return None
+def _times_in(times: Sequence[int | None]) -> TimestampsIn:
     _, validity = arrow_layout.validity_of([time is not None for time in times])
     return 0, validity, array("q", [time or 0 for time in times]).tobytes(), 1
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
@@ -29,7 +29,7 @@ from kafka.protocol.producer import (
 
 from kop import clock
 from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
-from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 from kop.records.batch import read_header
 
@@ -56,6 +56,17 @@ class Identity(NamedTuple):
     producer_id: int
     epoch: int
     transactional_id: str | None = None
+
+
+class Member(NamedTuple):
+    """A member of a consumer group, in one of its generations."""
+
+    member_id: str
+    generation: int
+
+
+NO_MEMBER: Final = Member("", -1)
+"""Whoever commits for a group without members."""
 
 
 @dataclass(slots=True)
@@ -358,11 +369,17 @@ class WriteClient:
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def commit_in_transaction(
-        self, producer: Identity, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
+        self,
+        producer: Identity,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: str = "",
+        member: Member = NO_MEMBER,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The group has no members: the transactional id fences whoever else would commit.
+        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447):
+        NotMemberError.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -385,10 +402,11 @@ class WriteClient:
                     group_id=group,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.epoch,
-                    generation_id=-1,
-                    member_id="",
+                    generation_id=member.generation,
+                    member_id=member.member_id,
                     group_instance_id=None,
                     topics=[topic_class(name=topic, partitions=parts) for topic, parts in topics.items()],
+                    min_version=3 if member.member_id else 0,
                     max_version=3,
                 ),
                 self._connection.coordinator((GROUP, group)),
@@ -400,7 +418,23 @@ class WriteClient:
                         f"TxnOffsetCommit of {row.name}-{partition.partition_index} to group {group}",
                     )
 
-        self._patiently(commit, coordinator=(GROUP, group))
+        try:
+            self._patiently(commit, coordinator=(GROUP, group))
+        except _NO_MEMBER as error:
+            raise NotMemberError(f"{error}") from None
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its offsets, if there is one."""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                DeleteGroupsRequest(groups_names=[group]), self._connection.coordinator((GROUP, group))
+            )
+            code = answer.results[0].error_code
+            if code != errors.GroupIdNotFoundError.errno:
+                _raise(code, f"DeleteGroups of {group}")
+
+        self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
         """Commit offsets of a group without members; the errors of partitions that were refused."""
@@ -490,6 +524,12 @@ class WriteClient:
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
 _NOT_ALLOWED: Final = (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno)
+_NO_MEMBER: Final = (
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.RebalanceInProgressError,
+    errors.FencedInstanceIdError,
+)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 

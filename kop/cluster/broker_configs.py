@@ -30,9 +30,9 @@ from kop.storage.base import SmallValues
 from kop.values import SettingRow
 
 _UNRELEASED_KEY: Final = "broker.configs"
-"""The value in which unreleased versions kept the settings of all resources."""
+"""The key under which unreleased versions kept the altered settings of all resources in one value."""
 _TRIES: Final = 5
-"""How often a change is written that the storage does not show afterwards."""
+"""The number of times that a change is written if the storage does not show it afterwards."""
 _log = logging.getLogger(__name__)
 
 _NOTHING_HERE: Final = "Taken at run time as in Kafka, kept and read back; there is nothing here that it changes."
@@ -81,7 +81,9 @@ class BrokerConfigs:
     """
 
     def __init__(self, rows: Iterable[SettingRow]) -> None:
-        """`rows`: every setting as it is configured. ConfigError if the default of a topic config cannot be kept."""
+        """Check the defaults of topic configs. `rows` are all settings as they are configured; ConfigError if the
+        default of a topic config cannot be kept.
+        """
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """Altered settings by resource name: "" for the cluster, and the broker's id."""
@@ -90,9 +92,9 @@ class BrokerConfigs:
         self._lock = asyncio.Lock()
         self._reading: set[asyncio.Task[None]] = set()
         self.version = 0
-        """Grows with every change."""
+        """A number that grows with every change of a setting."""
         self.loaded = False
-        """True when altered settings are in."""
+        """True once the settings that were altered in earlier runs are known."""
 
         refusals = [
             _refusal(spec, row.current)
@@ -122,7 +124,7 @@ class BrokerConfigs:
         engine.on_state(self._changed_by_another_broker)
 
     async def _read(self) -> bool:
-        """Take over the altered settings that the engine keeps; True where they are others than before."""
+        """Take over the altered settings that the engine keeps; True if they are others than before."""
         assert self._engine is not None
         valid: dict[str, dict[str, str]] = {}
         for resource in (self.broker_id, ""):  # the cluster's last: another broker may be writing it
@@ -170,7 +172,7 @@ class BrokerConfigs:
 
     @property
     def num_partitions(self) -> int:
-        """Partitions of a topic that does not say how many."""
+        """The number of partitions of a topic that is made without saying how many."""
         return int(self._rows["num.partitions"].current)
 
     @property
@@ -207,7 +209,7 @@ class BrokerConfigs:
         return tuple(origins)
 
     def text(self, name: str) -> str:
-        """Return the effective value of a setting that may be altered, as text; "" where there is none."""
+        """Return the effective value of a setting that may be altered, as text; "" if there is none."""
         return self.origins(name)[0].value or ""
 
     def rows(self) -> Iterable[ConfigRow]:
@@ -288,7 +290,9 @@ class BrokerConfigs:
             callback()
 
     def _null(self, name: str, text: str) -> str | None:
-        """Tell "not set" from an empty text: only numbers can be not set. A secret has no value for anyone."""
+        """Return None for a setting that is not set, as a number of empty text is, and for a secret; otherwise its
+        text.
+        """
         row = self._rows[name]
         if row.type == "password":
             return None
@@ -300,7 +304,7 @@ def _key(resource: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, str] | None:
-    """Return the altered settings of a resource, as they are kept; None where they do not parse."""
+    """Return the altered settings of a resource out of the JSON in which they are kept; None if that does not parse."""
     try:
         configs = json.loads(text)
     except (ValueError, RecursionError):
@@ -327,7 +331,9 @@ def _refusal(spec: ConfigSpec, text: str) -> str | None:
 
 
 def _nearest(names: Iterable[str]) -> str:
-    """Return a hint for names that look like a setting that can be altered, such as a topic's."""
+    """Return a hint for an error message: the setting that can be altered whose name is nearest, such as a topic
+    config's.
+    """
     near = {
         (TOPIC_CONFIGS[name].broker if name in TOPIC_CONFIGS else None)
         or next(iter(difflib.get_close_matches(name, DYNAMIC, 1, 0.85)), "")

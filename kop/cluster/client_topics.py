@@ -28,13 +28,13 @@ from kop.metrics import gauge_family, gauge_value
 from kop.storage.base import Engine, PartitionLog, TopicInfo
 
 OFFSETS_TOPIC = "__offsets"
-"""The name in storage, shared with Pulsar (the topic `public/kafka/__offsets` there)."""
+"""The name in storage of the topic of group state; over Pulsar it is `public/kafka/__offsets`."""
 KAFKA_OFFSETS_TOPIC = "__consumer_offsets"
-"""The name that Kafka clients know."""
+"""The name under which Kafka clients know the topic of group state."""
 TRANSACTIONS_TOPIC = "__transactions"
-"""The name in storage."""
+"""The name in storage of the topic of transaction state."""
 KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
-"""The name that Kafka clients know."""
+"""The name under which Kafka clients know the topic of transaction state."""
 _STORED_NAMES: Final = {KAFKA_OFFSETS_TOPIC: OFFSETS_TOPIC, KAFKA_TRANSACTIONS_TOPIC: TRANSACTIONS_TOPIC}
 _KAFKA_NAMES: Final = {stored: kafka for kafka, stored in _STORED_NAMES.items()}
 RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
@@ -42,18 +42,26 @@ RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _PARTITION_MARK = "-partition-"
-"""Pulsar has it in the name of every partition of a topic, and makes no partitioned topic that has it in its name."""
+"""The text that Pulsar puts between a topic's name and a partition's number; it refuses names of partitioned topics
+that contain it.
+"""
 _LONGEST = 4000
-"""Characters of a name beyond which storage is not asked: Pulsar's REST has no room for it in an address."""
+"""The number of characters of a topic name beyond which storage is not asked: it would not fit into an address of
+Pulsar's REST.
+"""
 _MOST_PARTITIONS_A_SCRAPE: Final = 10_000
 _PERSISTENT = "persistent://"
 _FULL_NAME = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
 _FORMS = (1, 2)
-"""Which bit of an id is flipped: for `tenant/namespace/topic` of the home namespace, for `persistent://...` of any."""
+"""The bits of a topic id that are flipped for a topic's longer names: the first for `tenant/namespace/topic` of the
+home namespace, the second for `persistent://...` of any.
+"""
 
 
 def check_name(name: str) -> None:
-    """Raise INVALID_TOPIC_EXCEPTION where Kafka would (`org.apache.kafka.common.internals.Topic.validate`)."""
+    """Raise INVALID_TOPIC_EXCEPTION for a name that Kafka refuses
+    (`org.apache.kafka.common.internals.Topic.validate`).
+    """
     if name in {".", ".."} or not _LEGAL_NAME.match(name):
         raise PeerError(
             f"topic name {name!r} is not legal: 1 to 249 of the characters a-z A-Z 0-9 . _ -, and not '.' or '..'",
@@ -63,15 +71,17 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TopicsSnapshot:
-    """The size of the table of topics."""
+    """The numbers of topics and partitions that are known."""
 
     topics: int
     partitions: int
-    """Of all topics, internal ones among them."""
+    """The number of partitions of all topics, internal ones among them."""
 
 
 class ClientTopics:
-    """Look-ups by the client's name or id. Values are the engine's, with the name that clients use."""
+    """Look-ups of topics by the client's name or id. The results are the engine's topics, with the name that clients
+    use.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -79,7 +89,7 @@ class ClientTopics:
 
     @property
     def version(self) -> int:
-        """Grows with every change of any topic."""
+        """A number that grows with every change of any topic."""
         return self._engine.topics.version
 
     @property
@@ -127,7 +137,7 @@ class ClientTopics:
         return local if namespace == self._home else f"{namespace}/{local}"
 
     def check_name(self, name: str) -> None:
-        """Raise INVALID_TOPIC_EXCEPTION where no topic of that name can be made here.
+        """Raise INVALID_TOPIC_EXCEPTION if no topic of that name can be made here.
 
         Over Pulsar a topic that Pulsar's own clients made may have such a name all the same: look for it first.
         """
@@ -150,7 +160,9 @@ class ClientTopics:
             )
 
     def names_to_find(self, names: Iterable[str | None]) -> Collection[str]:
-        """Return those of `names` that have to go through `find` before `get` can say that there is no such topic."""
+        """Return those of `names` that may be topics of other namespaces not looked at yet: only after `find` can `get`
+        say that there is no such topic.
+        """
         if self._home is None:
             return ()
         topics = self._engine.topics
@@ -165,16 +177,18 @@ class ClientTopics:
         ]
 
     async def find(self, names: Iterable[str | None]) -> None:
-        """Have storage look for topics of other namespaces among `names`."""
+        """Have storage look for those of `names` that are topics of other Pulsar namespaces and not known yet."""
         if to_find := self.names_to_find(names):
             await self._engine.topics.find(to_find)
 
     async def look_again(self, names: Collection[str]) -> None:
-        """Have storage look at topics that are missing: another broker may have made them a moment ago."""
+        """Have storage look again for topics that are not known: another broker may have made them a moment ago."""
         await self._engine.topics.find(names)
 
     def missing(self, name: str) -> ErrorCode:
-        """Return what to answer where `get` knows no topic of that name."""
+        """Return the error for a client that names a topic which `get` does not know, mostly
+        UNKNOWN_TOPIC_OR_PARTITION.
+        """
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def may_exist(self, name: str) -> bool:
@@ -185,10 +199,10 @@ class ClientTopics:
         return missing is not None
 
     def listed(self) -> Sequence[TopicInfo]:
-        """Return what a client sees that asks for all topics, ordered by name: those of the home namespace.
+        """Return the topics for a client that asks for all: those of the home namespace, ordered by name.
 
-        Topics of other namespaces are there for those who name them: what one client names must not change what
-        another's pattern subscribes to.
+        Topics of other namespaces are there for those who name them: a topic that one client names must not change the
+        subscription of another client by pattern.
         """
         return [topic for topic in self.all() if "/" not in topic.name]
 
@@ -206,7 +220,7 @@ class ClientTopics:
         return TopicsSnapshot(len(topics), sum(topic.partitions for topic in topics))
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sizes and offsets of partitions, as they stand at a scrape.
+        """Return metrics of the sizes and offsets of partitions, for a scrape.
 
         Of a partition over Pulsar that nobody asks for they are not known.
         """

@@ -22,7 +22,7 @@ class ClusterSnapshot:
     """The live brokers, as this one knows them."""
 
     broker_id: int
-    """Of this broker."""
+    """The id of this broker."""
     others: Sequence[LiveBroker]
 
 
@@ -32,7 +32,7 @@ class ClusterView:
     def __init__(self, brokers: Brokers, broker_id: int) -> None:
         self.broker_id = broker_id
         self.version = 0
-        """Grows with every change: a key for cached answers."""
+        """A number that grows with every change, a key for cached answers."""
         self._brokers = brokers
         self._listeners: list[Callable[[], None]] = []
         self._leaders: dict[tuple[UUID, int], int] = {}
@@ -52,7 +52,9 @@ class ClusterView:
         return self._ids
 
     def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:
-        """Return id, host and port of each broker; `own` is this broker's address as the asking client knows it."""
+        """Return id, host and port of each live broker; `own` is this broker's address as the asking client knows
+        it.
+        """
         return [(broker_id, *self.address(broker_id, own)) for broker_id in self._ids]
 
     def address(self, broker_id: int, own: tuple[str, int]) -> tuple[str, int]:
@@ -61,12 +63,12 @@ class ClusterView:
         return own if other is None else (other.host, other.port)
 
     def peer_address(self, broker_id: int) -> tuple[str, int] | None:
-        """Return host and port of another live broker, as it told the others; None where it is not live."""
+        """Return host and port of another live broker, as it told the others; None if it is not live."""
         other = self._others.get(broker_id)
         return None if other is None else (other.host, other.port)
 
     def leader(self, topic_id: UUID, partition: int) -> int:
-        """Return the id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
+        """Return the id of the broker that leads a partition, or, for a partition of a state topic, coordinates it."""
         if not self._others:
             return self.broker_id
         leader = self._leaders.get((topic_id, partition))
@@ -82,11 +84,13 @@ class ClusterView:
         return self.leader(topic_id, partition) == self.broker_id
 
     def snapshot(self) -> ClusterSnapshot:
-        """Return which brokers are live."""
+        """Return the ids of this and all live brokers for a status page."""
         return ClusterSnapshot(self.broker_id, tuple(self._others.values()))
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
+        """Call `callback` after each change of the live brokers, and after some seconds in which nobody could tell
+        whether there was one.
+        """
         self._listeners.append(callback)
 
     def _changed(self) -> None:

@@ -14,7 +14,9 @@ from typing import Final
 from kop.storage.base import LiveBroker
 
 TIMEOUT_SECONDS: Final = 2.5
-"""A broker that is stopped by SIGSTOP still accepts connections: only an answer counts."""
+"""The seconds in which a broker has to answer to count as live: one that is stopped by SIGSTOP still accepts
+connections.
+"""
 _REQUEST: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")
 _API_VERSIONS: Final = 18
@@ -25,7 +27,9 @@ _log: Final = logging.getLogger(__name__)
 
 
 async def answers(broker: LiveBroker, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
+    """Return true if the broker at this address answers an ApiVersions request, version 0, within `seconds`. It never
+    raises.
+    """
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(broker.host, broker.port)

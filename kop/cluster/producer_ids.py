@@ -12,7 +12,7 @@ from kop.storage.base import Engine
 
 
 class ProducerIds:
-    """Hands out producer ids, a block at a time."""
+    """The source of producer ids for clients, out of blocks that storage reserves."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -20,7 +20,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def take(self) -> int:
-        """Return a producer id that nobody had before. KopError where storage cannot reserve any."""
+        """Return a producer id that nobody had before. KopError if storage cannot reserve any."""
         async with self._lock:
             while (producer_id := next(self._block, None)) is None:
                 self._block = iter(await self._engine.reserve_producer_ids())

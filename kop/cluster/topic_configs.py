@@ -56,7 +56,7 @@ class ConfigType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
+    """The place that a value of a config comes from, as DescribeConfigs numbers it (KIP-226)."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC = 1
@@ -68,7 +68,9 @@ class Source(IntEnum):
 
 
 class Origin(NamedTuple):
-    """A value and where it comes from; `name` is the config's own at that place. No value: not set, not sensitive."""
+    """One place that gives a config a value: the value, the place, and the config's `name` there. A value of None is
+    not set, or a secret.
+    """
 
     name: str
     value: str | None
@@ -85,16 +87,16 @@ class ConfigRow(NamedTuple):
     type: ConfigType
     doc: str
     synonyms: tuple[Origin, ...]
-    """Every place that has a value, the winner first."""
+    """Every place that has a value of the config, the one that is in force first."""
 
     @property
     def sensitive(self) -> bool:
-        """A secret: it has no value here."""
+        """True for a secret: its value is not shown."""
         return self.type is ConfigType.PASSWORD
 
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""What is wrong with a parsed value, or None."""
+"""The type of a function that checks a parsed value: it returns the objection, or None."""
 
 
 def _within(low: float | None, high: float | None = None) -> Check:
@@ -138,7 +140,7 @@ _BITS = {ConfigType.INT: 32, ConfigType.LONG: 64}
 
 @dataclass(frozen=True, slots=True)
 class ConfigSpec:
-    """A config of a topic."""
+    """One topic config: its name, type, default, limits and meaning."""
 
     name: str
     type: ConfigType
@@ -147,12 +149,14 @@ class ConfigSpec:
     broker: str | None = None
     """The broker setting that holds the default for all topics (Kafka's synonym), or None."""
     acts: bool = False
-    """False: checked, kept and read back, but there is nothing here that it could change."""
+    """True if the config has an effect; false if it is checked, kept and read back, and changes nothing here."""
     check: Check | None = None
     refused: Check | None = None
-    """Why a legal value cannot be had here, or None."""
+    """A check that returns the reason for which a legal value is refused here, or None; None if all legal values are
+    taken.
+    """
     distinct: bool = False
-    """True if an item of a LIST that is named again counts once (KIP-1161). The text is kept as it was written."""
+    """True if a repeated item of a LIST counts once (KIP-1161). The text is kept as it was written."""
 
     def parse(self, text: str) -> Any:
         """Return the value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
@@ -162,7 +166,9 @@ class ConfigSpec:
         return value
 
     def parse_wanted(self, text: str) -> Any:
-        """Parse a value that a client asks for. It is INVALID_CONFIG also where kop cannot do what it asks for."""
+        """Parse a value that a client asks for. It is INVALID_CONFIG also if it is legal in Kafka and cannot be kept
+        here.
+        """
         value = self.parse(text)
         if self.refused is not None and (reason := self.refused(value)) is not None:
             raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
@@ -384,11 +390,13 @@ def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) 
 
 
 class BrokerDefaults(Protocol):
-    """Broker settings as topics need them (`kop.cluster.broker_configs.BrokerConfigs`)."""
+    """The broker settings that are defaults of topic configs (implemented by
+    `kop.cluster.broker_configs.BrokerConfigs`).
+    """
 
     @property
     def loaded(self) -> bool:
-        """True when settings altered in an earlier run are known."""
+        """True once the settings that were altered in earlier runs are known."""
 
     def origins(self, name: str) -> tuple[Origin, ...]:
         """Return every place that sets the broker setting `name`, the winner first; empty for an unknown one."""
@@ -400,7 +408,9 @@ class BrokerDefaults(Protocol):
 _SYNONYMS: Final = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
 }
-"""Broker settings of one config in falling precedence, with their unit in the config's."""
+"""The broker settings that give a topic config its default, in falling precedence, each with its unit in the
+config's.
+"""
 WALK_AT_LEAST: Final = 64 * 1024 * 1024
 _WALK_RATIO: Final = 16
 _MOST_KEPT: Final = 10_000
@@ -408,33 +418,35 @@ _MOST_KEPT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ProduceRules:
-    """What a produced batch has to keep to on one topic."""
+    """The rules of one topic for the batches that are produced to it, from its effective configs."""
 
     max_message_bytes: int
     compact: bool
-    """cleanup.policy holds `compact`: records need keys."""
+    """True if cleanup.policy holds `compact`, so that records need keys."""
     max_uncompressed_bytes: int
-    """Where records have to be walked: the most that they may decompress to."""
+    """The most bytes that a batch's records may decompress to, if they have to be decompressed and looked at."""
     log_append_time: bool
     time_limits: TimeLimits
     codec: Codec | None
-    """compression.type; None: as the producer sent them."""
+    """The codec in which batches are stored, by compression.type; None to keep the producer's."""
 
     def takes_times(self, earliest: int, latest: int, now_ms: int) -> bool:
-        """Return true if CreateTime from `earliest` to `latest` is near enough to `now_ms`; -1 is no time, and is
-        taken.
+        """Return true if timestamps of a batch (CreateTime) from `earliest` to `latest` are near enough to `now_ms`; -1
+        stands for no timestamp, and is accepted.
         """
         return self.log_append_time or self.time_limits.take(earliest, latest, now_ms)
 
     def changes_codec(self, header: BatchHeader) -> bool:
-        """Return true if a batch is stored in another codec than its own."""
+        """Return true if a batch has another codec than the topic's, so that it is compressed again before it is
+        stored.
+        """
         return self.codec is not None and header.codec != self.codec
 
     def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
         """Return a checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
-        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD where they cannot
-        be decompressed, MESSAGE_TOO_LARGE where the batch is too large in the other codec.
+        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD if they cannot
+        be decompressed, MESSAGE_TOO_LARGE if the batch is too large in the other codec.
         """
         if not self.changes_codec(header):
             return batch, header
@@ -452,7 +464,7 @@ class ProduceRules:
 
 
 def _may_grow_to(max_message_bytes: int) -> int:
-    """Return what the records of a batch may decompress to, where that has to be done."""
+    """Return the most bytes that the records of a batch may decompress to, if they have to be decompressed."""
     return max(WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
 
 
@@ -472,16 +484,20 @@ class TopicConfigs:
     def __init__(self, broker_defaults: BrokerDefaults) -> None:
         self._broker_defaults = broker_defaults
         self.version = 0
-        """Grows with every change of a broker setting: a key for cached rules, beside that of the topics."""
+        """A number that grows with every change of a broker setting: a key for cached rules, beside the version of the
+        topics.
+        """
         self._rules: dict[UUID, tuple[Mapping[str, str], ProduceRules]] = {}
         self._defaults: dict[str, tuple[Origin, ...]] = {}
         self._told: set[tuple[UUID, str, str]] = set()
-        """Values of topics' own configs that do not parse, and were logged."""
+        """The values of topics' own configs that do not parse and that a log line has told of."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         broker_defaults.on_change(self._forget)
 
     def lock_of(self, canonical_name: str) -> asyncio.Lock:
-        """Held while a topic's own configs are read, changed and written; storage may take long to answer."""
+        """Return the lock of a topic, held while its own configs are read, changed and written; storage may take long
+        to answer.
+        """
         return self._locks.setdefault(canonical_name, asyncio.Lock())
 
     def _forget(self) -> None:
@@ -519,7 +535,8 @@ class TopicConfigs:
         return own if own is not None else self._inherited(TOPIC_CONFIGS[name])[0].value or ""
 
     def policy(self, topic: TopicInfo) -> LogPolicy:
-        """Return what an engine has to do with the topic's old records, and which timestamps it writes.
+        """Return the policy for the engine: which old records of the topic it deletes or compacts, and which timestamps
+        it writes.
 
         Until the broker's altered settings are loaded nothing may be deleted, because one of them may forbid that.
         """
@@ -557,8 +574,8 @@ class TopicConfigs:
         return checked
 
     def produce_rules(self, topic: TopicInfo) -> ProduceRules:
-        """Return what a produced batch has to keep to; kept as long as the topic has these configs, whatever name it
-        has.
+        """Return the rules for batches that are produced to the topic; cached as long as it has these configs, under
+        whatever name.
         """
         kept = self._rules.get(topic.topic_id)
         if kept is not None and kept[0] is topic.configs:
@@ -583,7 +600,7 @@ class TopicConfigs:
         )
 
     def max_message_bytes(self, topic: TopicInfo) -> int:
-        """Largest record batch of the topic in bytes."""
+        """Return the largest record batch that the topic accepts, in bytes."""
         return self.produce_rules(topic).max_message_bytes
 
     def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:

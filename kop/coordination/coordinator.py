@@ -40,37 +40,39 @@ class Coordinator(ABC, Generic[LoadedT]):
         self._wall = wall or clock or system.wall_ms
         self._clock = clock or (lambda: (system.monotonic_ns() + offset) // 1_000_000)
         self.state_log = StateLog(engine, topic, self._wall)
-        """The state topic."""
+        """The records of the state topic: reading and writing its partitions."""
         self.ownership = Ownership[LoadedT](
             self.state_log, engine, leader_choice, self._load, self._install, self._unload
         )
-        """Which partitions of the state topic are served here."""
+        """The state of each partition of the state topic: served here or not, and why not."""
 
     @abstractmethod
     async def _load(self, partition: int) -> LoadedT:
-        """Read a partition of the state topic; nothing is in force yet."""
+        """Read a partition of the state topic and return its content; nothing of it is in force yet."""
 
     @abstractmethod
     def _install(self, partition: int, loaded: LoadedT) -> None:
-        """Serve what a partition holds: that and nothing else."""
+        """Put the content of a partition in force: from now on this broker serves its keys by that and nothing else."""
 
     @abstractmethod
     def _unload(self, partition: int) -> None:
-        """Forget a partition that another broker coordinates: nothing of it stays here."""
+        """Drop the content of a partition that another broker coordinates now."""
 
     @property
     def topic_id(self) -> UUID:
-        """The id of the state topic. Known once the topic is."""
+        """The id of the state topic; None before the topic is known."""
         return self.state_log.topic_id
 
     @property
     def refusal(self) -> ErrorCode:
-        """NONE where a request about all keys is served, else what to answer."""
+        """The error for requests about all keys: NONE if all partitions of this broker are served."""
         return self.ownership.refusal_of_all
 
     @property
     def waiting_for(self) -> str | None:
-        """What is not served yet, and why, in one line for an operator; None where all that is ours is served."""
+        """One line for an operator about this broker's partitions that are not served yet, and why; None if all are
+        served.
+        """
         return self.ownership.waiting_for
 
     def refusal_of(self, key: str, *, surely: bool = False) -> ErrorCode:
@@ -78,13 +80,19 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Return partitions of these keys that `verify` has to ask about before anything is answered from memory."""
+        """Return partitions of these keys that another broker may have taken over meanwhile: `verify` has to ask about
+        them before anything is answered from memory.
+        """
         return self.ownership.in_doubt(keys)
 
     async def verify(self, partitions: Collection[int]) -> None:
-        """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
+        """Ask storage if this broker still coordinates these partitions; afterwards `refusal_of` refuses those that are
+        lost or still in doubt.
+        """
         await self.ownership.verify(partitions)
 
     def coordinator_of(self, key: str) -> tuple[UUID, int] | None:
-        """Return the topic id and partition that keep the key; None before the state topic is known."""
+        """Return the state topic's id and the partition that keeps the key, which determine its coordinator; None
+        before the topic is known.
+        """
         return (self.state_log.topic_id, self.state_log.partition_of(key)) if self.state_log.partitions else None

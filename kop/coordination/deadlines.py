@@ -17,11 +17,13 @@ from typing import Final, Generic, TypeVar
 from kop.background import tell
 
 NEVER: Final = 2**63 - 1
-"""A deadline that does not come."""
+"""The value of a deadline that never comes."""
 MOST_VOID: Final = 1000
-"""Void deadlines that are kept, beside as many as are armed: to sort them out each time would cost more."""
+"""The number of void deadlines in the heap, beyond as many as are armed, above which they are sorted out: to do it each
+time would cost more.
+"""
 AGAIN_MS: Final = 1000
-"""After how long an item is due again that could not do what was due."""
+"""The ms after which an item is due again if doing what was due has failed."""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -34,14 +36,14 @@ class Deadlines(Generic[T]):
         self._due = due
         self._armed: dict[T, int] = {}
         self._heap: list[tuple[int, int, T]] = []
-        """Deadline, serial number, item. An entry whose deadline is not the one in `_armed` is void."""
+        """The deadlines as (deadline, serial number, item). One that differs from the item's in `_armed` is void."""
         self._serial = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
         self._stopped = False
 
     def __len__(self) -> int:
-        """How many deadlines are kept, void ones among them."""
+        """Return the number of deadlines that are kept, void ones among them."""
         return len(self._heap)
 
     def arm(self, item: T, deadline: int) -> None:
@@ -52,7 +54,7 @@ class Deadlines(Generic[T]):
             self._set_timer()
 
     def disarm(self, item: T) -> None:
-        """Forget the item's deadline."""
+        """Forget the item's deadline, so that it is not due any more."""
         self._armed.pop(item, None)
         if len(self._heap) > 2 * len(self._armed) + MOST_VOID:
             self._heap = [entry for entry in self._heap if self._armed.get(entry[2]) == entry[0]]
@@ -61,8 +63,8 @@ class Deadlines(Generic[T]):
     def tick(self) -> None:
         """Call `due` for every item whose deadline has come. The timer calls it; to call it early does no harm.
 
-        An exception of `due` is told of and keeps no other item from its turn. The item is due again a second later:
-        nobody else may be there to arm it.
+        An exception of `due` is logged and keeps no other item from its turn. The item is due again a second later,
+        since nobody else may be there to arm it.
         """
         self._cancel_timer()
         now = self._clock_ms()
@@ -78,7 +80,7 @@ class Deadlines(Generic[T]):
         self._set_timer()
 
     def stop(self) -> None:
-        """Call `due` for nothing more by itself."""
+        """Stop the timer: `due` is called by `tick` alone from now on."""
         self._stopped = True
         self._cancel_timer()
 

@@ -34,16 +34,20 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 """The longest of these pauses."""
 FIRST_LOAD_SECONDS = 15.0
-"""How long `start` waits for the partitions of this broker. Those not loaded by then are loaded in the background."""
+"""The seconds that `start` waits for the partitions of this broker. Those not loaded by then are loaded in the
+background.
+"""
 SILENT_SECONDS = 2.0
-"""How long `start` waits for them without a word."""
+"""The seconds that `start` waits for them before a log line says so."""
 CONFIRM_SECONDS = 0.5
-"""While the live brokers are not known, storage is asked this often whether this broker still leads what it serves."""
+"""The seconds between two questions to storage, while the live brokers are not known, if this broker still leads what
+it serves.
+"""
 _OPEN_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 5
 MOVES_SECONDS = 5.0
-"""How long after the first of several partitions is let go or lost the log tells of them together: the live brokers'
-choice is known then, and what was lost by mistake is taken back.
+"""The seconds from the first of several partitions that is let go or lost until one log line tells of all: by then the
+live brokers' choice is known, and those that were lost by mistake are taken back.
 """
 _PASSING: Final = frozenset(
     {
@@ -59,7 +63,7 @@ T = TypeVar("T")
 
 
 class LeaderChoice(Protocol):
-    """Which of the live brokers a partition is given to (`kop.cluster.cluster_view`)."""
+    """The choice among the live brokers for each partition (implemented by `kop.cluster.cluster_view`)."""
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         """Return true if the partition is given to this broker."""
@@ -68,7 +72,9 @@ class LeaderChoice(Protocol):
         """Return the id of the broker that the partition is given to."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
+        """Call `callback` after each change of the live brokers, and after some seconds in which nobody could tell
+        whether there was one.
+        """
 
 
 class Ownership(Generic[T]):
@@ -95,17 +101,19 @@ class Ownership(Generic[T]):
         self._install = install
         self._unload = unload
         self._closed = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        """What to answer for every partition: before the topic is open, and after `close`."""
+        """The error for every partition before the topic is open, and after `close`; NONE in between, if each has its
+        own.
+        """
         self._states: list[ErrorCode] = []
-        """What to answer for each partition; NONE for one that is served."""
+        """The error for requests about each partition; NONE for one that is served."""
         self._terms: list[int] = []
         self._failures: dict[int, str] = {}
-        """Why a partition of this broker is not served, as the last attempt said."""
+        """The reason of the last failed attempt for each partition of this broker that is not served."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}
         self._verifying: dict[int, asyncio.Task[None]] = {}
         self._untold: set[int] = set()
-        """Partitions that were let go or lost since the log last told of any."""
+        """The partitions that were let go or lost and that no log line has told of yet."""
         self._confirming: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -113,27 +121,31 @@ class Ownership(Generic[T]):
 
     @property
     def closed(self) -> ErrorCode:
-        """NONE where each partition has its own state, otherwise the error of all of them."""
+        """The error that holds for all partitions alike, at the start and after `close`; NONE if each partition has its
+        own state.
+        """
         return self._closed
 
     @property
     def refusal_of_all(self) -> ErrorCode:
-        """NONE where every partition of this broker is served, otherwise the error of a request about all of them."""
+        """The error for a request about all keys; NONE if every partition of this broker is served."""
         if not self._closed and any(state and self._is_ours(partition) for partition, state in enumerate(self._states)):
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._closed
 
     def refusal(self, key: str, *, surely: bool = False) -> ErrorCode:
-        """NONE where the partition of `key` is served here, else what to answer.
+        """Return NONE if the partition of `key` is served here, else the error for the client.
 
-        `surely`: for an answer from memory, which nobody else may have overtaken; COORDINATOR_LOAD_IN_PROGRESS where
-        that is in doubt. While the live brokers are not known every answer is taken for such a one: a broker that was
-        stopped for a while may have been replaced.
+        `surely` is for an answer from memory, which must not be older than another broker's: it gets
+        COORDINATOR_LOAD_IN_PROGRESS if the partition is in doubt. While the live brokers are not known every answer
+        counts as such a one: a broker that was stopped for a while may have been replaced.
         """
         return self._closed or self.refusal_of_partition(self._log.partition_of(key), surely=surely)
 
     def refusal_of_partition(self, partition: int, *, surely: bool = False) -> ErrorCode:
-        """As `refusal`, for a partition by its number; NOT_COORDINATOR for one that is not there."""
+        """Return NONE if this partition of the state topic is served here, else the error for the client as `refusal`
+        does; NOT_COORDINATOR for a number that does not exist.
+        """
         if self._closed:
             return self._closed
         if not 0 <= partition < len(self._states):
@@ -148,16 +160,18 @@ class Ownership(Generic[T]):
         return set(filter(self._is_in_doubt, partitions))
 
     async def verify(self, partitions: Collection[int]) -> None:
-        """Ask storage who coordinates them. What another broker coordinates is unloaded afterwards."""
+        """Ask storage if this broker still leads these partitions. Those that another broker leads are unloaded."""
         await asyncio.gather(*map(self._log.verify_lead, partitions))
 
     def term(self, partition: int) -> int:
-        """Grows when a partition is taken over and when it is lost: what was begun in another term is void."""
+        """Return the number of the partition's term, which grows when it is taken over and when it is lost: work that
+        began in another term is void.
+        """
         return self._terms[partition]
 
     @property
     def waiting_for(self) -> str | None:
-        """The partitions of this broker that are not served, and why, in one line for operators; None where all are."""
+        """One line for operators about the partitions of this broker that are not served, and why; None if all are."""
         if self._closed == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return f"the topic {self._log.name} is being opened"
         missing = [index for index, state in enumerate(self._states) if state and self._is_ours(index)]
@@ -172,7 +186,7 @@ class Ownership(Generic[T]):
     async def start(self) -> None:
         """Open the topic and take over this broker's partitions. Ends when each of them is served or was refused once.
 
-        What is not served after some seconds is tried again behind this call until it is. KopError where there can be
+        What is not served after some seconds is tried again behind this call until it is. KopError if there can be
         no such topic; a failure that passes is tried again for a minute.
         """
         await retried(f"open the topic {self._log.name}", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)
@@ -199,11 +213,11 @@ class Ownership(Generic[T]):
             _log.warning("%s; trying again, all other partitions are served", waiting_for)
 
     def close(self) -> None:
-        """Serve nothing more: every request is COORDINATOR_NOT_AVAILABLE from now on."""
+        """Refuse every request with COORDINATOR_NOT_AVAILABLE from now on."""
         self._closed = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     async def stop(self) -> None:
-        """`close`, hand over what is queued to be written, and let every partition go."""
+        """Refuse all requests, hand what is queued to storage, and give every partition's lead back."""
         self.close()
         self._stopped = True
         self._log.flush()
@@ -221,9 +235,11 @@ class Ownership(Generic[T]):
         return not self._states[partition] and not self._log.leads(partition)
 
     async def _confirm(self) -> None:
-        """While the live brokers are not known, ask storage about every partition that is served, side by side.
+        """Ask storage side by side about the lead of every partition that is served, while the live brokers are not
+        known.
 
-        So none is in doubt while storage answers. One that does not answer keeps no other from being asked again.
+        So no partition is in doubt while storage answers. One that does not answer keeps no other from being asked
+        again.
         """
         if self._brokers.brokers_fresh:
             return
@@ -325,7 +341,9 @@ class Ownership(Generic[T]):
         await self._log.resign(partition)
 
     def _lost(self, partition: int, term: int) -> None:
-        """Unload a partition: another broker is the writer now, or the log is gone."""
+        """Unload a partition at the loss of its lead: another broker is the writer now, or the log is gone. Nothing is
+        done if the loss is that of an older term.
+        """
         if self._stopped or self._terms[partition] != term:
             return
         self._tell_soon(partition)
@@ -341,7 +359,9 @@ class Ownership(Generic[T]):
         self._untold.add(partition)
 
     def _tell(self) -> None:
-        """Tell in one line of the partitions that moved, in one of those that were lost and are not back."""
+        """Log one line about the partitions that moved to other brokers, and one about those that were lost and are not
+        back.
+        """
         gone, self._untold = self._untold, set()
         if self._stopped:
             return
@@ -370,5 +390,5 @@ class Ownership(Generic[T]):
 
 
 def _passes(error: BaseException) -> bool:
-    """Return true if the same request may succeed later: as clients see it."""
+    """Return true if the failure may pass, so that the same request may succeed later: by Kafka's error code."""
     return isinstance(error, KopError) and error.code in _PASSING

@@ -28,31 +28,31 @@ LATE_SECONDS: Final = 0.2
 """A connection whose next answer is this late gets no further calls, where there may be another connection: answers
 come in order, and one call may wait for storage."""
 _MOST_CONNECTIONS: Final = 8
-"""To one broker."""
+"""The most connections to one other broker."""
 _LARGEST_ANSWER: Final = 1 << 24
 _CLIENT_ID: Final = re.compile(r"kop-broker-(\d+)\Z")
 
 
 def broker_of(client_id: str | None) -> int | None:
-    """Return the id of the broker that calls itself so; None for any other client."""
+    """Return the id of the broker whose client id this is; None for any other client."""
     match = _CLIENT_ID.match(client_id or "")
     return None if match is None else int(match[1])
 
 
 class PeerAnswer(NamedTuple):
-    """The answer of a broker."""
+    """The answer of another broker to a call: its body, and the tagged fields of its header."""
 
     message: Message
     tags: Mapping[int, bytes]
-    """Of its header."""
+    """The tagged fields of the answer's header, by number."""
 
 
 class _WaitingCall(NamedTuple):
-    """A call that was made and has no answer."""
+    """A call to another broker that has no answer yet."""
 
     answer: asyncio.Future[bytes]
     began: float
-    """By the loop's time."""
+    """The time of the event loop at which the call was made."""
 
 
 class _PeerConnection:
@@ -63,7 +63,7 @@ class _PeerConnection:
         self._reader = reader
         self._writer = writer
         self._waiting: dict[int, _WaitingCall] = {}
-        """The oldest first."""
+        """The calls without an answer by correlation id, the oldest first."""
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._reading = self._loop.create_task(self._read())
@@ -75,17 +75,19 @@ class _PeerConnection:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for their answers."""
+        """The number of calls that wait for their answers."""
         return len(self._waiting)
 
     @property
     def is_late(self) -> bool:
-        """True if the next answer has not come for some time."""
+        """True if the next answer is late, so that no further call should be sent on this connection."""
         oldest = next(iter(self._waiting.values()), None)
         return oldest is not None and self._loop.time() - oldest.began > LATE_SECONDS
 
     async def call(self, client_id: str, message: Message, header_tags: bytes) -> bytes:
-        """Return the answer, behind its correlation id. ConnectionError where the connection ends before it came."""
+        """Send a request and return the answer without its correlation id. ConnectionError if the connection ends
+        before it came.
+        """
         if self.lost:
             raise ConnectionError("the connection was lost")
         number = next(self._numbers)
@@ -123,7 +125,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """The other brokers, by their ids."""
+    """The other brokers of the cluster, which can be called by their ids."""
 
     def __init__(self, broker_id: int, address: Callable[[int], tuple[str, int] | None]) -> None:
         """`address` gives host and port of a live broker, None for one that is not live."""
@@ -137,7 +139,7 @@ class Peers:
     ) -> PeerAnswer:
         """Send a request whose version is flexible, with the tagged fields of its header, and wait for its answer.
 
-        KopError with NETWORK_EXCEPTION where none came: it is not known whether the broker did what it was asked.
+        KopError with NETWORK_EXCEPTION if none came: it is not known whether the broker did what it was asked.
         """
         address = self._address(broker_id)
         if address is None:
@@ -159,7 +161,7 @@ class Peers:
         )
 
     async def _connected(self, broker_id: int, address: tuple[str, int]) -> _PeerConnection:
-        """Return a connection whose answers come in time, if there is or may be one."""
+        """Return a connection to the broker, one whose answers come in time if there is or may be one."""
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
             for connection in tuple(self._connections.get(broker_id, ())):
                 if connection.address != address or connection.lost:

@@ -22,9 +22,11 @@ from kop.records.batch import build_at, iter_batches, iter_records
 from kop.storage.base import AppendResult, Engine, PartitionLog
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
-"""A record; without a value it is a tombstone."""
+"""The type of a record of a state topic: key and value; without a value it is a tombstone."""
 Written: TypeAlias = Callable[[ErrorCode], None]
-"""Called once with NONE when the records are durable, else with the error that kept them from it."""
+"""The type of a callback that is called once: with NONE when the records are durable, else with the error that kept
+them from it.
+"""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
@@ -54,7 +56,7 @@ class _Write(NamedTuple):
 
 
 class _Append:
-    """A batch on its way to storage, with the writes that share it; an `AppendWaiter`."""
+    """A batch of a state topic on its way to storage, with the writes that share it; an `AppendWaiter`."""
 
     __slots__ = ("_ended", "log", "writes")
 
@@ -66,19 +68,19 @@ class _Append:
         self._ended = ended
 
     def reserve(self, size: int) -> None:
-        """Do nothing: these batches are not compressed."""
+        """Do nothing: batches of a state topic are not compressed, so no memory is needed to decompress them."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """See `AppendWaiter.appended`."""
+        """Take the result of a batch that is stored: its writes are told in the loop's next turn."""
         self._ended(self, None)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """See `AppendWaiter.append_failed`."""
+        """Take the failure of a batch: its writes are told in the loop's next turn."""
         self._ended(self, error.fresh_copy())
 
 
 def java_hash(text: str) -> int:
-    """`String.hashCode` of Java, 32 bits with a sign."""
+    """Return Java's `String.hashCode` of a text, 32 bits with a sign: Kafka picks the partition of a key by it."""
     value = 0
     raw = text.encode("utf-16-be", "surrogatepass")
     for pos in range(0, len(raw), 2):
@@ -87,7 +89,7 @@ def java_hash(text: str) -> int:
 
 
 class StateLog:
-    """The partitions of a state topic. Call `open` before anything else."""
+    """The partitions of a state topic: writing and replaying them. Call `open` before anything else."""
 
     def __init__(self, engine: Engine, topic: StateTopic, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
@@ -99,15 +101,15 @@ class StateLog:
         self._opening = asyncio.Lock()
         self._queued: dict[int, list[_Write]] = {}
         self._ended: list[tuple[_Append, KopError | None]] = []
-        """Appends whose writes hear of their end in the loop's next turn, in the order of their ends."""
+        """Batches that were stored or have failed, in that order; their writes are told in the loop's next turn."""
         self._failing = False
         self._refused_writes = 0
-        """How many writes were refused since the log began to fail; one log line tells of all of them."""
+        """The number of writes that were refused since storage began to fail; one log line tells of all of them."""
 
     async def open(self) -> None:
         """Find the topic, or make it; one that is there keeps its partitions and configs as they are.
 
-        KopError of `Topics.create` where the topic cannot be made, InternalError where a partition is missing.
+        KopError of `Topics.create` where the topic cannot be made, InternalError if a partition is missing.
         """
         topics = self._engine.topics
         topic = topics.get(self.name)
@@ -129,7 +131,7 @@ class StateLog:
     async def reopen(self) -> None:
         """Open the topic that has the name now, where that is another one: somebody deleted it, or made it again.
 
-        InternalError where it has another number of partitions: whoever coordinates them has to be started again.
+        InternalError if it has another number of partitions: whoever coordinates them has to be started again.
         """
         async with self._opening:
             topic = self._engine.topics.get(self.name)
@@ -149,7 +151,7 @@ class StateLog:
 
     @property
     def partitions(self) -> int:
-        """How many partitions there are; 0 before `open`."""
+        """The number of partitions of the state topic; 0 before `open`."""
         return len(self._logs)
 
     def partition_of(self, key: str) -> int:
@@ -158,11 +160,11 @@ class StateLog:
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
-        """Become the only writer of a partition; see `PartitionLog.lead`."""
+        """Become the only writer of a partition of the state topic; see `PartitionLog.lead`."""
         await self._logs[partition].lead(lost)
 
     def leads(self, partition: int) -> bool:
-        """Return true if what is known of a partition is surely the newest; see `PartitionLog.leads`."""
+        """Return true if this broker is surely still the only writer of a partition; see `PartitionLog.leads`."""
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
@@ -237,7 +239,7 @@ class StateLog:
         self._ended.append((append, error))
 
     def _tell(self) -> None:
-        """Tell all writes whose appends have ended. Storage called for each of them, and waits for none."""
+        """Call the callbacks of all writes whose batches have been stored or have failed."""
         ended, self._ended = self._ended, []
         for append, error in ended:
             self._tell_of(append.log, append.writes, error)

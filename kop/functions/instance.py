@@ -28,8 +28,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from kafka.errors import KafkaError
-
 from kop import clock
 from kop.client.batches import build
 from kop.client.errors import ClientError, FencedError, NoTransactionsError
@@ -213,7 +211,7 @@ class Instance:
                     writer.produce(producer, {places[0]: batch})
             finally:
                 writer.close()
-        except (ClientError, KafkaError) as error:
+        except Exception as error:
             self._triggers.wait(number, 0)
             return TriggerAnswer(error=f"the message cannot be written: {error}")
         answer = self._triggers.wait(number, seconds)

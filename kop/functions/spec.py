@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from kop.functions.topics import HOME, TopicNameError, TopicNames
+from kop.functions.watch import LEAST_RAM
 
 Path: TypeAlias = tuple[str | int, ...]
 """Where something stands in a FunctionConfig: names of fields, keys and indexes."""
@@ -278,15 +279,15 @@ WITHOUT_EFFECT: Final[dict[Path, str]] = {
     ("producerConfig", "useThreadLocalProducers"): "an instance has one producer",
     ("producerConfig", "batchBuilder"): "the server keeps batches as they are written",
     ("inputSpecs", "*", "poolMessages"): "messages are objects of Python",
-    ("inputSpecs", "*", "receiverQueueSize"): "not built yet",
-    ("inputSpecs", "*", "consumerProperties"): "not built yet",
-    ("inputSpecs", "*", "schemaProperties"): "not built yet",
+    ("inputSpecs", "*", "receiverQueueSize"): "what is read ahead is bounded in bytes",
+    (
+        "inputSpecs",
+        "*",
+        "consumerProperties",
+    ): "all inputs are read by one client, with the properties of the worker",
+    ("inputSpecs", "*", "schemaProperties"): "schemas here have none",
     ("resources", "cpu"): "a process takes what the machine gives",
     ("resources", "disk"): "a process takes what the machine gives",
-    ("resources", "ram"): "not built yet",
-    ("logTopic",): "not built yet",
-    ("timeoutMs",): "not built yet",
-    ("cleanupSubscription",): "not built yet",
 }
 """Fields that are taken and change nothing, and why."""
 
@@ -394,6 +395,22 @@ def from_flags(
     if draft.mistakes or spec is None:
         raise SpecError([text for _, text in sorted(draft.mistakes)])
     return spec, draft.notes
+
+
+def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the fields that flags and a file's text give, to make or change a definition; SpecError.
+
+    Each is right by itself; if they make a whole function is not asked.
+    """
+    text, name = file or ("", "")
+    draft = _Draft(name, HOME)
+    draft.take_text(text)
+    draft.take_flags(flags)
+    if not draft.mistakes:
+        draft.checked()
+    if draft.mistakes:
+        raise SpecError([text for _, text in sorted(draft.mistakes)])
+    return draft.values
 
 
 class _Draft:
@@ -568,6 +585,9 @@ class _Draft:
                 "needs maxMessageRetries: without it a message is tried for ever",
                 "maxMessageRetries",
             )
+        ram = config.resources.ram if config.resources else None
+        if ram is not None and ram < LEAST_RAM:
+            self.wrong(("resources", "ram"), f"must be {LEAST_RAM} bytes or more: an instance has that much by itself")
         dead_letter_topic = self._topic(("deadLetterTopic",), config.dead_letter_topic)
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
         for topic, schema in (config.custom_schema_outputs or {}).items():
@@ -626,7 +646,7 @@ class _Draft:
             secrets=secrets,
             log_topic=log_topic,
             timeout_ms=config.timeout_ms,
-            ram=config.resources.ram if config.resources else None,
+            ram=ram,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
             window=window,
             state_scope=scope,

@@ -27,7 +27,7 @@ LOOK_SECONDS: Final = 1.0
 """How much time lies between two looks at most."""
 
 
-class Watch:
+class CallWatch:
     """Looks at one instance from time to time."""
 
     def __init__(self, timeout_ms: int | None, ram: int | None) -> None:

@@ -37,12 +37,12 @@ from kop.wire.state import (
 )
 
 Key: TypeAlias = tuple[str, int]
-"""The name of a topic, and a partition."""
+"""The type of a key of committed offsets: the name of a topic, and a partition."""
 CountedT = TypeVar("CountedT")
 ItemT = TypeVar("ItemT")
 _NO_RETENTION: Final = -1
 _LAST_MS: Final = 2**63 - 1
-"""The latest time that a record can hold."""
+"""The latest time in ms since the epoch that an offset record can hold."""
 WRITE_RECORDS: Final = 2000
 """The most records of one write that ends a transaction or deletes offsets: storage may have a limit for a batch."""
 WRITE_BYTES: Final = 512 * 1024
@@ -50,18 +50,20 @@ WRITE_BYTES: Final = 512 * 1024
 
 
 class OffsetExpiry(Protocol):
-    """What a group says of the expiry of its offsets, whatever its protocol is."""
+    """The part of a group that decides about the expiry of its offsets, whatever the group's protocol."""
 
     @property
     def offsets_age_since(self) -> int | None:
-        """Since when the group's offsets age: ms since the epoch; -1: each since its commit; None: they do not age."""
+        """The moment from which the group's offsets age, in ms since the epoch; -1: each from its commit; None: they do
+        not age.
+        """
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if offsets of `topic` are kept because members consume it, or may do so."""
+        """Return true if offsets of `topic` do not expire because members consume it, or may do so."""
 
 
 class Commit(NamedTuple):
-    """One partition's offset to be committed."""
+    """An offset of one partition that a group asks to commit."""
 
     topic: str
     topic_id: UUID | None
@@ -73,26 +75,26 @@ class Commit(NamedTuple):
 
 @dataclass(slots=True)
 class PendingOffset:
-    """A durable offset whose transaction has not ended."""
+    """A durable offset that a transaction commits, while that transaction has not ended."""
 
     value: PendingOffsetValue
     superseded: bool = False
-    """True if a plain commit came later: then nothing is left to be committed."""
+    """True if a plain commit came later, so that the transaction's offset is dropped when it ends."""
 
     def is_of(self, storage_transaction: bytes) -> bool:
-        """Return true if it belongs to the transaction that storage calls so, or may do so: one of the names is
-        empty.
+        """Return true if the offset belongs to the transaction that storage gives this name. An empty name, here or in
+        the offset's record, fits any.
         """
         own = self.value.storage_transaction
         return not own or not storage_transaction or own == storage_transaction
 
 
 class EndedOffset(NamedTuple):
-    """What becomes of a pending offset when its transaction ends."""
+    """The outcome for a pending offset when its transaction ends."""
 
     key: Key
     committed: OffsetCommitValue | None
-    """None: it is dropped."""
+    """The offset that is committed; None if the pending one is dropped."""
 
 
 class GroupOffsets:
@@ -102,17 +104,21 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self.by_topic: dict[str, dict[int, OffsetCommitValue]] = {}
-        """Durable offsets by topic, then partition."""
+        """Durable committed offsets by topic, then partition."""
         self.pending: dict[Key, dict[int, PendingOffset]] = {}
-        """Durable offsets of transactions by key, then producer id, in the order of the log."""
+        """Durable pending offsets by topic and partition, then producer id, in the order of the log."""
         self.writing: Counter[Key] = Counter()
-        """Keys of which records are being written, tombstones too."""
+        """The number of writes under way for each topic and partition, tombstones among them."""
         self.writing_pending: Counter[tuple[Key, int]] = Counter()
-        """Key and producer id of pending offsets that are being written."""
+        """The number of writes of pending offsets under way, by topic and partition, and producer id."""
         self.unsure: set[tuple[Key, int]] = set()
-        """Key and producer id of pending offsets whose write failed: they may be in the log all the same."""
+        """The pending offsets, by topic and partition and producer id, whose write failed: they may be in the log all
+        the same.
+        """
         self.ending: Counter[Key] = Counter()
-        """Keys whose writes the end of a transaction waits for. No further write of them may begin."""
+        """Topics and partitions whose writes under way the end of a transaction waits for. No further write of them may
+        begin.
+        """
 
     def __bool__(self) -> bool:
         return bool(self.by_topic or self.writing or self.pending)
@@ -128,7 +134,7 @@ class GroupOffsets:
         return {*self.by_topic, *(topic for topic, _ in self.pending)}
 
     def get(self, topic: str, partition: int) -> OffsetCommitValue | None:
-        """Return the durable offset, or None."""
+        """Return the committed offset of a partition; None if there is none."""
         partitions = self.by_topic.get(topic)
         return None if partitions is None else partitions.get(partition)
 
@@ -137,20 +143,20 @@ class GroupOffsets:
         return (topic, partition) in self.pending
 
     def put(self, topic: str, partition: int, value: OffsetCommitValue) -> None:
-        """Take a plain commit that became durable."""
+        """Take over a plain commit that became durable."""
         self.by_topic.setdefault(topic, {})[partition] = value
         if pending := self.pending.get((topic, partition)):
             for earlier in pending.values():
                 earlier.superseded = True
 
     def put_pending(self, topic: str, partition: int, producer_id: int, value: PendingOffsetValue) -> None:
-        """Take a transaction's offset that became durable: it takes the place of the producer's earlier one."""
+        """Take over a transaction's pending offset that became durable: it replaces the producer's earlier one."""
         of_key = self.pending.setdefault((topic, partition), {})
         of_key.pop(producer_id, None)  # the dict keeps the order of the log
         of_key[producer_id] = PendingOffset(value)
 
     def put_ended(self, producer_id: int, ended: EndedOffset) -> None:
-        """Take the end of a producer's transaction for one key, which became durable."""
+        """Take over the end of a producer's transaction for one partition, which became durable."""
         key, committed = ended
         self.unsure.discard((key, producer_id))
         of_key = self.pending.get(key, {})
@@ -165,7 +171,7 @@ class GroupOffsets:
             self.pending.pop(key, None)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Take the tombstones of `tombstones`, which became durable."""
+        """Drop the offsets whose tombstones became durable."""
         for key in keys:
             topic, partition = key
             partitions = self.by_topic.get(topic)
@@ -178,15 +184,15 @@ class GroupOffsets:
         self.unsure = {of_key for of_key in self.unsure if of_key[0] not in gone}
 
     def begin(self, key: Key) -> None:
-        """Note that records of `key` are being written."""
+        """Count a write of records of `key` that begins."""
         self.writing[key] += 1
 
     def end(self, key: Key) -> None:
-        """Note that the records are durable, or have failed."""
+        """Count a write of `key` as ended, durable or failed."""
         _less(self.writing, key)
 
     def release(self, key: Key) -> None:
-        """Note that an end of a transaction no longer waits for the writes of `key`."""
+        """Allow writes of `key` again: the end of a transaction no longer waits for them."""
         _less(self.ending, key)
 
     def keys(self, topic: str | None = None) -> list[Key]:
@@ -199,8 +205,8 @@ class GroupOffsets:
         return sorted(durable_of_topic | {key for key in other if key[0] == topic})
 
     def keys_of(self, producer_id: int, storage_transaction: bytes = b"") -> list[Key]:
-        """Return keys of which the log holds, or may hold, pending offsets of the producer, or of its one
-        transaction.
+        """Return the partitions for which the log holds, or may hold, pending offsets of the producer; with a name of a
+        transaction, of that one only.
         """
         durable = {key for key, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction)}
         other = {key for key, of in (*self.writing_pending, *self.unsure) if of == producer_id}
@@ -212,17 +218,20 @@ class GroupOffsets:
                 yield key, offset
 
     def newest_epoch(self, producer_id: int, storage_transaction: bytes = b"") -> int:
-        """Return the newest epoch of the pending offsets of the producer, or of its one transaction; -1 without any."""
+        """Return the newest producer epoch of the producer's pending offsets, or of its one transaction; -1 if it has
+        none.
+        """
         of_producer = (offset for _, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction))
         return max((offset.value.producer_epoch for offset in of_producer), default=-1)
 
     def ended(
         self, producer_id: int, committed_epoch: int | None, storage_transaction: bytes = b""
     ) -> list[EndedOffset]:
-        """Return what becomes of the producer's pending offsets when its transaction ends.
+        """Return for each of the producer's pending offsets if it is committed or dropped when its transaction ends.
 
-        `storage_transaction`: what storage calls it; offsets of another one stay pending and are not told of.
-        `committed_epoch`: commits those of this epoch, unless a plain commit superseded them. None: drops all.
+        `storage_transaction` is the transaction's name in storage: offsets of another one stay pending and are left
+        out. Offsets of `committed_epoch` are committed, unless a plain commit superseded them; with None all are
+        dropped.
         """
         ended: list[EndedOffset] = []
         for key in self.keys_of(producer_id, storage_transaction):
@@ -234,7 +243,7 @@ class GroupOffsets:
         return ended
 
     def end_records(self, group_id: str, producer_id: int, ended: EndedOffset) -> list[KeyValue]:
-        """Return the records that end a pending offset of the producer as `ended` says."""
+        """Return the records to write for one pending offset of the producer at the end of its transaction."""
         (topic, partition), committed = ended
         records: list[KeyValue] = []
         if committed is not None:
@@ -251,7 +260,7 @@ class GroupOffsets:
         return records
 
     def tombstones(self, group_id: str, keys: Iterable[Key]) -> Iterator[tuple[Key, list[KeyValue]]]:
-        """For each of these keys the records that delete its offsets, pending ones too."""
+        """Yield for each of these keys the tombstones that delete its offsets, pending ones too."""
         unsettled: dict[Key, set[int]] = {}
         for key, producer_id in (*self.writing_pending, *self.unsure):
             unsettled.setdefault(key, set()).add(producer_id)
@@ -263,7 +272,7 @@ class GroupOffsets:
             yield key, records
 
     def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
-        """Return what has expired at `now`, in milliseconds since the epoch.
+        """Return the partitions whose offsets have expired at `now`, in ms since the epoch.
 
         Offsets of topics that members consume do not expire, nor those of which a transaction holds a pending one. An
         offset that was committed with a retention time of its own goes by that, within the same groups.
@@ -333,7 +342,9 @@ class OffsetStore:
         commits: Iterable[Commit],
         written: Written,
     ) -> None:
-        """Write offsets that are committed when the producer's transaction is; otherwise as `commit`."""
+        """Write offsets that become committed when the producer's transaction commits; `written` is called as by
+        `commit`.
+        """
         values = [
             (key, PendingOffsetValue(producer_epoch, value, storage_transaction))
             for key, value in self._values(commits, _NO_RETENTION)
@@ -365,12 +376,12 @@ class OffsetStore:
         ended: Sequence[tuple[str, GroupOffsets, Sequence[EndedOffset]]],
         written: Written,
     ) -> bool:
-        """Write what becomes of a producer's pending offsets in all groups of a partition, as far as a write takes it.
+        """Write the end of a producer's transaction for its pending offsets in all groups of a log partition, as many
+        as one write takes.
 
-        Returns whether that is all; else the caller asks again once it is written, for what is left. All of the write
-        or nothing becomes durable. What is dropped comes first, so that what is left is of one transaction.
-
-        `ended` says of each group what `GroupOffsets.ended` gave. None of these keys may be being written.
+        Return true if that is all; else the caller asks again, once it is written, for what is left. All of the write
+        or nothing becomes durable. Dropped offsets come first, so that what is left is of one transaction. `ended`
+        gives for each group the result of `GroupOffsets.ended`. None of these keys may be being written.
         """
         wanted = [(group_id, offsets, of_key) for group_id, offsets, of_group in ended for of_key in of_group]
         wanted.sort(key=lambda each: each[2].committed is not None)
@@ -436,10 +447,10 @@ class OffsetStore:
         ]
 
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
-        """Return offsets of topics that are not there: they were deleted just before a crash, the tombstones were not
-        written.
+        """Return the committed offsets of topics that do not exist any more: the topic was deleted just before a crash,
+        and the tombstones were not written.
 
-        A topic of the same name that was made since is another topic.
+        A topic of the same name that was made since counts as another topic.
         """
         durable = {(name, partition): value for name, partition, value in offsets}
         missing = [key for key, value in durable.items() if self._is_missing(key[0], value)]
@@ -459,7 +470,7 @@ class OffsetStore:
 def _writes(
     of_each: Iterable[tuple[ItemT, Sequence[KeyValue]]],
 ) -> Iterator[tuple[list[ItemT], list[KeyValue]]]:
-    """Items that have some records each, in parts whose records storage takes in one write.
+    """Return items, each of which has some records, in parts that storage takes in one write each.
 
     The records of one item stay together. There is at least one part, also of no items.
     """

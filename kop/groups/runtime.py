@@ -66,20 +66,20 @@ from kop.wire.state import (
 
 T = TypeVar("T")
 ResultOrFuture: TypeAlias = T | asyncio.Future[T]
-"""A result, or the future of one."""
+"""The type of a result, or of the future of one."""
 Loaded: TypeAlias = dict[str, tuple[ClassicGroup, GroupOffsets]]
-"""The groups of a partition by their ids, as its records say."""
+"""The type of what a partition of `__offsets` holds: its groups and their offsets, by the groups' ids."""
 
 _EXPIRY_SLICE: Final = 200
-"""Groups whose offsets are looked at before other work of the event loop gets its turn."""
+"""The number of groups whose offsets are checked for expiry before other work of the event loop gets its turn."""
 KEPT_GROUPS: Final = "__kop."
-"""Groups of this prefix hold markers of kop's own tools (`__kop.spark.*`): their offsets never expire."""
+"""The prefix of groups in which kop's own tools keep their progress (`__kop.spark.*`): their offsets never expire."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _GroupEntry:
-    """A group with what belongs to it."""
+    """A group's state machine with its offsets and its partition of `__offsets`."""
 
     group: ClassicGroup
     partition: int
@@ -94,10 +94,10 @@ class _GroupEntry:
 
 @dataclass(slots=True, eq=False)
 class TransactionGuard:
-    """Tells whether a transaction may have ended since it was asked whether it is open."""
+    """A watch over one transaction: it tells if that may have ended while storage was asked if it is open."""
 
     partition: int
-    """Of `__offsets`."""
+    """The partition of `__offsets`."""
     term: int
     producer_id: int
     ended: bool = False
@@ -115,14 +115,14 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsSnapshot:
-    """The groups that this broker coordinates."""
+    """The numbers of the groups that this broker coordinates, for a status page."""
 
     by_state: Mapping[str, int]
-    """How many groups there are in each state that a group can be seen in."""
+    """The number of groups in each state that a group can be seen in."""
     pending_offsets: int
-    """How many offsets wait for the ends of their transactions."""
+    """The number of offsets that wait for the ends of their transactions."""
     waiting_for: str | None
-    """See `Coordinator.waiting_for`."""
+    """One line for an operator about groups that are not served yet, and why; None if all are served."""
 
 
 class GroupCoordinator(Coordinator[Loaded]):
@@ -152,23 +152,23 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._topics = topics
         self._offset_store = OffsetStore(self.state_log, self._topics, self._wall)
         self.deadlines = Deadlines[_GroupEntry](self._clock, self._due)
-        """When each group next has something to do without a request."""
+        """The time at which each group next has something to do without a request, such as ending a session."""
         self._entries: dict[str, _GroupEntry] = {}
         self._producers: dict[tuple[int, int], set[_GroupEntry]] = {}
-        """Groups that may hold pending offsets, by partition and producer id."""
+        """The groups that may hold pending offsets, by partition of `__offsets` and producer id."""
         self._guards: dict[tuple[int, int], set[TransactionGuard]] = {}
-        """By partition and producer id."""
+        """The watches over transactions, by partition of `__offsets` and producer id."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
-        """Ends of transactions that wait for writes of offsets, by partition."""
+        """The ends of transactions that wait until offsets are no longer being written, by partition of `__offsets`."""
         self._keys_read = 0
         self._expiry: asyncio.Task[None] | None = None
 
     # -- life
 
     async def start(self) -> None:
-        """Make or open the topic and rebuild the groups of the partitions that this broker coordinates.
+        """Make or open the topic `__offsets` and load the groups of the partitions that this broker coordinates.
 
-        Errors and time limits as of `Ownership.start`.
+        Time limits and errors are those of `Ownership.start`.
         """
         began = clock.monotonic()
         self._engine.topics.on_change(self._topic_changed)
@@ -181,7 +181,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         )
 
     async def _load(self, partition: int) -> Loaded:
-        """Return the groups of a partition, from its log."""
+        """Read a partition of `__offsets` and return its groups."""
         values: dict[str, GroupMetadataValue] = {}
         offsets: dict[str, GroupOffsets] = {}
         for raw_key, raw_value in (await self.state_log.read(partition)).items():
@@ -215,7 +215,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return groups
 
     def _install(self, partition: int, groups: Loaded) -> None:
-        """Serve the groups of a partition that was read: these and no others."""
+        """Serve exactly the groups that were read from a partition."""
         term, now = self.ownership.term(partition), self._clock()
         entries = [_GroupEntry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
@@ -255,9 +255,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- members
 
     def join(self, group_id: str, request: JoinRequest) -> ResultOrFuture[JoinResult]:
-        """JoinGroup. Waits until the rebalance comes to its next generation, or fails at once.
+        """Handle JoinGroup. The answer comes when the rebalance has its next generation, an error at once.
 
-        UNKNOWN_SERVER_ERROR where no record can hold the names of the group and the member: such a group could not be
+        UNKNOWN_SERVER_ERROR if no record can hold the names of the group and the member: such a group could not be
         deleted, nor shown to clients that know no longer names.
         """
         error = self.refusal_of(group_id)
@@ -285,7 +285,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def sync(self, group_id: str, request: SyncRequest) -> ResultOrFuture[SyncResult]:
-        """SyncGroup. Waits until the leader's assignment is durable, or fails at once."""
+        """Handle SyncGroup. The answer comes when the leader's assignment is durable, an error at once."""
         entry, error = self._find(group_id)
         if entry is None:
             return SyncResult(error)
@@ -294,7 +294,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Heartbeat. While groups are being loaded, or the lead is in doubt, each is accepted, so that members stay."""
+        """Handle Heartbeat. While groups are being loaded, or the lead is in doubt, each is accepted, so that members
+        stay.
+        """
         entry, error = self._find(group_id)
         if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             if (in_doubt := self._entries.get(group_id)) is not None:
@@ -307,9 +309,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     def leave(
         self, group_id: str, leaving: Sequence[LeavingMember]
     ) -> ResultOrFuture[tuple[ErrorCode, tuple[LeftMember, ...]]]:
-        """LeaveGroup: the code of all, or the answer for each member.
+        """Handle LeaveGroup: return one error for all, or the answer for each member.
 
-        Waits until the record of a group that became empty is durable.
+        The answer comes when the record of a group that became empty is durable.
         """
         entry, error = self._find(group_id)
         if entry is None:
@@ -330,7 +332,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, says_not_found: bool
     ) -> ErrorCode:
-        """Return the error if these offsets may not be committed, else NONE. `says_not_found`: the client knows
+        """Return NONE if a group's member may commit these offsets, else the error. `says_not_found`: the client knows
         GROUP_ID_NOT_FOUND (version 9 and up).
         """
         entry = self._entries.get(group_id)
@@ -356,7 +358,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         It is called with an error where they could not be written, and never before this has returned.
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
         Returns an error, and never calls `answer`, where nothing is written: COORDINATOR_LOAD_IN_PROGRESS while the end
-        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR where no record can hold
+        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR if no record can hold
         the offsets.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
@@ -371,7 +373,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         return ErrorCode.NONE
 
     def _answer_when_written(self, entry: _GroupEntry, answer: Callable[[ErrorCode], None]) -> Written:
-        """Return the callback of a commit's write: it calls `answer`, and wakes the ends that wait for the write."""
+        """Return the callback for the end of a commit's write: it calls `answer`, and wakes the ends of transactions
+        that wait for the write.
+        """
 
         def written(code: ErrorCode) -> None:
             if code:
@@ -382,14 +386,16 @@ class GroupCoordinator(Coordinator[Loaded]):
         return written
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
-        """Return what the group has committed, or None where there is no such group."""
+        """Return the committed offsets of a group; None if there is no such group."""
         entry = self._entries.get(group_id)
         return None if entry is None else entry.offsets
 
     def delete_offsets(
         self, group_id: str, keys: Sequence[Key]
     ) -> ResultOrFuture[tuple[ErrorCode, dict[Key, ErrorCode]]]:
-        """OffsetDelete: the code of all, or one for each key. It is no error to delete what is not there."""
+        """Handle OffsetDelete: return one error for all, or one for each key. It is no error to delete what does not
+        exist.
+        """
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
             return error, {}
@@ -415,7 +421,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit_in_transaction(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
-        """Return the error if a transaction may not commit these offsets, else NONE. Old clients name no member and no
+        """Return NONE if a transaction may commit these offsets, else the error. Old clients name no member and no
         generation (-1).
         """
         if refusal := self.refusal_of(group_id):
@@ -457,8 +463,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         """Commit offsets with the producer's transaction, after `check_commit_in_transaction`; all of them or none.
 
         `storage_transaction`: what storage calls the transaction, empty where it has no name.
-        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH where an offset
-        of a newer epoch is pending; INVALID_TXN_STATE where the transaction has ended under the `guard`. Errors
+        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH if an offset
+        of a newer epoch is pending; INVALID_TXN_STATE if the transaction has ended under the `guard`. Errors
         otherwise as of `commit`.
         """
         partition = self.state_log.partition_of(group_id)
@@ -504,7 +510,7 @@ class GroupCoordinator(Coordinator[Loaded]):
 
         `producer_epoch` is that of the transaction's end: the epoch of its offsets, or the next one (KIP-890). Of each
         partition all is durable afterwards, or an error says that it has to be asked for again: to repeat it does no
-        harm. INVALID_PRODUCER_EPOCH where offsets of a newer epoch are pending.
+        harm. INVALID_PRODUCER_EPOCH if offsets of a newer epoch are pending.
 
         `storage_transaction`: what storage calls the transaction. Offsets of another one stay pending: the end may come
         late, when the producer's next transaction has offsets of the same epoch.
@@ -519,7 +525,7 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     @property
     def pending_offsets(self) -> int:
-        """How many offsets wait for the ends of their transactions."""
+        """The number of offsets that wait for the ends of their transactions."""
         return sum(len(of_key) for entry in self._entries.values() for of_key in entry.offsets.pending.values())
 
     async def _end_in(
@@ -539,7 +545,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     async def _end_some(
         self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
     ) -> tuple[ErrorCode, bool]:
-        """Do one write of `_end_in`. Returns its error, and true if nothing is left to be ended."""
+        """Do one write of `_end_in`, which ends a transaction. Return its error, and true if nothing is left to be
+        ended.
+        """
         partition, producer_id = place
         await self._wait_for_writes(place, term)
         self._forget_producer(place)  # where groups or topics of its offsets were deleted
@@ -613,12 +621,12 @@ class GroupCoordinator(Coordinator[Loaded]):
         return any(entry.offsets.ending[commit.topic, commit.partition] for commit in commits)
 
     def _note_producers(self, entry: _GroupEntry) -> None:
-        """Note whose pending offsets the group holds."""
+        """Remember which producers have pending offsets in the group."""
         for producer_id in set[int]().union(*entry.offsets.pending.values()):
             self._producers.setdefault((entry.partition, producer_id), set()).add(entry)
 
     def _forget_producer(self, place: tuple[int, int]) -> None:
-        """Forget groups that hold nothing of a producer any more."""
+        """Forget the groups of a partition that hold no pending offset of a producer any more."""
         entries = {entry for entry in self._producers.get(place, ()) if entry.offsets.keys_of(place[1])}
         if entries:
             self._producers[place] = entries
@@ -628,13 +636,13 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- administration
 
     def describe(self, group_id: str) -> Description | ErrorCode:
-        """Return the group as DescribeGroups shows it, or the code of the error why it cannot be shown."""
+        """Return the group as DescribeGroups shows it, or the error code for which it cannot be shown."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
     def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """Return the groups in these states and of these types, in whatever case; an empty collection stands
-        for all.
+        """Return the groups in these states and of these types, in whatever case. An empty collection stands for
+        all.
         """
         wanted = {state.lower() for state in states}
         if types and "classic" not in {name.lower() for name in types}:
@@ -646,9 +654,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         ]
 
     def delete(self, group_id: str) -> ResultOrFuture[ErrorCode]:
-        """DeleteGroups: delete one group with its offsets, if it has no members.
+        """Handle DeleteGroups: delete one group with its offsets, if it has no members.
 
-        COORDINATOR_NOT_AVAILABLE where it is being deleted already, as for all that would change it meanwhile.
+        COORDINATOR_NOT_AVAILABLE while it is being deleted already, as for all requests that would change it meanwhile.
         """
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
@@ -664,13 +672,13 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- for pages and metrics
 
     def snapshot(self) -> GroupsSnapshot:
-        """Return how many groups and pending offsets there are."""
+        """Return the numbers of groups by state and of pending offsets, for a status page."""
         counts = Counter(entry.group.state.value for entry in self._entries.values())
         by_state = {state.value: counts[state.value] for state in State}
         return GroupsSnapshot(by_state, self.pending_offsets, self.waiting_for)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the numbers of groups, their offsets and their lag, as they stand at a scrape."""
+        """Yield metrics of the numbers of groups, their offsets and their lag, for a scrape."""
         now = self.snapshot()
         groups = gauge_family("kop_groups", "Consumer groups by state.", ["state"])
         for state, count in now.by_state.items():
@@ -702,7 +710,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- time
 
     def tick(self) -> None:
-        """Do what is due in every group. The timer calls it."""
+        """Let every group do what is due, such as ending sessions. The timer calls it."""
         self.deadlines.tick()
 
     def expire_sessions(self, group_id: str) -> int:
@@ -762,7 +770,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return entry
 
     def _is_current(self, entry: _GroupEntry) -> bool:
-        """Return true if the entry is of the term in which its partition is led now."""
+        """Return true if the entry's partition is still led in the term in which the entry was loaded or made."""
         return entry.term == self.ownership.term(entry.partition)
 
     def _drop_untouched(self, entry: _GroupEntry) -> None:
@@ -772,7 +780,9 @@ class GroupCoordinator(Coordinator[Loaded]):
             del self._entries[group.group_id]
 
     def _carry_out(self, entry: _GroupEntry, effects: Sequence[Effect], written: Written | None = None) -> None:
-        """Answer and write as the machine said; `written` hears of each write."""
+        """Carry out the effects of a group's state machine: answer requests and write records; `written` hears of each
+        write.
+        """
         for effect in effects:
             if isinstance(effect, Reply):
                 _answer(effect.token, effect.result)
@@ -863,7 +873,7 @@ def _can_be_stored(group_id: str, request: JoinRequest) -> bool:
 
 
 def _answer(token: Any, result: Any) -> None:
-    """Answer a request, unless its connection went away."""
+    """Set the result of a request's future, unless it was cancelled because the client's connection went away."""
     if not isinstance(token, asyncio.Future):
         raise InternalError(f"{token!r} is no future")
     if not token.done():

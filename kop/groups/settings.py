@@ -8,7 +8,7 @@ from kop.values import INT_MAX, Int, Long, Settings, setting
 
 
 class GroupOptions(Settings):
-    """The settings for people."""
+    """The settings of consumer groups that people can set."""
 
     offsets_topic_num_partitions: Int = setting(
         "offsets.topic.num.partitions", 50, "Partitions of __consumer_offsets; fixed once it exists.", ge=1
@@ -47,13 +47,16 @@ class GroupOptions(Settings):
 
 
 class GroupSettings(GroupOptions):
-    """All that the coordinator is told."""
+    """The settings that the group coordinator gets: those for people, and those that code and tests set."""
 
     offsets_topic_segment_bytes: int = 104_857_600
     canonical_name: Callable[[str], str] = str
-    """Gives, for any name of a topic, the name that offsets are kept under. The coordinator sets it."""
+    """A function that returns, for any name of a topic, the name under which offsets are kept. The coordinator sets
+    it.
+    """
     wall_time: Callable[[int], int] = int
-    """Gives, for a time of the clock that never goes back, that of the wall clock, which records hold. The coordinator
-    sets it."""
+    """A function that turns a time of the clock that never goes back into one of the wall clock, which records hold.
+    The coordinator sets it.
+    """
     new_member_join_timeout_ms: int = 300_000
-    """How long a JoinGroup of a member that never had an id waits; fixed in Kafka (KIP-394)."""
+    """The ms that a JoinGroup of a member that never had an id may wait; fixed in Kafka (KIP-394)."""

@@ -41,7 +41,7 @@ class AclOperation(IntEnum):
 
 
 class ResourceType(IntEnum):
-    """A type of resource, by the codes of Kafka's `ResourceType`."""
+    """A type of a resource that rights are given to, by the codes of Kafka's `ResourceType`."""
 
     TOPIC = 2
     GROUP = 3
@@ -56,7 +56,7 @@ REFUSALS: Final = {
     ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-"""The error of a refusal, by the type of the resource."""
+"""The error code with which access to a resource is refused, by the resource's type."""
 OPERATIONS: Final = {
     ResourceType.TOPIC: frozenset(
         {_Op.READ, _Op.WRITE, _Op.CREATE, _Op.DELETE, _Op.ALTER, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}
@@ -70,54 +70,59 @@ OPERATIONS: Final = {
     ),
     ResourceType.TRANSACTIONAL_ID: frozenset({_Op.DESCRIBE, _Op.WRITE}),
 }
-"""The operations that a resource has, by its type."""
+"""The operations that rights can be given for, by the type of the resource."""
 _OF_CLUSTER_OR_TOPIC: Final = {_Op.CREATE, _Op.DELETE}
-"""Operations on topics that a right to the cluster allows, too."""
+"""The operations on topics that a right to the cluster allows as well as one to the topic."""
 
 
 class Authorizer(Protocol):
-    """Decides who may do what. It answers at once: what it has to read is read beforehand."""
+    """An authorizer: it decides who may do what, and answers at once, so what it has to read is read beforehand."""
 
     @property
     def version(self) -> int:
         """A number that grows with each change of what is allowed."""
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        """Return true if the principal may do this to the resource of that name, coming from `host`."""
+        """Return true if the principal, connected from `host`, may do this operation on the resource of that name."""
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if there may be a resource of the type to which the principal may do this."""
+        """Return true if the principal may do this operation on some resource of the type."""
 
 
 class Peer(Protocol):
-    """The client of a request."""
+    """The client of a request, as rights go by it: its principal and its host."""
 
     principal: str
     client_host: str
 
 
 class Need(NamedTuple):
-    """A right that requests of an API need: a row of Kafka's table of APIs, operations and resources."""
+    """A right that requests of an API need, as a row of Kafka's table of APIs, operations and resources."""
 
     operation: AclOperation | None
     """None if the names need no right of their own: they only have to be found."""
     resource: ResourceType
     names: Callable[[Any], Iterable[Any]] | None = None
-    """Returns the names, or ids, that a decoded request has. None: the cluster, or what the request does not name."""
+    """A function that returns the names, or ids, in a decoded request. None if the right is one to the cluster, or to
+    what the request does not name.
+    """
     whole: bool = False
-    """True if one refusal is that of the whole request. The pipeline answers it then; else the handler does, for each
-    name."""
+    """True if the refusal of one name refuses the whole request: then the request pipeline answers it. Else the handler
+    decides name by name.
+    """
 
 
 class AccessControl:
-    """Resolves names and decides for all requests of one gateway."""
+    """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 
     def __init__(self, topics: ClientTopics) -> None:
         self._topics = topics
         self.canonical_name = topics.canonical_name
-        """Returns the shortest of a topic's names: what is kept for the topic is kept under it."""
+        """The function that returns the shortest of a topic's names, under which everything is kept that belongs to the
+        topic.
+        """
         self.is_open = True
-        """True if everything is allowed."""
+        """True if there is no authorizer, so that everything is allowed."""
         self._authorizer: Authorizer | None = None
         self._replaced = 0
 
@@ -134,16 +139,18 @@ class AccessControl:
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that changes with everything that is allowed."""
+        """A value that changes with every change of what is allowed, a key for caches."""
         authorizer = self._authorizer
         return self._replaced, -1 if authorizer is None else authorizer.version
 
     def who(self, peer: Peer) -> Hashable:
-        """Return the key of those who may do the same as `peer`: what a cache keeps for one, it may give to another."""
+        """Return a key that is the same for all clients with the same rights as `peer`, by which a cache may share
+        entries.
+        """
         return None if self._authorizer is None else (peer.principal, peer.client_host)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return true if the client may do this to the resource. `name` of a topic: any of its names."""
+        """Return true if the client may do this operation on the resource. A topic may go by any of its names."""
         if self._authorizer is None:
             return True
         if resource is ResourceType.TOPIC:
@@ -151,21 +158,21 @@ class AccessControl:
         return self._authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
 
     def allows_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if there may be a resource of the type to which the client may do this."""
+        """Return true if the client may do this operation on some resource of the type."""
         authorizer = self._authorizer
         return authorizer is None or authorizer.allows_any(peer.principal, peer.client_host, operation, resource)
 
     def check(self, peer: Peer, needs: Iterable[Need], request: Any) -> None:
-        """Raise the error of the first of `needs` that is refused: for rows that are `whole`."""
+        """Raise the error of the first of `needs` that the client lacks, for needs that refuse the whole request."""
         for operation, resource, names, _ in needs:
             for name in (CLUSTER_NAME,) if names is None else names(request):
                 if operation is not None and name is not None and not self.allows(peer, operation, resource, name):
                     raise KopError(f"{resource.name} {name}: {operation.name} is denied", REFUSALS[resource])
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic, under the name that was asked, or the error why the client gets none.
+        """Return the topic under the name that the client uses, or the error: not authorized, or not there.
 
-        `operation` is None if another right than one to the topic has been decided.
+        `operation` is None if the decision goes by another right than one to the topic.
         """
         topics = self._topics
         if self._authorizer is None:
@@ -182,7 +189,7 @@ class AccessControl:
         return topic
 
     def is_legal(self, name: str) -> bool:
-        """Return true if a topic of that name can be made."""
+        """Return true if the name is legal for a new topic."""
         try:
             self._topics.check_name(name)
         except KopError:
@@ -190,7 +197,9 @@ class AccessControl:
         return True
 
     def names_to_find(self, peer: Peer, needs: Iterable[Need], request: Any) -> Sequence[str]:
-        """Return the topics that storage has to look for before `topic` can say that there is none of that name."""
+        """Return the names in the request that may be topics of other Pulsar namespaces, which storage has to look for
+        before `topic` can say that there are none.
+        """
         if not self._topics.has_namespaces:
             return ()
         names = {
@@ -209,13 +218,13 @@ class AccessControl:
         return operation in _OF_CLUSTER_OR_TOPIC and self.allows(peer, operation, ResourceType.CLUSTER)
 
     def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
-        """Return those of `topics` of which the client may be told."""
+        """Return those of `topics` on which the client may do this operation, so that it may know of them."""
         if self._authorizer is None:
             return list(topics)
         return [topic for topic in topics if self.allows(peer, operation, ResourceType.TOPIC, topic.name)]
 
     def operations(self, peer: Peer, resource: ResourceType, name: str = CLUSTER_NAME) -> Set[int]:
-        """Return what the client may do to a resource, by Kafka's codes (KIP-430)."""
+        """Return the codes of all operations that the client may do on a resource (KIP-430)."""
         operations = OPERATIONS[resource]
         if self._authorizer is None:
             return operations

@@ -29,34 +29,37 @@ from kop.wire.rows import Response
 NONE: Final = ErrorCode.NONE
 CLUSTER_REFUSED: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 LARGEST_REQUEST: Final = 16 * 1024 * 1024
-"""Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
-near."""
+"""The largest size, in bytes, of a request whose API declares no other limit. Decoding one costs many times its size;
+no client comes near.
+"""
 UNLIMITED: Final = 2**63 - 1
 """A value of `Api.largest` that leaves socket.request.max.bytes as the only limit."""
 
 
 @dataclass(slots=True)
 class ConnectionInfo:
-    """What is known of the peer of a connection."""
+    """The client of a connection as handlers know it: addresses, principal, software."""
 
     client_host: str
     """The peer's address, without its port."""
     local_host: str
-    """The address that the client connected to: what a wildcard listener advertises."""
+    """The address of this machine that the client connected to, which a listener on all addresses advertises."""
     local_port: int
     advertised: tuple[str, int] | None = None
-    """Host and port of `--advertise` for this listener, or None; with an empty host only the port."""
+    """The host and port by which `--advertise` names this listener to clients, or None; with an empty host only the
+    port.
+    """
     principal: str = ANONYMOUS
     """The client's name for rights, as `User:NAME`."""
     software_name: str = ""
-    """The client's name of itself, from ApiVersions 3 and up (KIP-511)."""
+    """The name of the client's software as the client tells it, from ApiVersions 3 on (KIP-511)."""
     software_version: str = ""
     cold_reads: ColdReads | None = None
-    """The reads from storage for the connection's Fetches."""
+    """The reads from storage that the connection's Fetches began; None before the first."""
 
     @property
     def broker_address(self) -> tuple[str, int]:
-        """Host and port that this client shall use for the broker."""
+        """The host and port under which this client is told of this broker."""
         if self.advertised is None:
             return self.local_host, self.local_port
         host, port = self.advertised
@@ -65,53 +68,55 @@ class ConnectionInfo:
 
 @dataclass(slots=True)
 class Context:
-    """One request."""
+    """The context of one request: its client, version and time, and the ways to resolve names and rights."""
 
     api_key: int
     version: int
     client_id: str | None
     now_ms: int
-    """Wall clock, milliseconds since the epoch."""
+    """The wall clock's time at the request's arrival, in ms since the epoch."""
     conn: ConnectionInfo
     access: AccessControl
     """Resolves the names in the request, and decides what its client may do."""
     correlation_id: int = 0
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
-    """The request's memory is its own and may be kept; else what is kept of it must be copied."""
+    """True if the request's memory is its own and may be kept; else what is kept of it must be copied."""
     request_tags: Mapping[int, bytes] | None = None
     """Tagged fields of the request's header, for APIs that read them (`Api.reads_tags`); None for all others."""
     header_tags: bytes = NO_TAGS
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
     def response(self, **fields: Any) -> Response:
-        """Return the response of these fields, in the request's version; nested rows are dicts."""
+        """Return a response in the request's version with these fields; nested rows are dicts."""
         return Response(self.api_key, self.version, fields)
 
     def topic(self, name_or_id: str | UUID | None, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic that a request names, under that name, or Kafka's error why the client gets none.
+        """Return the topic that a request names, or Kafka's error: not authorized, or not there.
 
-        A `name_or_id` of None is the id of zeros, which is no topic's. `operation` is None if another right than one to
-        the topic has been decided.
+        A `name_or_id` of None is the id of zeros, which is no topic's. `operation` is None if the decision goes by
+        another right than one to the topic.
         """
         if name_or_id is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self.access.topic(self.conn, name_or_id, operation)
 
     def group(self, group_id: str, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this to a group, else GROUP_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on a group, else GROUP_AUTHORIZATION_FAILED."""
         return NONE if self.access.is_open else self._decide(operation, ResourceType.GROUP, group_id)
 
     def transactional_id(self, transactional_id: str, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this to a transactional id, else TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on a transactional id, else
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+        """
         return self._decide(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
 
     def cluster(self, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this to the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
     def may_create(self, name: str) -> bool:
-        """Return true if the client may make a topic of that name: by its right to the cluster, or to the topic."""
+        """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
         access, conn = self.access, self.conn
         return access.allows(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
             conn, AclOperation.CREATE, ResourceType.TOPIC, name
@@ -120,19 +125,21 @@ class Context:
     def visible(
         self, topics: Iterable[TopicInfo], operation: AclOperation = AclOperation.DESCRIBE
     ) -> Sequence[TopicInfo]:
-        """Return those of `topics` of which the client may be told."""
+        """Return those of `topics` on which the client may do this operation, so that it may know of them."""
         return self.access.visible(self.conn, topics, operation)
 
     def operations(self, resource: ResourceType, name: str, *, asked: bool) -> Set[int] | None:
-        """Return what the client may do to a resource, by Kafka's codes (KIP-430); None if it has not asked."""
+        """Return the codes of all operations that the client may do on a resource (KIP-430); None if the request does
+        not ask.
+        """
         return self.access.operations(self.conn, resource, name) if asked else None
 
     def is_legal(self, name: str) -> bool:
-        """Return true if a topic of that name can be made."""
+        """Return true if the name is legal for a new topic."""
         return self.access.is_legal(name)
 
     def canonical_name(self, name: str) -> str:
-        """Return the shortest of a topic's names: what is kept for the topic is kept under it."""
+        """Return the shortest of a topic's names, under which everything is kept that belongs to the topic."""
         return self.access.canonical_name(name)
 
     def _decide(self, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
@@ -141,10 +148,12 @@ class Context:
 
 
 class AnswerTaker(Protocol):
-    """An object that waits for the answers of a connection."""
+    """An object that is told of each answer that is ready; the connection is one."""
 
     def answered(self, answer: Answer) -> None:
-        """Note that the answer is ready, and do nothing else: engines call this while they tell other waiters, too."""
+        """Remember that the answer is ready, and do nothing else: engines call this while they tell other waiters,
+        too.
+        """
 
 
 class Answer:
@@ -157,33 +166,33 @@ class Answer:
     __slots__ = ("error", "frame", "latencies", "ready", "request_bytes", "started", "taker", "waiting")
 
     alone = False
-    """True if nothing behind the request on its connection is started before it is answered."""
+    """True if nothing that comes behind the request on its connection is started before it is answered."""
     latencies: Latencies
-    """Where its duration is counted; the pipeline sets it."""
+    """The histogram in which the request's duration is counted; the pipeline sets it."""
     started: float
-    """When the request arrived, by `clock.perf_counter`; the pipeline sets it."""
+    """The time of the request's arrival, by `clock.perf_counter`; the pipeline sets it."""
 
     def __init__(self) -> None:
         self.ready = False
         self.frame: Frame | None = None
-        """None where the client expects no answer."""
+        """The encoded answer; None before it is there, and if the client expects none."""
         self.error: BaseException | None = None
-        """What the connection is closed for, instead of an answer."""
+        """The error for which the connection is closed instead of an answer; None if there is none."""
         self.taker: AnswerTaker | None = None
-        """None also once the connection is gone."""
+        """The connection that takes the answer; None if nobody waits, also after the connection is gone."""
         self.waiting: asyncio.Future[Any] | None = None
-        """What the answer waits for, to be cancelled when the connection goes; None where nothing has to be."""
+        """The future that the answer waits for, to be cancelled if the connection goes; None if nothing has to be."""
         self.request_bytes = 0
 
     def give(self, frame: Frame | None) -> None:
-        """Answer with `frame`; None where the client expects no answer."""
+        """Set the encoded answer and tell its taker; None if the client expects no answer."""
         self.ready = True
         self.frame = frame
         if self.taker is not None:
             self.taker.answered(self)
 
     def refuse(self, error: BaseException) -> None:
-        """Have the connection closed for `error`, with one log line: there can be no answer."""
+        """Have the connection closed for `error`, with one log line, since no answer is possible."""
         self.error = error
         self.give(None)
 
@@ -198,14 +207,16 @@ class Later(Answer):
 
     alone = True
     take: Callable[[Later, Any], None]
-    """Makes the answer of the handler's result. The pipeline sets it; it does not refer to this object."""
+    """The function that makes the answer of the handler's result. The pipeline sets it."""
 
     def end(self, result: Any) -> None:
-        """Answer with the handler's result."""
+        """Make the answer of the handler's result, or of an error, and give it."""
         self.take(self, result)
 
     def follow(self, future: asyncio.Future[Any], shape: Callable[[Any], Any] = lambda result: result) -> Later:
-        """Answer with what `shape` makes of a future's result. Returns this. The future ends with the connection."""
+        """Give the answer made by `shape` of a future's result, once that is there; return this object. If the
+        connection ends, the future is cancelled.
+        """
         self.waiting = future
 
         def finish(done: asyncio.Future[Any]) -> None:
@@ -221,7 +232,7 @@ class Later(Answer):
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the result, if the request is a part of another one."""
+        """Wait for the handler's result, for a handler that was called for a part of another request."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.take = lambda later, result: None if future.done() else _resolve(future, result)
         try:
@@ -247,69 +258,80 @@ class InTask(Later):
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         super().__init__()
         self.work = work
-        """The coroutine; it returns the handler's result."""
+        """The coroutine of the handler; it returns the handler's result."""
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the result, if the request is a part of another one."""
+        """Wait for the handler's result, for a handler that was called for a part of another request."""
         return self.work.__await__()
 
 
 Handler: TypeAlias = Callable[[Any, Context, Any], Any]
-"""Takes the `Gateway`, the context and the decoded request."""
+"""The type of a handler: a function of the `Gateway`, the request's context and the decoded request."""
 Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
-"""An encoded response, size included, as buffers to be written one after the other."""
+"""The type of an encoded response, its size included, as buffers to be written one after the other."""
 
 
 def undecoded(body: memoryview, version: int) -> memoryview:
-    """Leave the body undecoded. `Api.decode` of an API whose handler reads the body itself."""
+    """Return the body as it is: the `Api.decode` of an API whose handler reads the body itself."""
     return body
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A served API: the registry is made of these and is the only source of ApiVersions."""
+    """An API that is served: its key, versions, handler and traits. The registry is made of these."""
 
     key: int
     min_version: int
     max_version: int
     handler: Handler
     needs: tuple[Need, ...] = ()
-    """The rights that a request needs. Empty: every client may ask, also one without a name."""
+    """The rights that a request needs. Empty: every client may send it."""
     finds: bool = True
     """True if topics of other namespaces that the request names are looked for before the handler runs."""
     tells_of_groups: bool = False
-    """True if the handler tells of the groups in the request from memory. If it is in doubt who coordinates one of
-    them, storage is asked before the handler runs."""
+    """True if the handler tells of the groups in the request from memory, so that storage is asked first if it is in
+    doubt who coordinates one of them.
+    """
     decode: Callable[[memoryview, int], Any] | None = None
-    """Makes the request of the body and the version, for APIs that are not decoded by the codec. May keep views into
-    the body."""
+    """The function that makes the request of the body and the version, for APIs that the codec does not decode. Its
+    result may keep views into the body.
+    """
     encode: Callable[[int, int, Any], tuple[set[int], bytes]] | None = None
-    """Makes the frame of the correlation id, the version and the handler's result, for APIs that are not encoded by the
-    codec; with it come the error codes in the result."""
+    """The function that makes the frame of the correlation id, the version and the handler's result, for APIs that the
+    codec does not encode; it also returns the error codes in the result.
+    """
     encodes: bool = False
     """True if the handler's result is a `Frame`, or None if the client expects no answer."""
     refused_from: int | None = None
-    """Versions from this one to `min_version` are advertised, and given to the handler, which refuses them."""
+    """The lowest version that is advertised and given to the handler, which refuses it and all below `min_version`;
+    None if no such versions are advertised.
+    """
     other_version: Callable[[], Any] | None = None
-    """The answer to a version that is not served; without it the connection is closed."""
+    """The function that makes the answer to a version that is not served; None to close the connection instead."""
     rows: tuple[str, str] | None = None
     """The list in the request of which every item is answered by itself, and the list of these answers. A long one is
     handled in parts, so that other clients have their turn; an error of one part that is not of an item is that of the
     whole request. Not for APIs whose handler `encodes`."""
     slack: int = 0
-    """Bytes that a known client sends after the body's end; Kafka never looks there. For the codec only."""
+    """The number of bytes that a known client sends behind the end of the body; Kafka never looks there. For the codec
+    only.
+    """
     largest: int = LARGEST_REQUEST
-    """Bytes of the largest request that is taken."""
+    """The size in bytes of the largest request that is accepted."""
     overlaps: bool = False
-    """Further requests of this API may be started while one waits. Any other request waits until the requests before it
-    are answered."""
+    """True if further requests of this API on a connection may be started while one waits. Any other request waits
+    until those before it are answered.
+    """
     long_poll: bool = False
-    """The request waits for what other clients do, as long as its client wishes: nobody waits for its end."""
+    """True if the request waits for what other clients do, as long as its client wishes, so that nobody waits for its
+    end.
+    """
     reads_tags: bool = False
-    """The handler looks at tagged fields of the request's header. For APIs whose versions are all flexible."""
+    """True if the handler reads tagged fields of the request's header. For APIs whose versions are all flexible."""
     reads: Callable[[Any], int] | None = None
-    """About how many bytes the handler may read from storage for a request: what all of them read at a time is
-    bounded."""
+    """A function that returns about how many bytes the handler may read from storage for a request; the sum over all
+    requests is bounded.
+    """
 
     @property
     def advertised_min(self) -> int:

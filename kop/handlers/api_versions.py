@@ -6,7 +6,7 @@
   (KIP-511): `unsupported`.
 - `transaction.version` 2 is finalized (KIP-890, KIP-584) where storage has transactions: Java's producer goes by that
   version of transactions then. All brokers of a cluster say the same, so its epoch never changes.
-- Client software names are checked as KIP-511 says: INVALID_REQUEST where they are not legal.
+- Client software names are checked as KIP-511 says: INVALID_REQUEST if they are not legal.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kop.wire.rows import Response
 
 KEY = 18
 TRANSACTION_VERSION = "transaction.version"
-"""The name of a feature."""
+"""The name of the feature that gives the version of transactions (KIP-890)."""
 LATEST = 2
-"""The latest version of transactions, and the one that is finalized."""
+"""The latest value of `transaction.version`, which is the finalized one."""
 FEATURES_EPOCH = 1
-"""Which features are finalized never changes while a cluster runs."""
+"""The epoch of the finalized features, which never changes, because they do not change while a cluster runs."""
 MAX_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
 def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer the table, and note the client's software."""
+    """Answer the served APIs and their versions, and keep the name of the client's software."""
     if ctx.version >= 3:
         name, version = request.client_software_name, request.client_software_version
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):
@@ -49,7 +49,7 @@ def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
 
 
 def unsupported() -> Any:
-    """Return the answer to a version that we do not know, in version 0 (KIP-511)."""
+    """Return the answer to a version of ApiVersions that is not served: UNSUPPORTED_VERSION, in version 0 (KIP-511)."""
     return ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[(KEY, 0, MAX_VERSION)])
 
 

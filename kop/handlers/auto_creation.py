@@ -21,22 +21,23 @@ from kop.metrics import Metrics
 from kop.storage.base import Engine
 
 WAIT_SECONDS: Final = 5.0
-"""How long a request waits for the topics that it asks for: what else it asks for, and what its client sends behind it,
-waits as long."""
+"""The seconds that a Metadata request waits for the topics that it has made; all that its client sends behind it waits
+as long.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class _Creation(NamedTuple):
-    """A topic that is being made."""
+    """The creation of one topic that is under way."""
 
     started: float
-    """By the loop's clock."""
+    """The time of the loop's clock at which it began."""
     task: asyncio.Task[ErrorCode]
 
 
 class AutoCreation:
-    """The creations of one gateway."""
+    """The creations of topics by Metadata requests, of one gateway."""
 
     def __init__(
         self, engine: Engine, topics: ClientTopics, limits: TopicLimits, broker_configs: BrokerConfigs, metrics: Metrics
@@ -47,7 +48,7 @@ class AutoCreation:
         self._broker_configs = broker_configs
         self._metrics = metrics
         self._under_way: dict[str, _Creation] = {}
-        """By canonical name."""
+        """The creations under way, by the topic's canonical name."""
 
     async def make(self, names: Iterable[str], making: InMaking, end: float) -> dict[str, ErrorCode]:
         """Make topics side by side, and wait for them until `end` by the loop's clock. Returns errors by name.
@@ -98,7 +99,7 @@ class AutoCreation:
         return creation
 
     async def _make(self, name: str, partitions: int) -> ErrorCode:
-        """Make a topic, and say why where that fails: there may be nobody left who waits."""
+        """Make a topic, and log and count a failure: there may be nobody left who waits."""
         try:
             await self._engine.topics.create(name, partitions, {})
         except KopError as error:
@@ -112,13 +113,15 @@ class AutoCreation:
         return ErrorCode.NONE
 
     def _tell(self, name: str, error: KopError) -> None:
-        """Count a refusal, and log it once for all topics of which the same is to be said: clients ask again soon."""
+        """Count a refused creation, and log it once for all topics with the same reason, since clients ask again
+        soon.
+        """
         self._metrics.errors.labels("Metadata", error.code.name).inc()
         if background.log_lines.say(("auto-creation", error.code), clock.monotonic()) is not None:
             _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
 
     async def close(self) -> None:
-        """Wait for no creation any more. The engine still ends what it has begun."""
+        """Stop waiting for creations. The engine still ends those that it has begun."""
         tasks = [creation.task for creation in self._under_way.values()]
         for task in tasks:
             task.cancel()

@@ -32,16 +32,20 @@ _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
 _NO_AUTHORIZER = "No Authorizer is configured."
 _MOST_MEASURED = 1000
-"""Most partitions whose size one answer asks storage for; unused ones beyond that are left out of it."""
+"""The most partitions whose size storage is asked for by one DescribeLogDirs; of those beyond it, unused ones are left
+out.
+"""
 _MEASURED_AT_ONCE = 16
-"""Partitions that one request asks for side by side."""
+"""The number of partitions whose sizes one request asks for side by side."""
 _KAFKA_GO_SLACK = 1
-"""segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
+"""The byte too many that segmentio's kafka-go sends in DescribeAcls: it takes the filter for a structure with tagged
+fields.
+"""
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
 
 def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Name the brokers; the first of them is the controller for clients."""
+    """Answer DescribeCluster with the live brokers; the first of them is the controller for clients."""
     kind = request.endpoint_type if ctx.version >= 1 else _BROKERS
     if kind != _BROKERS:
         code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}"
@@ -69,7 +73,9 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Show the sizes of the partitions asked for; those that are not there, or not here, are left out, as in Kafka."""
+    """Answer DescribeLogDirs with the sizes of the partitions asked for; those that do not exist, or are not served
+    here, are left out, as in Kafka.
+    """
     if refusal := ctx.cluster(AclOperation.DESCRIBE):
         return ctx.response(error_code=refusal, results=[])
     topics = [
@@ -157,7 +163,9 @@ async def _measure(partition_log: PartitionLog) -> int | None:
 
 
 def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Show the quorum of the metadata topic's one partition; Kafka knows no other, and then answers none of them."""
+    """Answer DescribeQuorum for the metadata topic's one partition; for any other topic or partition nothing is
+    described, as in Kafka.
+    """
     partitions = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     is_metadata = partitions == [(_METADATA_TOPIC, 0)]
     return ctx.response(
@@ -215,7 +223,9 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[st
 
 
 def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer that every partition has its leader. A request for all partitions gets only the topics, as in Kafka."""
+    """Answer ELECTION_NOT_NEEDED for every partition, which has its leader. A request for all partitions is answered
+    without any partition, as in Kafka.
+    """
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
     is_known_kind = kind in {_PREFERRED, _UNCLEAN}
     refusal = ctx.cluster(AclOperation.ALTER)
@@ -265,12 +275,14 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Refuse each: a client that believes in an ACL that is not enforced would be worse off."""
+    """Answer SECURITY_DISABLED for each ACL to make: a client that believes in an ACL that is not enforced would be
+    worse off.
+    """
     return ctx.response(results=[_acl_refusal(ctx) for _ in request.creations])
 
 
 def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Refuse each filter."""
+    """Answer SECURITY_DISABLED for each filter of ACLs to delete."""
     return ctx.response(filter_results=[_acl_refusal(ctx) | dict(matching_acls=[]) for _ in request.filters])
 
 

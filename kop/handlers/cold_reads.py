@@ -22,21 +22,21 @@ from kop.read_budget import BudgetShare, ReadBudget
 from kop.storage.base import PartitionLog, ReadResult
 
 AT_ONCE: Final = 32
-"""Reads of one connection that run side by side. Slow ones do not count."""
+"""The most reads of one connection that run side by side, slow ones not counted."""
 SLOW_SECONDS: Final = 1.0
-"""A read that takes longer counts as slow."""
+"""The seconds after which a read counts as slow."""
 MOST_BYTES: Final = 4 << 20
 """The most bytes that one partition's read returns, unless its first batch is larger."""
 MOST_HELD: Final = 16 << 20
-"""Bytes of results that no Fetch has taken yet. With more than that no further read begins."""
+"""The bytes of results not yet taken by a Fetch above which a connection begins no further read."""
 KEPT_SECONDS: Final = 10.0
-"""A read that no Fetch asked for within this time ends, and its result is dropped."""
+"""The seconds after which a read that no Fetch asked for again is ended and its result dropped."""
 
 log = logging.getLogger(__name__)
 
 
 class ColdRead:
-    """The read of one partition from `offset` on. `result` and `error` are None until it has ended."""
+    """A read of one partition from `offset` on, out of storage. `result` and `error` are None until it has ended."""
 
     __slots__ = ("asked", "error", "log", "max_bytes", "offset", "places", "result", "share", "task")
 
@@ -45,18 +45,20 @@ class ColdRead:
         self.offset = offset
         self.max_bytes = max_bytes
         self.places = places
-        """True if its result says where Pulsar keeps the records."""
+        """True if the read also returns the places where Pulsar keeps the records."""
         self.asked = now
-        """Loop time of the last Fetch that wanted it."""
+        """The loop's time of the last Fetch that asked for the read."""
         self.result: ReadResult | None = None
         self.error: KopError | None = None
         self.share: BudgetShare | None = None
-        """What its result counts in the budget; None before it has one."""
+        """The share of the read budget that the result takes; None before there is a result."""
         self.task: asyncio.Task[None] | None = None
 
 
 class ColdReads:
-    """The reads of one connection, one for each partition. They end with it: `close`."""
+    """The reads from storage for one connection, at most one for each partition. They end with the connection:
+    `close`.
+    """
 
     def __init__(self, budget: ReadBudget) -> None:
         self._budget = budget
@@ -64,10 +66,10 @@ class ColdReads:
         self._reads: dict[PartitionLog, ColdRead] = {}
         self._queue: deque[ColdRead] = deque()
         self._running = 0
-        """Reads that have begun, without the slow ones."""
+        """The number of reads that have begun and not ended, slow ones left out."""
         self._held = 0
         self._unfinished = 0
-        """Reads that have neither a result nor an error yet."""
+        """The number of reads that have neither a result nor an error yet."""
         self._listeners: dict[Callable[[], None], None] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -75,7 +77,9 @@ class ColdReads:
         return len(self._reads)
 
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when a read brought records or an error, or none is under way any more; returns the undo."""
+        """Call `callback` when a read has brought records or an error, or when none is under way any more; return the
+        function that ends this.
+        """
         self._listeners[callback] = None
         for share in self._shares():
             share.busy()
@@ -89,15 +93,15 @@ class ColdReads:
         return undo
 
     def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
-        """Return the read of a partition from `offset` on, where there is one; one that brings `places` if they are
-        wanted.
+        """Return the read of a partition from `offset` on, None if there is none. If `places` are wanted it has to be
+        one that brings them.
         """
         read = self._reads.get(partition_log)
         return read if read is not None and read.offset == offset and (read.places or not places) else None
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
-        """Return the read of a partition from `offset` on, begun where there is none. A read from another offset
-        ends.
+        """Return the read of a partition from `offset` on; begin it if there is none, and end one from another
+        offset.
         """
         now = self._loop.time()
         read = self.find(partition_log, offset, places)
@@ -112,9 +116,10 @@ class ColdReads:
         return read
 
     def make_room(self, wanted: Container[PartitionLog], waiting: int) -> None:
-        """Drop results of partitions that are not `wanted`, where results keep reads from beginning.
+        """Drop the results of partitions that are not `wanted`, if so many results are kept that no read can begin.
 
-        `waiting` is how many Fetches wait that want no other partitions: while a further one waits, its results stay.
+        `waiting` is the number of Fetches that wait and want no other partitions: while a further one waits, nothing is
+        dropped.
         """
         if not self._queue or self._held < MOST_HELD or len(self._listeners) > waiting:
             return
@@ -123,7 +128,7 @@ class ColdReads:
                 self.forget(partition_log)
 
     def forget(self, partition_log: PartitionLog) -> None:
-        """Drop a read: its result was taken, or is not wanted any more."""
+        """Drop a read, because its result was taken or is not wanted any more."""
         read = self._reads.pop(partition_log, None)
         if read is None:
             return
@@ -152,7 +157,9 @@ class ColdReads:
         return [read.share for read in self._reads.values() if read.share is not None]
 
     def _may_begin(self) -> bool:
-        """Return false while results that no Fetch has taken are too many: here, or in all and some of them here."""
+        """Return false if too many reads of this connection are under way, or too many results wait for a Fetch: of
+        this connection, or of all connections, some of them of this one.
+        """
         return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
 
     def _begin(self) -> None:

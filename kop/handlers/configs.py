@@ -41,15 +41,19 @@ from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _MOST_REFRESHED = 16
-"""Most topics that an answer reads from storage again; if more are asked for, memory answers for all of them."""
+"""The most topics of one DescribeConfigs whose configs are read from storage again; if more are asked for, memory
+answers for all.
+"""
 _ALTERED_AT_ONCE = 16
-"""Resources that one request alters side by side; one that storage does not answer for soon no longer counts."""
+"""The number of resources that one request alters side by side; one for which storage gives no answer soon no longer
+counts.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class Resource(IntEnum):
-    """Resource types (`org.apache.kafka.common.config.ConfigResource.Type`)."""
+    """A type of resource that has configs (`org.apache.kafka.common.config.ConfigResource.Type`)."""
 
     TOPIC = 2
     BROKER = 4
@@ -59,7 +63,7 @@ class Resource(IntEnum):
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does with a value (KIP-339)."""
+    """An operation of IncrementalAlterConfigs on a value: set, delete, append or subtract (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -71,7 +75,7 @@ class Operation(IntEnum):
 
 
 async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Show the configs of each resource, or those that are asked for by name."""
+    """Answer DescribeConfigs: the configs of each resource, or those of them that the request names."""
     results = []
     known = {
         resource.resource_name: topic
@@ -106,7 +110,7 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Respo
 
 
 async def _refresh(gw: Gateway, topics: Collection[TopicInfo]) -> None:
-    """Read topics from storage again: another broker may just have changed them for the client that asks now."""
+    """Read the topics that a request describes from storage again, since another broker may just have changed them."""
     if len(gw.cluster.ids) == 1 or len(topics) > _MOST_REFRESHED:
         return
     try:
@@ -118,7 +122,7 @@ async def _refresh(gw: Gateway, topics: Collection[TopicInfo]) -> None:
 
 
 async def _differing_configs(gw: Gateway, topics: Mapping[str, TopicInfo]) -> dict[str, Mapping[str, str]]:
-    """Configs of which storage holds other values than the topics say, by topic; none where there are many topics."""
+    """Return by topic the configs that have another value in storage than in memory; none at all for many topics."""
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
@@ -141,7 +145,9 @@ def _as_held(row: ConfigRow, value: str) -> ConfigRow:
 
 
 def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) -> None:
-    """Raise the error of a refusal. A topic's name, and a group's, is its resource; all else is the cluster's."""
+    """Raise the error if the client lacks the right: to the topic or the group, for all other resources to the
+    cluster.
+    """
     resource = {Resource.TOPIC: ResourceType.TOPIC, Resource.GROUP: ResourceType.GROUP}.get(
         Resource(kind), ResourceType.CLUSTER
     )
@@ -179,7 +185,7 @@ def _describe(gw: Gateway, ctx: Context, kind: int, name: str) -> Iterable[Confi
 
 
 def _topic(gw: Gateway, ctx: Context, name: str) -> TopicInfo:
-    """Return the topic; the right to its configs has been checked."""
+    """Return the topic whose configs are asked for, or raise the error. The right to them has been checked."""
     topic = ctx.topic(name, None)
     if isinstance(topic, ErrorCode):
         gw.topics.check_name(name)
@@ -198,7 +204,7 @@ def _check_described_broker(gw: Gateway, name: str) -> None:
 
 
 def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
-    """Return a config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
+    """Return a config as a tuple in the schema's field order, which is encoded fast: a topic has 33 of them."""
     synonyms = [tuple(synonym) for synonym in row.synonyms] if request.include_synonyms else []
     fields = (row.name, row.value, row.read_only, row.source, row.sensitive, synonyms)
     if version < 3:
@@ -210,7 +216,7 @@ def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
 
 
 async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Replace the configs of each resource."""
+    """Answer AlterConfigs: replace the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         _check_values(resource)
@@ -221,7 +227,7 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Change some of the configs of each resource."""
+    """Answer IncrementalAlterConfigs: change some of the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         for config in resource.configs:
@@ -295,7 +301,9 @@ async def _alter(
     *,
     validate_only: bool,
 ) -> None:
-    """Give a resource the configs that `change` makes of its own. `named`: those that the request is about."""
+    """Replace a resource's own configs by the result of `change` on them. `named` are those that the request is
+    about.
+    """
     name = resource.resource_name
     match resource.resource_type:
         case Resource.TOPIC:
@@ -330,7 +338,9 @@ async def _alter(
 
 
 def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, str]]:
-    """Return a function that gives type and effective value of a config, for APPEND and SUBTRACT."""
+    """Return a function that gives the type and the effective value of a config, which APPEND and SUBTRACT start
+    from.
+    """
 
     def look_up(name: str) -> tuple[ConfigType, str]:
         if resource.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
@@ -343,7 +353,7 @@ def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, 
 
 
 def _apply(wanted: dict[str, str], config: Any, effective: Callable[[str], tuple[ConfigType, str]]) -> None:
-    """Apply one operation to a resource's own configs."""
+    """Apply one operation of IncrementalAlterConfigs to a resource's own configs."""
     operation = Operation(config.config_operation)
     if operation == Operation.DELETE:
         wanted.pop(config.name, None)
@@ -368,7 +378,7 @@ def _apply(wanted: dict[str, str], config: Any, effective: Callable[[str], tuple
 # --- loggers
 
 _LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50, "OFF": 60}
-"""Kafka's level names with Python's numbers."""
+"""The numbers of Python's log levels, by Kafka's names of levels."""
 _ROOT = "root"
 
 
@@ -421,7 +431,9 @@ def _alter_loggers(gw: Gateway, resource: Any, *, validate_only: bool) -> None:
 
 
 def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Name the resources that can be described (KIP-1142). Version 0 asks for CLIENT_METRICS: there are none."""
+    """Answer ListConfigResources with the names of those that can be described (KIP-1142). Version 0 asks for
+    CLIENT_METRICS: there are none.
+    """
     if ctx.version == 0:
         return ctx.response(error_code=0, config_resources=[])
     wanted = set(request.resource_types) or set(Resource)

@@ -36,11 +36,13 @@ _Transactions: TypeAlias = Mapping[_Partition, list[Transaction]]
 _WITHOUT_END: Final = (TransactionStatus.ONGOING, TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _NO_SEQUENCE: Final = -1
 _SLICE: Final = 500
-"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
+    """Answer DescribeProducers for each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, if one of the other
+    brokers does not answer.
+    """
     others = (
         [] if broker_of(ctx.client_id) is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.cluster.broker_id]
     )
@@ -65,8 +67,8 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Res
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """Return the transactions without an end that this broker coordinates, by partition; none where logs know of
-    them.
+    """Return the transactions under way that this broker coordinates, by partition; none if logs hold markers and know
+    their transactions themselves.
     """
     by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:
@@ -168,10 +170,10 @@ def _row(
 
 
 def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
-    """Return the producers of one partition, each once and sorted by id, out of what several brokers remember of them.
+    """Return the producers of one partition, sorted by id, merged from the lists of several brokers.
 
-    Of several views of a producer the newest counts: the one with the newest epoch, and of these the one with the last
-    batch. A transaction begins where its first batch lies.
+    Of several rows of a producer the newest counts: that with the newest epoch, and then that with the last batch. A
+    transaction begins at its first batch.
     """
     by_producer_id: dict[int, ProducerView] = {}
     for producers in of_brokers:

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from kop._native import DirectRequests
 
 _PRUNE_EVERY: Final = 256
-"""Writers that are added from one time to the next that closed ones are forgotten."""
+"""The number of writers after whose addition writers that are closed are forgotten."""
 
 TakeRequest = Callable[[memoryview, float, float, int], Answer | None]
-"""Takes a frame without its size, when it arrived (perf_counter), the loop's time, the wall clock in ms. None where the
-request has to go the ordinary way; then nothing has happened."""
+"""The type of the compiled function that takes a Produce: it gets the frame without its size, the time of its arrival
+(perf_counter), the loop's time and the wall clock in ms. It returns None, with nothing done, if the request has to go
+the ordinary way.
+"""
 
 
 class DirectProduce:
@@ -47,15 +49,17 @@ class DirectProduce:
         self._added = 0
         self._native = compiled_only()
         self._tables: dict[Hashable, DirectRequests] = {}
-        """By those who may write what is in a table: rights are not looked at again."""
+        """The tables of writers, one for each group of clients with the same rights, which are not checked again."""
         self.take: TakeRequest | None = None
-        """Takes a request of anybody, after `look`, as long as there is no authorizer."""
+        """The function that takes any client's Produce, after `look`, as long as there is no authorizer; None without
+        the compiled module.
+        """
         if self._native is not None:
             self.take = self._table(None).take
             metrics.before_scrape(self._count)
 
     def look(self) -> None:
-        """Before requests are taken: forget what is known of topics where a topic or a right has changed."""
+        """Forget all writers if a topic, a config or a right has changed. Called before requests are taken."""
         versions = self._targets.versions
         if versions != self._versions:
             self._versions = versions
@@ -66,7 +70,7 @@ class DirectProduce:
                     del self._tables[who]
 
     def take_of(self, peer: Peer) -> TakeRequest:
-        """Return what takes the requests of a client, after `look`."""
+        """Return the function that takes Produce requests of this client, after `look`."""
         return self._table(self._access.who(peer)).take
 
     def _table(self, who: Hashable) -> DirectRequests:
@@ -79,9 +83,11 @@ class DirectProduce:
     def offer(
         self, peer: Peer, topic: str | bytes, rules: ProduceRules, log: PartitionLog, header: BatchHeader
     ) -> None:
-        """Let the batches behind one that a log has taken go past this handler, if they may.
+        """Offer compiled code a writer for the producer of a batch that the log has just accepted, so that its next
+        batches need not pass the handler. Do nothing if the batch, the topic or the log does not allow that.
 
-        `peer` is the client that sent it; `topic` is what the request calls it: a name, or the 16 bytes of an id.
+        `peer` is the client that sent it; `topic` is the topic in the words of the request: a name, or the 16 bytes of
+        an id.
         """
         if self._native is None or header.transactional or rules.log_append_time:
             return
@@ -106,11 +112,15 @@ class DirectProduce:
     # --- what compiled code asks
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """Return the code and the encoded answer of a partition whose batch was refused, or may not be stored."""
+        """Return the error code and the encoded answer of a partition whose batch was not stored, or may not be.
+        Compiled code calls this.
+        """
         return error.code, encode_partition(version, refused_by_log(self._targets, topic, partition, error))
 
     def ended(self, codes: Sequence[int], throttled: bool) -> None:
-        """Count an answer with errors, of which `codes` has each once, or with a throttle time."""
+        """Count an answer that has errors (`codes` has each of them once) or a throttle time. Compiled code calls
+        this.
+        """
         for code in codes:
             self._metrics.errors.labels("Produce", ErrorCode(code).name).inc()
         if throttled:

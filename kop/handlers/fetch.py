@@ -49,9 +49,11 @@ from kop.wire.primitives import encode_tags
 
 KEY = 1
 _READ_SECONDS = 0.5
-"""The time that storage has for what a Fetch with a shorter max_wait_ms wants of it."""
+"""The seconds that a read from storage has for a Fetch with a shorter max_wait_ms."""
 _LOOK_SECONDS = 20e-6
-"""For each partition, the least time between two looks of a waiting Fetch: looking takes a tenth of it."""
+"""The least time in seconds, per partition, between two looks of a waiting Fetch at its partitions: looking takes a
+tenth of it.
+"""
 _EMPTY = ReadResult((), 0)
 _KNOWN_TO_CONSUMERS = frozenset(
     {
@@ -70,80 +72,86 @@ _KNOWN_TO_CONSUMERS = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-"""Errors of a partition that Kafka's own consumer expects in a Fetch; any other one ends its poll with an exception."""
+"""The errors of a partition that Kafka's own consumer expects in a Fetch; any other one ends its poll with an
+exception.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Response:
-    """What one pass over the partitions has put together for the response."""
+    """The state of one pass over a Fetch's partitions: the answers collected so far, and what they add up to."""
 
     budget: int
     reading: bool
-    """True if this pass begins to read from storage what memory does not hold."""
+    """True if this pass begins reads from storage for records that are not in memory."""
     answers: list[tuple[FetchPartition, FetchPartitionAnswer]] = field(default_factory=list)
     size: int = 0
     empty: int = 0
-    """How many bytes of `size` are batches without records at the ends of logs."""
+    """The number of bytes in `size` that are batches without records at the ends of logs."""
     left: int = 0
-    """How many bytes more the limits of partitions allow of what is there, whether or not whole batches fit."""
+    """The number of further bytes that are there within the limits of the partitions, also if no whole batch fits."""
     failed: bool = False
-    """True if an error ends the wait."""
+    """True if an error in a partition ends the wait, so that the answer goes out at once."""
     missing: int = 0
-    """How many partitions were not there when the request came: their errors end no wait for others."""
+    """The number of partitions that did not exist when the request came: their errors end no wait for others."""
     unread: int = 0
-    """How many partitions are still being read from storage."""
+    """The number of partitions whose read from storage has not ended."""
     looked_up: str | UUID | None = None
-    """The name or id of the topic that was looked up last."""
+    """The name or id of the topic that `topic` was looked up for."""
     topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
-    """The topic that was looked up last, or why the client gets none."""
+    """The topic that was looked up last, or the error for which the client gets none."""
     taken: list[PartitionLog] = field(default_factory=list)
-    """The partitions whose part of the response comes from a read on the side."""
+    """The partitions whose part of the response comes from a read from storage, whose result is dropped when it is
+    sent.
+    """
 
     def room(self, wanted: FetchPartition) -> int:
-        """Return how many bytes the records of this partition may take."""
+        """Return the number of bytes that the records of this partition may take in the response."""
         return max(0, min(wanted.max_bytes, self.budget - self.size))
 
     @property
     def min_one(self) -> bool:
-        """True if the next batch goes out whatever its size, because no batch with records is in the response yet."""
+        """True if the next batch goes out whatever its size, because the response holds no batch with records yet."""
         return self.size == self.empty
 
 
 class _Fetch:
-    """A Fetch under way."""
+    """A Fetch request under way: it looks at its partitions, perhaps several times, until the answer is enough."""
 
     def __init__(
         self, gw: Gateway, ctx: Context, call: FetchCall, session: FetchSession | None, committed: bool
     ) -> None:
-        """With `committed` the Fetch gets no records of open transactions (isolation level 1)."""
+        """Begin a Fetch. With `committed` it gets no records of open transactions (isolation level 1)."""
         self.gw = gw
         self.ctx = ctx
         self.call = call
         self.session = session
         self.committed = committed
         self.places = entry_places.TAG in call.tags
-        """True if the answer says where Pulsar keeps the records. Memory does not know that: they are read again."""
+        """True if the answer says at which places Pulsar keeps the records. Memory does not know that, so they are read
+        again.
+        """
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads(gw.engine.read_budget)
         self.reads = ctx.conn.cold_reads
         self.missing: set[tuple[str | UUID, int]] = set()
-        """The partitions that the first look did not find."""
+        """The partitions that did not exist at the first look, by name or id of the topic."""
         self.looked = False
         self.waits = False
-        """True if a `WaitingFetch` listens to the reads for this Fetch."""
+        """True while a `WaitingFetch` waits for this Fetch's reads."""
 
     def wanted(self) -> list[FetchPartition]:
-        """Return the partitions to look at, in the order of their turns."""
+        """Return the partitions of the request or its session, in the order in which they get their turn."""
         if self.session is None:
             return self.call.partitions
         return [partition.wanted for partition in self.session.partitions.values()]
 
     def enough(self, response: _Response) -> bool:
-        """Return true if the answer need not wait."""
+        """Return true if the response has enough bytes, or an error, so that it goes out without waiting."""
         if response.failed or response.missing == len(response.answers):
             return True
         size = response.size - response.empty
@@ -154,7 +162,9 @@ class _Fetch:
     # --- looking
 
     def look(self, *, read: bool) -> _Response:
-        """Put together what is in memory. With `read`, what is not there is read from storage on the side."""
+        """Collect a response out of memory and the results of reads from storage. With `read`, reads are begun for what
+        is missing.
+        """
         response = _Response(self.budget, reading=read)
         looked_at: set[PartitionLog] = set()
         for wanted in self.wanted():
@@ -182,9 +192,10 @@ class _Fetch:
     def _cached(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
     ) -> ReadResult | None:
-        """Return the batches that memory holds, none where the answer has no room. None where storage has to be read.
+        """Return the batches of a partition that memory holds, none if the response has no room left; None if storage
+        has to be read.
 
-        `end` is the offset at which open transactions begin, where the Fetch may only read up to it.
+        `end` is the offset at which open transactions begin, if the Fetch may only read up to it.
         """
         if not partition_log.attached or self._was_read(wanted, partition_log):
             return None
@@ -199,14 +210,18 @@ class _Fetch:
         return result if end is None or result is None else stable_part(result, end)
 
     def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
-        """Return true if a read on the side has ended that this Fetch takes, so that its result waits no more."""
+        """Return true if a read from storage has ended whose result this Fetch should take, rather than what memory
+        holds.
+        """
         read = self.reads.find(partition_log, wanted.fetch_offset, self.places) if len(self.reads) else None
         return read is not None and read.result is not None
 
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
     ) -> ReadResult | None:
-        """Return the batches that a read on the side has brought; None while it goes on. `end` is as in `_cached`."""
+        """Return the batches of a partition that a read from storage has brought; None while there is none or it goes
+        on. `end` is as in `_cached`.
+        """
         reads = self.reads
         offset = wanted.fetch_offset
         if read:
@@ -230,12 +245,14 @@ class _Fetch:
         return result
 
     def read_ahead(self, response: _Response) -> None:
-        """Begin to read what an answer leaves out because it does not wait: the next Fetch finds it."""
+        """Begin reads from storage for what the answer lacks because it does not wait: the client's next Fetch takes
+        their results.
+        """
         if response.unread and not response.reading:
             self.look(read=True)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
-        """Return the partition's log, or None after an error was noted."""
+        """Return the partition's log; None if it has none, after an error was put into the response."""
         if wanted.topic != response.looked_up:  # the partitions of a topic stand together
             response.looked_up = wanted.topic
             response.topic = self._topic(wanted.topic)
@@ -254,7 +271,7 @@ class _Fetch:
         return None
 
     def _topic(self, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
-        """Return the topic, or the error why the client gets none of its records."""
+        """Return the topic, or the error for which the client gets none of its records."""
         ctx = self.ctx
         if self.call.replica_id < 0:
             return ctx.topic(name_or_id, AclOperation.READ)
@@ -264,8 +281,8 @@ class _Fetch:
         return topic if isinstance(topic, ErrorCode) else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
-        """Return the error for a topic that does not exist. A session knows the name that an id had, as Kafka's
-        does.
+        """Return the error for a topic id that does not exist. A session knows the name that the id had, as in
+        Kafka.
         """
         if not isinstance(wanted.topic, UUID):
             topic = self.ctx.topic(wanted.topic, None)
@@ -354,7 +371,7 @@ class _Fetch:
     # --- answering
 
     def frame(self, response: _Response) -> Frame:
-        """Return the answer; in a session only what the client does not know yet."""
+        """Return the encoded answer; in a session it holds only what the client does not know yet."""
         for partition_log in response.taken:
             self.reads.forget(partition_log)
         self.read_ahead(response)
@@ -391,22 +408,26 @@ class _Fetch:
     # --- waiting
 
     async def read_and_wait(self) -> Frame:
-        """Read from storage, and wait as `wait` does. The pipeline calls this once there is memory for the read."""
+        """Begin reads from storage, and wait as `wait` does. The pipeline calls this once there is memory for the
+        reads.
+        """
         response = self.look(read=True)
         return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
-        """Return the answer when a log has news that make it enough, or when max_wait_ms is over."""
+        """Return an answer that is given when a log's news make it enough, or when max_wait_ms is over."""
         return WaitingFetch(self, reads=False).answered
 
 
 class WaitingFetch:
-    """A Fetch that waits for news of logs and of reads, or for a timer. It ends when it is answered or cancelled."""
+    """A Fetch that waits for news of logs, for reads from storage, or for a timer. It ends when it is answered or
+    cancelled.
+    """
 
     __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
     def __init__(self, fetch: _Fetch, reads: bool) -> None:
-        """Wait for max_wait_ms. With `reads` storage has at least `_READ_SECONDS`, even with max_wait_ms 0."""
+        """Wait for max_wait_ms; with `reads`, for at least `_READ_SECONDS`, so that storage has time to answer."""
         self.fetch = fetch
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Frame] = self.loop.create_future()
@@ -428,7 +449,9 @@ class WaitingFetch:
         self.timer = self._set_timer()
 
     def poke(self) -> None:
-        """Look again soon, because a log or a read has news: once for all news until the pause is over."""
+        """Look at the partitions again soon, because a log or a read has news: one look for all news until the pause is
+        over.
+        """
         if self.looking is None and not self.answered.done():
             self.looking = self.loop.call_at(self.looked + self.pause, self._look)
 
@@ -462,7 +485,7 @@ class WaitingFetch:
 
 
 def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
-    """Answer from memory, or by a task that reads, or by waiting."""
+    """Answer a Fetch from memory at once, or later: by reading from storage, or by waiting for records."""
     committed = reads_committed(call.isolation_level)
     try:
         session = gw.fetch_sessions.resolve(
@@ -481,7 +504,7 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
 
 
 def _keep_names(ctx: Context, session: FetchSession, call: FetchCall) -> None:
-    """Note in the session what the topic ids of a request stand for now."""
+    """Keep in the session the names that the topic ids of a request stand for now."""
     for wanted in call.partitions:
         if not isinstance(wanted.topic, UUID) or isinstance(topic := ctx.topic(wanted.topic, None), ErrorCode):
             continue

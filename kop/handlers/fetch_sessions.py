@@ -21,26 +21,30 @@ _INITIAL_EPOCH = 0
 _FINAL_EPOCH = -1
 _MAX_EPOCH = 0x7FFFFFFF
 EVICT_AFTER_MS = 120_000
-"""A session that was not used for so long makes room for a new one (min.incremental.fetch.session.eviction.ms)."""
+"""The ms without use after which a session makes room for a new one (Kafka's
+min.incremental.fetch.session.eviction.ms).
+"""
 
 
 class SessionPartition:
-    """One partition of a session: what the client wants of it, and what it was answered last."""
+    """One partition of a fetch session: the client's wishes for it, and the values of its last answer."""
 
     __slots__ = ("high_watermark", "last_stable_offset", "log_start_offset", "topic_name", "wanted")
 
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
         self.topic_name: str | None = None
-        """Name of the topic's id when a request last named the partition; None if the session goes by names."""
+        """The name that the topic's id had when a request last named the partition; None if the session goes by
+        names.
+        """
         self.high_watermark = -1
         self.last_stable_offset = -1
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
-        """Return true if the answer has something that the client does not know; remembers it.
+        """Return true if the answer says something that the client does not know, and remember it as known.
 
-        Of a partition that is not read yet (no error, no high watermark) nothing is known.
+        An answer of a partition that is not read yet (no error, no high watermark) says nothing.
         """
         if answer.high_watermark < 0 and not answer.error_code:
             return False
@@ -58,21 +62,21 @@ class SessionPartition:
 
 
 class FetchSession:
-    """A client's set of partitions, in the order in which they get their turn."""
+    """A fetch session: a client's partitions, in the order in which they get their turn."""
 
     __slots__ = ("by_id", "epoch", "last_used_ms", "partitions", "principal", "session_id")
 
     def __init__(self, session_id: int, by_id: bool, now_ms: int, principal: str) -> None:
         self.session_id = session_id
         self.principal = principal
-        """The client that began it. No other is served by it."""
+        """The principal of the client that began it. No other client is served by it."""
         self.by_id = by_id
         self.epoch = 1
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
 
     def update(self, call: FetchCall) -> None:
-        """Take added, changed and forgotten partitions."""
+        """Take over the partitions that a request adds, changes or forgets."""
         for wanted in call.partitions:
             key = (wanted.topic, wanted.partition)
             known = self.partitions.get(key)
@@ -106,8 +110,8 @@ class FetchSessions:
         """Return the session that a request belongs to, updated by it; None for a fetch without one.
 
         A session that loses its last partition ends, and the answer says so by the session id 0.
-        FETCH_SESSION_ID_NOT_FOUND where it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH where
-        requests got lost, FETCH_SESSION_TOPIC_ID_ERROR where names and ids are mixed in one session.
+        FETCH_SESSION_ID_NOT_FOUND if it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if
+        requests got lost, FETCH_SESSION_TOPIC_ID_ERROR if names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if call.session_id != _INVALID_SESSION_ID and self._of(call, principal) is not None:

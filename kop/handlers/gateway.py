@@ -34,14 +34,14 @@ from kop.transactions.verification import TransactionVerifier
 from kop.turns import Turns
 
 SEARCHES_AT_ONCE: Final = 16
-"""Look-ups of offsets by time that run side by side, whoever asked."""
+"""The number of look-ups of offsets by time that run side by side, over all requests."""
 SEARCH_SECONDS: Final = 20.0
-"""The time limit of a look-up."""
+"""The time limit of a look-up of an offset by time, in seconds."""
 
 
 @dataclass(slots=True)
 class Gateway:
-    """What a handler may ask."""
+    """All that handlers ask: coordinators, topics, the cluster, the engine, settings, metrics."""
 
     settings: HandlerSettings
     engine: Engine
@@ -52,34 +52,34 @@ class Gateway:
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     verifier: TransactionVerifier
-    """Of which transactions this broker takes records and offsets."""
+    """The verifier of transactions: it knows for which of them this broker takes records and offsets."""
     ends: TransactionEnds
-    """Ends transactions in what this broker has of them."""
+    """The ends of transactions: it carries out the end of one in what this broker holds of it."""
     cluster: ClusterView
     peers: Peers
-    """Calls to the other brokers."""
+    """The connections to the other brokers, for calls to them."""
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
-    """Look-ups of offsets by time: each reads from storage for a while."""
+    """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)
-    """Decides what clients may touch, and which things the names in their requests stand for."""
+    """The access control: it decides what clients may touch, and resolves the names in their requests."""
     topic_limits: TopicLimits = field(init=False)
-    """Which further topics and partitions there may be."""
+    """The limits on new topics and partitions."""
     auto_creation: AutoCreation = field(init=False)
     """The topics that are made because clients ask for them."""
     produce_targets: ProduceTargets = field(init=False)
-    """What Produce has looked up of topics."""
+    """The topics that Produce has looked up, kept from one request to the next."""
     direct_produce: DirectProduce = field(init=False)
     """The Produce requests that compiled code answers whole."""
     apis: Mapping[int, Api] = field(default_factory=dict)
-    """What is served, by key (`handlers.registry`)."""
+    """The APIs that are served, by key (`handlers.registry`)."""
 
     def __post_init__(self) -> None:
-        """Make what is made of the rest."""
+        """Make the parts that are made of the other ones."""
         self.access = AccessControl(self.topics)
         self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
@@ -89,5 +89,5 @@ class Gateway:
         self.direct_produce = DirectProduce(self.access, self.produce_targets, self.metrics)
 
     async def close(self) -> None:
-        """End the work that goes on without a request."""
+        """End the work in the background that handlers have begun."""
         await self.auto_creation.close()

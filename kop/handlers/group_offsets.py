@@ -44,7 +44,7 @@ _NO_OFFSET = OffsetCommitValue(-1)
 
 
 def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> OffsetCommitAnswer | Later:
-    """Check what is to be committed, and answer when it is durable."""
+    """Answer OffsetCommit when the offsets are durable, after a check of the group, its member and the partitions."""
     version = ctx.version
     if refusal := ctx.group(request.group_id, AclOperation.READ):
         return _committed(request, [[refusal] * len(topic.partitions) for topic in request.topics])
@@ -83,7 +83,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> Offse
 def _committed(
     request: OffsetCommitCall, codes: list[list[ErrorCode]], error: ErrorCode = ErrorCode.NONE
 ) -> OffsetCommitAnswer:
-    """Return the answer of these codes; `error` is that of all partitions that have none."""
+    """Return the answer to OffsetCommit with these error codes; `error` is that of every partition that has none."""
     return OffsetCommitAnswer(
         [
             (name, topic_id, [(partition[0], code or error) for partition, code in zip(partitions, row, strict=True)])
@@ -122,7 +122,7 @@ def is_too_large(metadata: str, limit: int) -> bool:
 
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer from memory: what is there is durable, and nobody else has written since."""
+    """Answer OffsetFetch from memory: only durable offsets are there, and no other broker has written newer ones."""
     stable = ctx.version >= 7 and request.require_stable
     if ctx.version >= 8:
         rows = []
@@ -145,7 +145,9 @@ def _refusal(gw: Gateway, ctx: Context, group_id: str) -> ErrorCode:
 def _fetched(
     gw: Gateway, ctx: Context, group_id: str, wanted_topics: Any, error: ErrorCode, stable: bool
 ) -> list[dict[str, Any]]:
-    """Return the rows of one group. `error` is that of every partition (version 1 knows no other)."""
+    """Return the answer's rows for one group. `error` is put into every partition, since version 1 has no other
+    place.
+    """
     offsets = None if error else gw.groups.offsets(group_id)
 
     def row(name: str | None, partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from kop.wire.rows import Response
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 _SHARES = 6
-"""The version of FindCoordinator that knows share groups."""
+"""The version of FindCoordinator from which on it knows share groups."""
 _NOBODY = (-1, "", -1)
 _ERROR_TEXTS = {
     ErrorCode.INVALID_REQUEST: (
@@ -58,7 +58,9 @@ _DEAD = "Dead"
 
 
 def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Name the broker that coordinates each key: this one, while the topic of the coordinators' state is not known."""
+    """Name the broker that coordinates each key; this broker if the topic of the coordinators' state is not known
+    yet.
+    """
     key_type = _key_type(request)
     if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
         return InTask(_find_when_ready(gw, ctx, request))
@@ -177,7 +179,7 @@ def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Extend the session of a member, and answer whether its group rebalances."""
+    """Extend the session of a member, and tell it if its group rebalances."""
     instance_id = request.group_instance_id if ctx.version >= 3 else None
     code = gw.groups.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     return ctx.response(error_code=code)

@@ -16,7 +16,9 @@ from kop.turns import Turns
 T = TypeVar("T")
 
 ANSWER_SECONDS = 20.0
-"""Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
+"""The seconds that a request waits for storage, less than clients wait for an answer (30 s), however many partitions
+have to be attached first.
+"""
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,7 @@ _READ_COMMITTED: Final = 1
 
 
 def reads_committed(isolation_level: int) -> bool:
-    """Return true if records of open transactions are not for the request. INVALID_REQUEST for a level that there is
-    not.
-    """
+    """Return true if the isolation level asks for committed records alone. INVALID_REQUEST for an unknown level."""
     if isolation_level not in (_READ_UNCOMMITTED, _READ_COMMITTED):
         raise PeerError(f"there is no isolation level {isolation_level}")
     return isolation_level == _READ_COMMITTED
@@ -41,11 +39,11 @@ def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
 
 
 def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[int, int]]:
-    """Return producer ids and first offsets of the aborted transactions of which a read has batches: records, or the
+    """Return producer id and first offset of each aborted transaction that has batches in this read: records, or the
     marker.
 
-    Of a transaction that compaction has taken nothing may be told. Readers would look for its marker, which is gone,
-    too, and take all that follows of its producer for aborted.
+    A transaction whose marker compaction has taken must be left out: readers would look for the marker in vain, and
+    take all that follows of its producer for aborted.
     """
     if not result.size:
         return []

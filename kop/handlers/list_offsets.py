@@ -47,15 +47,19 @@ _OLDEST_VERSION_OF = {
     _EARLIEST_PENDING_UPLOAD: 11,
 }
 _NO_VERSION = 1 << 15
-"""A version above all others, so that a negative timestamp without a meaning is refused in each."""
+"""A version above all others: the minimum for negative timestamps without a meaning, so that every version refuses
+them.
+"""
 
 _AT_ONCE = 64
 SEARCHES_OF_ONE = 8
-"""Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
+"""The most look-ups by time that one request has side by side; `gateway.SEARCHES_AT_ONCE` bounds those of all
+requests.
+"""
 _Answer: TypeAlias = tuple[ErrorCode, int, int]
-"""Error code, timestamp in milliseconds (for OffsetForLeaderEpoch the epoch), offset."""
+"""The type of an answer for a partition: error code, timestamp in ms (for OffsetForLeaderEpoch the epoch), offset."""
 _Key: TypeAlias = tuple[str, int]
-"""The name of a topic, and a partition."""
+"""The type of a key of the answers: the name of a topic, and a partition."""
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +143,9 @@ async def _look_all_up(
 
 
 async def _all_in_time(look_ups: Sequence[Callable[[], Awaitable[_Answer]]], late_code: ErrorCode) -> list[_Answer]:
-    """Look offsets up side by side; those that are not known in time are answered with `late_code`."""
+    """Look offsets up in storage side by side; partitions whose offset is not known in time are answered with
+    `late_code`.
+    """
     answers = await all_in_time(look_ups, at_once=_AT_ONCE, what="offsets", then="clients ask again for these alone")
     return [(late_code, -1, -1) if answer is None else answer for answer in answers]
 
@@ -169,7 +175,9 @@ async def _look_up(
 
 
 def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
-    """Return the timestamp and the offset to tell of a bound as it is known now; None where `timestamp` names none."""
+    """Return timestamp and offset for the start or end of a log as memory knows it; None if `timestamp` asks for
+    something else.
+    """
     if timestamp == _LATEST:
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
@@ -188,9 +196,9 @@ async def _search(partition_log: PartitionLog, timestamp: int) -> tuple[int, int
 
 
 def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer where an epoch ends (KIP-320): there is one, 0.
+    """Answer OffsetForLeaderEpoch with the end of epoch 0, the only one (KIP-320).
 
-    An end of a log that this broker alone writes is told at once, without a task.
+    The end of a log that this broker alone writes is answered at once, without a task.
     """
     topics: list[dict[str, Any]] = []
     unknown: list[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]] = []
@@ -221,7 +229,7 @@ async def _look_ends_up(
     topics: list[dict[str, Any]],
     unknown: Sequence[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]],
 ) -> Response:
-    """Complete the rows of the answer whose ends are not known."""
+    """Fill in the rows of the answer for partitions whose end has to be asked of storage."""
     late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
     answers = await _all_in_time([look_up for _, look_up in unknown], late)
     for (row, _), answer in zip(unknown, answers, strict=True):

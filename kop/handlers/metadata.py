@@ -40,14 +40,18 @@ from kop.wire.messages import MetadataRequest
 from kop.wire.rows import Response
 
 _LARGE = 16 * 1024
-"""Bytes of a request from which on it is answered in parts, so that others have their turn."""
+"""The size in bytes from which on a Metadata request is answered in parts, so that other clients have their turn."""
 _PART_TOPICS = 200
 _LIBRDKAFKA_SLACK = 3
-"""librdkafka asks for all topics from version 9 on with three bytes too many: an array's old length, left in place."""
+"""The bytes too many in librdkafka's request for all topics from version 9 on: the old length of an array, left in
+place.
+"""
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
-    """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
+    """Answer Metadata from the cache if the same was asked before; else look the topics up, and make missing ones if
+    that is allowed.
+    """
     key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.broker_address, bytes(body))
     version = (gw.topics.version, gw.cluster.version, ctx.access.version)
     kept = gw.metadata_cache.get(version, key)
@@ -74,12 +78,12 @@ def _framed(correlation_id: int, rest: bytes) -> Frame:
 
 
 def _encoded(response: Response) -> bytes:
-    """Return the answer without its size and its correlation id."""
+    """Return an answer to Metadata encoded for the cache, without its size and its correlation id."""
     return codec.encode_response(0, response.message())[8:]
 
 
 def _decoded(version: int, body: memoryview) -> Any:
-    """Return a request with each topic once, and without names where there are ids: so Kafka answers it."""
+    """Return a decoded request with each topic once, and without names if it has ids, as Kafka answers it."""
     request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
     if request.topics and len(request.topics) > 1 and not _asks_for_ids_too_early(version, request):
         of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
@@ -92,7 +96,7 @@ def _asks_for_ids_too_early(version: int, request: Any) -> bool:
 
 
 def _refusal(ctx: Context, request: Any) -> Response:
-    """INVALID_REQUEST for every topic of a request, and nothing of the cluster: as Kafka answers."""
+    """Return an answer with INVALID_REQUEST for every topic of the request, and nothing of the cluster, as in Kafka."""
     topics = [
         _row(ctx.version, (ErrorCode.INVALID_REQUEST, topic.name or "", topic.topic_id, False, [], None))
         for topic in request.topics
@@ -117,7 +121,7 @@ def _to_find(ctx: Context, request: Any) -> Sequence[str]:
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
-    """Return the topics that are missing, and are made if the client may make them."""
+    """Return those topics of the request that do not exist and that the client may have made."""
     if not gw.settings.auto_create_topics_enable or not request.topics:
         return []
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
@@ -192,7 +196,7 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
 
 
 def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a topic in the field order of `version`, as kafka-python's encoder takes tuples."""
+    """Return a topic as a tuple in the field order of `version`, which is encoded fast."""
     code, name, topic_id, internal, partitions, operations = row
     fields: list[Any] = [code, name]
     if version >= 10:
@@ -208,7 +212,7 @@ def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
 def _topics(
     gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode]
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
-    """For each topic of the request: error code, name, id, whether it is internal, partitions."""
+    """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions."""
     version, wanted = ctx.version, request.topics
     if wanted is None or (version == 0 and not wanted):
         for topic in ctx.visible(gw.topics.listed()):
@@ -230,7 +234,7 @@ def _topics(
 
 
 def _missing(ctx: Context, name: str, code: ErrorCode) -> ErrorCode:
-    """Return the error of a name that is no topic's, or of one that the client may not see."""
+    """Return the error for a name that no topic has, or that the client may not see."""
     if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED or ctx.is_legal(name):
         return code
     return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -247,9 +251,10 @@ def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, 
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Describe topics in the order of their names, up to the partition limit; the cursor is the next one (KIP-966).
+    """Answer DescribeTopicPartitions: topics in the order of their names, up to the partition limit; the cursor in the
+    answer names the first partition left out (KIP-966).
 
-    A cursor before the first partition, or at a topic that is not among those that are named, is INVALID_REQUEST.
+    A cursor before the first partition, or at a topic that the request does not name, is INVALID_REQUEST.
     """
     limit = max(1, min(request.response_partition_limit, 2000))
     named = sorted({topic.name for topic in request.topics})

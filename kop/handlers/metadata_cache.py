@@ -16,7 +16,9 @@ _LARGEST: Final = 4 * 1024 * 1024
 
 
 class MetadataCache:
-    """Answers without size and correlation id, of one version of the topics, of the brokers and of the rights."""
+    """The kept answers to Metadata without size and correlation id, all of one version of topics, brokers and
+    rights.
+    """
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
@@ -24,7 +26,9 @@ class MetadataCache:
         self._bytes = 0
 
     def get(self, version: Hashable, key: tuple[Any, ...]) -> bytes | None:
-        """Return the answer kept for `key` while everything that answers are made of is at `version`."""
+        """Return the answer kept for `key`; None if there is none, or if topics, brokers or rights have changed since:
+        `version` is another one.
+        """
         if version != self._version:
             self._answers.clear()
             self._version, self._bytes = version, 0

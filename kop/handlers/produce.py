@@ -57,8 +57,9 @@ from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partit
 
 KEY = 0
 MOST_DECOMPRESSED = 256 << 20
-"""Bytes. Batches are decompressed on the loop, 64 MiB take some 50 ms of it, and a frame has room for 40,000 bombs.
-When those of one request came to so much, the rest fails with KAFKA_STORAGE_ERROR, which clients retry."""
+"""The most bytes to which the batches of one request may decompress. Decompressing runs on the event loop, and a frame
+has room for 40,000 bombs. Batches beyond it fail with KAFKA_STORAGE_ERROR, which clients retry.
+"""
 _ADDS_PARTITIONS = 12
 """The version from which on a request adds its partitions to the transaction (KIP-890, part 2)."""
 _KNOWS_ABORTABLE = 11
@@ -73,9 +74,9 @@ _TOLD = -(1 << 62)
 _INT32: Final = struct.Struct(">i")
 
 _Producers: TypeAlias = dict[tuple[int, int], dict[Partition, PartitionLog]]
-"""Logs by producer id and epoch."""
+"""The type of the logs that transactional batches go to, by producer id and epoch, then by partition."""
 _Stored: TypeAlias = tuple[UUID, int]
-"""Topic id and partition."""
+"""The type of a partition's key in storage: topic id and partition."""
 _NO_ERRORS: Mapping[_Stored, ErrorCode] = MappingProxyType({})
 
 log = logging.getLogger(__name__)
@@ -107,22 +108,28 @@ class ProduceAnswer(Answer):
         self.ctx = ctx
         self.acks = acks
         self.topics = [(name_or_id, len(batches)) for name_or_id, batches in topics]
-        """The topics of the request, by name or id, each with the number of its partitions."""
+        """The topics of the request, by name or id, each with its number of partitions."""
         self.rows: list[bytes] = []
-        """The answer of each partition, encoded."""
+        """The encoded answer of each partition, in the order of the request."""
         self.errors: set[ErrorCode] = set()
         self.unanswered = 0
-        """Appends that have not ended."""
+        """The number of appends that have not ended."""
         self.submitted = False
         """True if all appends of the request have begun."""
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
-        """Bytes to which the batches may still be decompressed; `_TOLD` once the log says that they are too large."""
+        """The bytes to which the request's batches may still be decompressed; `_TOLD` once a log line has said that
+        they are too large.
+        """
         self.verification: asyncio.Task[None] | None = None
-        """The task that asks the transaction coordinator. It goes on where the client leaves: its request was taken."""
+        """The task that asks the transaction coordinator. It goes on if the client leaves, because its request was
+        accepted.
+        """
 
     def reserve(self, size: int) -> None:
-        """See `AppendWaiter.reserve`."""
+        """Count bytes to which a batch will be decompressed; BackendError if the request's batches decompress to too
+        much.
+        """
         if self.room > 0 or size < 0:
             self.room -= size
             return
@@ -136,12 +143,12 @@ class ProduceAnswer(Answer):
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
     def refused(self, place: int, answer: ProducePartitionAnswer) -> None:
-        """Answer a partition with an error."""
+        """Put an error into the answer of a partition."""
         self.errors.add(ErrorCode(answer.error_code))
         self.rows[place] = encode_partition(self.ctx.version, answer)
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """See `AppendWaiter.appended`."""
+        """Put the offset at which a batch was stored into the answer, which goes out once all appends have ended."""
         partition = _INT32.unpack_from(self.rows[place])[0]
         self.rows[place] = appended_row(
             self.ctx.version, partition, result.base_offset, result.log_append_time, result.log_start_offset
@@ -152,7 +159,7 @@ class ProduceAnswer(Answer):
             self.finish()
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """See `AppendWaiter.append_failed`."""
+        """Put the error of a batch that was not stored into the answer, which goes out once all appends have ended."""
         partition = _INT32.unpack_from(self.rows[place])[0]
         self.refused(place, refused_by_log(self.gw.produce_targets, self._topic_at(place), partition, error))
         self.unanswered -= 1
@@ -167,7 +174,7 @@ class ProduceAnswer(Answer):
         raise IndexError(place)
 
     def finish(self) -> None:
-        """Give the answer: all appends have ended."""
+        """Give the answer to the connection, because all appends have ended."""
         try:
             frame = self.encoded()
         except FrameError as error:
@@ -176,8 +183,8 @@ class ProduceAnswer(Answer):
             self.give(frame)
 
     def encoded(self) -> Frame | None:
-        """Return the encoded answer, None where the client expects none. FrameError where the connection has to be
-        closed.
+        """Return the encoded answer; None if the client expects none. FrameError if an error with acks=0 has to close
+        the connection.
         """
         for code in self.errors:
             self.gw.metrics.errors.labels("Produce", code.name).inc()
@@ -233,7 +240,7 @@ def _submit_all(
 ) -> None:
     """Hand the batches to their logs. `refusal` is an error of all of them, `errors` has those of single partitions.
 
-    `known`: the partitions that there were when the request came, where it waited since.
+    `known`: the partitions that existed when the request came, if it has waited since.
     """
     gw, rows = answer.gw, answer.rows
     peer = answer.ctx.conn
@@ -284,8 +291,8 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
 def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic]) -> tuple[_Producers, set[_Stored]]:
     """Return the logs of the transactional batches by producer, under the names by which transactions know partitions.
 
-    What cannot be read, or does not exist, is left out: it is refused when it is handed to its log. With them all
-    partitions of the request that exist: one that is made later was not asked about, and takes nothing.
+    A batch that cannot be read, or whose partition does not exist, is left out: it is refused later. Also returned are
+    all partitions of the request that exist now: one that is made later was not verified, so it takes no batch.
     """
     producers: _Producers = {}
     known: set[_Stored] = set()
@@ -314,7 +321,7 @@ def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic])
 
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
-    """Return the same batches, without views into the shared receive buffer."""
+    """Return the batches as copies, because the shared receive buffer that they lie in is used again."""
     return [(name_or_id, [_kept_batch(batch) for batch in batches]) for name_or_id, batches in topics]
 
 
@@ -331,7 +338,9 @@ async def _verify_and_submit(
     known: Container[_Stored],
     turn: AbstractAsyncContextManager[None],
 ) -> None:
-    """Have the partitions verified, or added, then hand the batches on, in the order of the producer's requests."""
+    """Ask the transaction coordinator to verify, or to add, the partitions; then hand the batches to their logs, in the
+    order of the producer's requests.
+    """
     gw, version = answer.gw, answer.ctx.version
     (producer, logs), *others = producers.items()
     stored = {partition: (each.topic.topic_id, each.index) for partition, each in logs.items()}
@@ -366,7 +375,7 @@ async def _verify_and_submit(
 
 
 def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
-    """Return what Produce answers for an error of the transaction coordinator, as Kafka 4.3 does."""
+    """Return the error of Produce for an error of the transaction coordinator, as Kafka 4.3 translates it."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE:
@@ -379,7 +388,7 @@ def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
 def _submit(
     answer: ProduceAnswer, rules: ProduceRules, partition_log: PartitionLog, batch: ReadBatch, place: int
 ) -> BatchHeader:
-    """Check a partition's batch and hand it to its log; returns its header. KopError where it is refused before."""
+    """Check a partition's batch and hand it to its log; return its header. KopError if the batch is refused before."""
     gw, ctx = answer.gw, answer.ctx
     _, records, fields, times = batch
     if records is None:
@@ -450,7 +459,9 @@ def _with_create_time(
 def _refuse_times(
     answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None = None
 ) -> NoReturn:
-    """Raise INVALID_TIMESTAMP for a batch. `body`: its records without compression, where they are there."""
+    """Raise INVALID_TIMESTAMP for a batch, with the records whose timestamps are not allowed. `body` is its records
+    without compression, if the caller has them.
+    """
     refuse_times(
         records,
         header,

@@ -20,35 +20,40 @@ from kop.storage.base import Buffer
 from kop.wire.produce import parse
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""The fields of `kop.records.batch.BatchHeader`."""
+"""The type of a batch header as a plain tuple, with the fields of `kop.records.batch.BatchHeader`."""
 Times: TypeAlias = tuple[int, int, bool]
-"""The smallest and the largest timestamp of a batch's records (-1: no record has one), whether a record has no key."""
+"""The type of the timestamps in a batch: the smallest and the largest (-1 if no record has one), and True if a record
+has no key.
+"""
 ReadBatch: TypeAlias = tuple[int, Buffer | None, HeaderFields | None, Times | None]
-"""Partition, records (None for null), header (None: to be checked), times (None: its records were not walked).
+"""The type of a batch as it was read: partition, records (None for null), header (None: to be checked), times (None:
+its records were not checked).
 
 With a header the batch is right as `kop.records.batch.check_produced` sees it, but for the topic's limit of its size,
 and is none of LogAppendTime; with times its records are what `kop.records.validation.check_records` lets through on a
 topic that is not compacted.
 """
 ReadTopic: TypeAlias = tuple[str | bytes, list[ReadBatch]]
-"""A topic by name, or, from version 13 on, by the 16 bytes of its id."""
+"""The type of a topic as it was read: its name, or, from version 13 on, the 16 bytes of its id; and its batches."""
 ReadProduce: TypeAlias = tuple[str | None, int, int, bool, list[ReadTopic]]
-"""Transactional id, acks, timeout_ms, whether a batch says that it belongs to a transaction, topics in their order."""
+"""The type of a Produce that was read: transactional id, acks, timeout_ms, True if a batch says that it belongs to a
+transaction, topics in their order.
+"""
 
 
 def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadProduce:
-    """Read the body of a request. DecodeError where it is malformed.
+    """Read the body of a Produce. DecodeError if it is malformed.
 
-    `walks`: the records of batches that are not compressed are walked, too. `copies`: batches that are right come as
-    copies, which may be kept and changed; all others are views into `body`.
+    With `walks` the records of uncompressed batches are checked, too. With `copies` the batches without an error come
+    as copies, which may be kept and changed; all others are views into `body`.
     """
     request = twin.read_produce(body, version, walks, copies)
     return request if request is not None else _fields(body, version)
 
 
 def read_produce(body: memoryview, version: int, walks: bool, copies: bool) -> ReadProduce | None:
-    """Return the readable twin of the compiled function. That gives None where something is wrong; this one always
-    does.
+    """Return None: without the compiled function of this name, which reads a Produce and returns None for one with an
+    error, `read` reads the fields alone and leaves the checks to the handler.
     """
     return None
 

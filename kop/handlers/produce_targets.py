@@ -20,7 +20,7 @@ from kop.wire.produce import ProducePartitionAnswer
 
 
 class ProduceTarget:
-    """A topic that may be produced to."""
+    """A topic that a client may produce to: its rules for batches, and its logs."""
 
     __slots__ = ("_topics", "logs", "rules", "topic")
 
@@ -29,10 +29,10 @@ class ProduceTarget:
         self.topic = topic
         self.rules = rules
         self.logs: dict[int, PartitionLog] = {}
-        """By partition: those that were asked for."""
+        """The logs of the topic by partition, those of them that batches went to."""
 
     def log(self, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, or None; look into `logs` first."""
+        """Return the log of a partition, None if there is none, and keep it in `logs`, where callers look first."""
         log = self._topics.log(self.topic.topic_id, partition)
         if log is not None:
             self.logs[partition] = log
@@ -40,30 +40,32 @@ class ProduceTarget:
 
 
 class ProduceTargets:
-    """The topics that are produced to, by what clients call them: a name, or the 16 bytes of an id."""
+    """The topics that clients produce to, by their name in the request or the 16 bytes of their id."""
 
     def __init__(self, access: AccessControl, topics: ClientTopics, configs: TopicConfigs) -> None:
         self._access = access
         self._topics = topics
         self._configs = configs
         self._kept: dict[Hashable, dict[str | bytes, ProduceTarget]] = {}
-        """By who may write to them."""
+        """The topics that were looked up, for each group of clients with the same rights."""
         self._versions: Hashable = None
 
     @property
     def versions(self) -> Hashable:
-        """A value that changes with everything that a target is made of."""
+        """A value that changes with every change of topics, configs or rights, which make the targets void."""
         return self._topics.version, self._configs.version, self._access.version
 
     def current(self, peer: Peer) -> dict[str | bytes, ProduceTarget]:
-        """Return the targets of a client that are known now. Do not keep the result: the next change replaces it."""
+        """Return the targets of this client that were looked up already. Do not keep the result: the next change
+        replaces it.
+        """
         if self._versions != (versions := self.versions):
             self._versions = versions
             self._kept = {}
         return self._kept.setdefault(self._access.who(peer), {})
 
     def find(self, peer: Peer, name_or_id: str | bytes) -> ProduceTarget | ErrorCode:
-        """Look up a topic that is not among the known targets, or give the error why it cannot be produced to."""
+        """Look a topic up for this client and keep it; return the error if it cannot be produced to."""
         key = UUID(bytes=name_or_id) if isinstance(name_or_id, bytes) else name_or_id
         topic = self._access.topic(peer, key, AclOperation.WRITE)
         if isinstance(topic, ErrorCode):
@@ -75,7 +77,7 @@ class ProduceTargets:
         return target
 
     def log_start_offset(self, name_or_id: str | bytes, partition: int) -> int:
-        """Return where the log of a partition begins to which somebody has written; -1 if it is not there any more."""
+        """Return the log start offset of a partition; -1 if the partition does not exist any more."""
         topic = (
             self._topics.by_id(UUID(bytes=name_or_id))
             if isinstance(name_or_id, bytes)

@@ -49,7 +49,7 @@ _MODULES = (
 
 
 def build() -> dict[int, Api]:
-    """Return the served APIs by key. Two modules with the same key are a programming error."""
+    """Return the served APIs by key. Two modules with the same key raise an error at the start."""
     served: dict[int, Api] = {}
     for module in _MODULES:
         for api in module.APIS:

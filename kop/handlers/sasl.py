@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Refuse every mechanism."""
+    """Answer ILLEGAL_SASL_STATE for every mechanism: no listener asks clients to authenticate."""
     log.info("client %s at %s asked for SASL, which is not served: %s", ctx.client_id, ctx.conn.client_host, _NO_SASL)
     return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
 
 
 def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Refuse without a look at what came: it may be a password."""
+    """Answer ILLEGAL_SASL_STATE without looking at the client's bytes, which may be a password."""
     return ctx.response(
         error_code=ErrorCode.ILLEGAL_SASL_STATE,
         error_message=_NO_SASL,

@@ -6,7 +6,7 @@ from kop.values import Int, Settings, setting
 
 
 class HandlerSettings(Settings):
-    """How much clients may ask for, and what they may do to topics."""
+    """The settings of requests: how much clients may ask for, and what they may do to topics."""
 
     auto_create_topics_enable: bool = setting(
         "auto.create.topics.enable", True, "Create a topic when a client asks for its metadata and allows it."

@@ -18,24 +18,26 @@ _METADATA_TOPIC: Final = "__cluster_metadata"
 
 
 class TopicLimits:
-    """The limits of one gateway. What other gateways make counts once this one has heard of it."""
+    """The limits of one gateway on topics and partitions. Those that other gateways make count once this one has heard
+    of them.
+    """
 
     def __init__(self, topics: ClientTopics, most_partitions: int) -> None:
-        """`most_partitions`: kop.max.partitions."""
+        """Begin with nothing in the making. `most_partitions` is the setting kop.max.partitions."""
         self._topics = topics
         self._most = most_partitions
         self._version: object = None
-        """The version of the topics that the next two tell of."""
+        """The version of the topics at which `_alike` and `_partitions` were counted."""
         self._alike: dict[str, str] = {}
-        """Names that have a '.' or '_', by what they are with each '.' as '_'."""
+        """The names of topics that have a '.' or '_', by the same name with each '.' replaced by '_'."""
         self._partitions = 0
-        """Partitions of all topics."""
+        """The number of partitions of all topics."""
         self._names_in_making: list[str] = []
         self._in_making = 0
-        """Partitions that are being made."""
+        """The number of partitions that are being made."""
 
     def check_name(self, name: str) -> None:
-        """Raise where no topic of that name may be made: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION."""
+        """Raise TOPIC_ALREADY_EXISTS or INVALID_TOPIC_EXCEPTION if no topic of that name may be made."""
         if name == _METADATA_TOPIC:
             raise PeerError(f"Creation of internal topic {name} is prohibited.")
         if self._topics.get(name) is not None:
@@ -55,13 +57,14 @@ class TopicLimits:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def making(self) -> InMaking:
-        """Return what one request makes, empty at first."""
+        """Return an object that counts the topics and partitions that one request makes."""
         return InMaking(self)
 
     def take(self, partitions: int, name: str | None) -> None:
-        """Count partitions that are about to be made, of a new topic where there is a name. POLICY_VIOLATION: too many.
+        """Count partitions that are about to be made, of a new topic if a name is given. POLICY_VIOLATION if they are
+        too many.
 
-        Called by `InMaking`, which gives all of it back at its end.
+        Called by `InMaking`, which gives all of them back at its end.
         """
         self._learn()
         if partitions > self._most - self._partitions - self._in_making:
@@ -71,7 +74,7 @@ class TopicLimits:
             self._names_in_making.append(canonical)
 
     def give_back(self, partitions: int, name: str | None) -> None:
-        """Give back what was taken with the same values: it is made, or failed."""
+        """Stop counting what `take` counted with the same values: it is made, or has failed."""
         self._in_making -= partitions
         if name is not None and _folds(canonical := self._topics.canonical_name(name)):
             self._names_in_making.remove(canonical)
@@ -94,10 +97,11 @@ class InMaking:
         self._partitions = 0
 
     def add(self, partitions: int, name: str | None = None) -> Callable[[], None]:
-        """Add a new topic's partitions, or without a name those of one that grows; POLICY_VIOLATION: too many.
+        """Add a new topic's partitions, or without a name those of one that grows; POLICY_VIOLATION if they are too
+        many.
 
-        They count until what this returns is called, because they are made or failed, or until the block ends where
-        there is one.
+        They count until the returned function is called, because they are made or have failed, or until the `with`
+        block ends.
         """
         if partitions > _MOST_OF_REQUEST - self._partitions:
             raise PeerError("Excessively large number of partitions per request.", ErrorCode.POLICY_VIOLATION)
@@ -112,11 +116,11 @@ class InMaking:
         return settle
 
     def __enter__(self) -> InMaking:
-        """Begin with nothing."""
+        """Enter a block at whose end all that was added is given back."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing of the request is on the way any more."""
+        """Give back all that was added: nothing of the request is being made any more."""
         for settle in tuple(self._unsettled):
             settle()
 

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Plan:
-    """A topic that is to be made."""
+    """A topic that CreateTopics is to make, after its checks."""
 
     name: str
     partitions: int = 0
@@ -91,7 +91,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 def _partitions_of(gw: Gateway, wanted: Any) -> int:
-    """Return the number of partitions that a topic of a request shall have."""
+    """Return the number of partitions for a topic in CreateTopics."""
     if wanted.assignments:
         if wanted.replication_factor != -1:
             raise PeerError("A manual partition assignment was specified, but replication factor was not set to -1.")
@@ -178,11 +178,11 @@ _ID_SUPPLIED = "The provided topic name maps to an ID that was already supplied.
 
 @dataclass(slots=True)
 class _Deletion:
-    """A topic that is to be deleted, as its row of the answer."""
+    """A topic in DeleteTopics, with the fields of its row in the answer."""
 
     name: str | None
     topic_id: UUID | None = None
-    """The topic's id as clients know it; `topic` has the engine's id."""
+    """The topic's id in the client's words; `topic` has the engine's id."""
     code: ErrorCode = ErrorCode.NONE
     message: str | None = None
     topic: TopicInfo | None = None
@@ -213,7 +213,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_Deletion]:
-    """Find the topics. Those that are named twice are refused, and answered once."""
+    """Find the topics that a DeleteTopics names. Those that are named twice are refused, and answered once."""
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
     answer: dict[tuple[str | None, UUID | None], _Deletion] = {(row.name, row.topic_id): row for row in rows}
@@ -257,7 +257,9 @@ async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_De
 
 
 def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
-    """Return the topic, if the client may delete it: by its right to the cluster, or to the topic."""
+    """Return the topic if the client may delete it, by its right to the cluster or to the topic; else raise the
+    error.
+    """
     whole_cluster = not ctx.cluster(AclOperation.DELETE)
     return ctx.topic(name_or_id, None if whole_cluster else AclOperation.DELETE)
 
@@ -268,7 +270,9 @@ def _refuse_reserved(row: _Deletion) -> None:
 
 
 def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
-    """Refuse topics that were named more than once: by name and id in one row, by two names in a row for each."""
+    """Refuse topics that a DeleteTopics names more than once: by name and id in one row, or by two names in two
+    rows.
+    """
     seen: dict[UUID, _Deletion] = {}
     kept: list[_Deletion] = []
     for row in rows:
@@ -297,7 +301,7 @@ async def _delete(gw: Gateway, row: _Deletion) -> None:
 
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Raise the number of partitions of each topic."""
+    """Answer CreatePartitions: raise the number of partitions of each topic."""
     counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     topics_by_name = {topic.name: topic for topic in request.topics}
     answers: dict[str, KopError | None] = {}
@@ -388,7 +392,7 @@ async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Respons
 
 
 async def _truncate(gw: Gateway, ctx: Context, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
-    """Delete the records of a partition before an offset: the error, and the new low watermark or -1."""
+    """Delete the records of a partition before an offset; return the error, and the new low watermark or -1."""
     topic = ctx.topic(name, AclOperation.DELETE)
     if isinstance(topic, ErrorCode):
         return topic, -1

@@ -1,6 +1,6 @@
 """What tools see of transactions and do about one: the APIs behind kafka-transactions, and kafka-features.
 
-- DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND where it does
+- DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND if it does
   not. While a transaction is being ended all its partitions are named, until the last of them has its marker.
 - ListTransactions (66) 0 to 2: the transactional ids that this broker coordinates, by state, producer id, how long
   their transaction is open (1) and a pattern of RE2 that the whole id matches (2). INVALID_REGULAR_EXPRESSION for a
@@ -8,7 +8,7 @@
   in proportion to the text, whatever the pattern is. A duration is counted from the start of the transaction; an id
   without one is as old as the epoch, as in Kafka.
 - UpdateFeatures (57) 0 to 2: no feature changes while a cluster runs. Its own level is taken for every feature;
-  another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED where Kafka would change it.
+  another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED if Kafka would change it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
 _LIST_SLICE: Final = 500
-"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 _PATTERN_BYTES: Final = 1 << 20
-"""The most memory that a pattern may take."""
+"""The most memory in bytes that a compiled pattern of ListTransactions may take."""
 
 _log = logging.getLogger(__name__)
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
@@ -108,7 +108,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
 
 
 def _compiled(pattern: str) -> Any:
-    """Return the compiled pattern; None where RE2 does not take it, or is not installed."""
+    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:
@@ -142,7 +142,9 @@ def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tu
 
 
 def update_features(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Take the levels that the features have. An update that is refused refuses all of them, as in Kafka."""
+    """Answer UpdateFeatures: accept a feature's own level and refuse any other. One refused update refuses all of them,
+    as in Kafka.
+    """
     for update in request.feature_updates:
         code, why = _update(gw, ctx.version, update)
         if code:

@@ -42,14 +42,18 @@ _ABORTABLE = 4
 
 
 def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
-    """Return the code for a client that may not know PRODUCER_FENCED (KIP-588)."""
+    """Return the error code for a client: INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED if its version does not
+    know that (KIP-588).
+    """
     if code is ErrorCode.PRODUCER_FENCED and not knows_fenced:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
 
 
 async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Add the partitions of each transaction, or say whether they are in it."""
+    """Answer AddPartitionsToTxn: add the partitions of each transaction, or only tell another broker if they are in
+    it.
+    """
     version = ctx.version
     if version < _BATCHED:
         transactional_id, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
@@ -107,7 +111,7 @@ async def _add(
     *,
     client_version: int,
 ) -> dict[Partition, ErrorCode]:
-    """Add partitions to a transaction; the error of each, by the names in the request."""
+    """Add partitions to a transaction; return the error of each, by the names in the request."""
     errors: dict[Partition, ErrorCode] = {}
     names: dict[Partition, Partition] = {}
     async for topic_row in with_pauses(topics):
@@ -133,11 +137,11 @@ async def _add(
 
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
-    """Return which partitions are in the open transaction; a broker that asks writes into it for
+    """Tell another broker which partitions are in the open transaction, so that it may write into them for
     `verification.LEASE_SECONDS`.
 
-    One that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is over. So
-    it is with a broker that was stopped for a while, until the others see it again.
+    A broker that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is
+    over. So is a broker that was stopped for a while, until the others see it again.
     """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     asking = broker_of(ctx.client_id)
@@ -168,7 +172,9 @@ async def _topic_rows(topics: Any, errors: dict[Partition, ErrorCode]) -> list[d
 
 
 async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Add the partition that keeps the group's offsets."""
+    """Answer AddOffsetsToTxn: add the partition of `__consumer_offsets` that keeps the group's offsets to the
+    transaction.
+    """
     place = gw.groups.coordinator_of(request.group_id)
     if place is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -180,7 +186,7 @@ async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Respons
 
 
 async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Commit or abort a transaction, and answer once that is durable; its markers are written after the answer."""
+    """Answer EndTxn once the decision to commit or abort is durable; the markers are written after the answer."""
     version = ctx.version
     identity = await gw.transactions.end(
         request.transactional_id,

@@ -4,7 +4,7 @@
   in the partitions of `__consumer_offsets` that are coordinated here. What storage calls the transaction is in a
   tagged field of the header: a request that is late touches nothing of the producer's next one.
 - From a tool (`kafka-transactions abort`), which names partitions of records: their markers are written where storage
-  keeps markers; INVALID_PRODUCER_EPOCH where the log knows the producer by a newer epoch. Where it keeps no markers, a
+  keeps markers; INVALID_PRODUCER_EPOCH if the log knows the producer by a newer epoch. Where it keeps no markers, a
   transaction is ended by its coordinator alone: INVALID_REQUEST.
 - A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, one that another broker leads NOT_LEADER_OR_FOLLOWER.
 """
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """End each transaction in the partitions that are named for it."""
+    """Answer WriteTxnMarkers: end each transaction in the partitions that the request names for it."""
     allowed = not (ctx.cluster(AclOperation.ALTER) and ctx.cluster(AclOperation.CLUSTER_ACTION))
     markers = []
     async for marker in with_pauses(request.markers):

@@ -32,7 +32,7 @@ from kop.transactions.verification import TransactionalProducer
 from kop.wire.rows import Response
 
 _ADDS_PARTITION: Final = 5
-"""The version from which on the request adds the partition to the transaction."""
+"""The version of TxnOffsetCommit from which on the request adds the group's partition to the transaction."""
 _NAMES_MEMBER: Final = 3
 _ABORTABLE: Final = 4
 _LOADING: Final = 2
@@ -45,11 +45,11 @@ _NOT_VERIFIED: Final = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
-"""For errors of the transaction's coordinator: the error that the client gets instead."""
+"""The errors that the client gets instead of some of the transaction coordinator's errors."""
 
 
 async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Ask the transaction and the group, and answer when the offsets are durable."""
+    """Answer TxnOffsetCommit when the offsets are durable, after asking the transaction coordinator and the group."""
     refusal = ctx.transactional_id(request.transactional_id, AclOperation.WRITE) or ctx.group(
         request.group_id, AclOperation.READ
     )
@@ -84,7 +84,9 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response
 async def _commit(
     gw: Gateway, ctx: Context, request: Any, commits: list[Commit]
 ) -> tuple[ErrorCode, Collection[UUID | None]]:
-    """Return the error of all, and the ids of topics that are not there any more: their offsets are not committed."""
+    """Write the offsets; return the error of all partitions, and the ids of topics that do not exist any more, whose
+    offsets are not committed.
+    """
     group_id, producer_id = request.group_id, request.producer_id
     if refusal := gw.groups.refusal_of(group_id):
         return refusal, ()

@@ -26,16 +26,16 @@ _SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
 
 
 def read_frames(data: memoryview, limit: int) -> tuple[list[Received], int, int, str]:
-    """Return what the whole frames at the start of `data` say, in order; `limit` is the size of the largest frame
-    taken.
+    """Read the whole frames at the start of `data`, and return their contents in order. `limit` is the size of the
+    largest frame taken.
 
-    A list stands for receipts of one producer, together with those of its receipts that follow before the next command
-    that is neither receipt nor message. A tuple is a message, its entry's checksum verified; metadata and payload are
-    views of `data`. Bytes are any other command.
+    A list holds receipts of one producer: those of its receipts that follow one another without another command
+    between, messages aside. A tuple is a message, its entry's checksum verified; metadata and payload are views of
+    `data`. Bytes are any other command.
 
-    Returns them with the number of bytes that they took; the size that the next frame says it has (-1 where that is
-    not known yet), which is not whole or larger than `limit`; and what is wrong with the frame at which reading
-    stopped, the empty text where nothing is.
+    Also returned: the number of bytes that they took; the size of the next frame, which is not whole or larger than
+    `limit` (-1 if its size is not known yet); and the fault of the frame at which reading stopped, an empty text if
+    there is none.
     """
     received: list[Received] = []
     receipts: dict[int, list[Receipt]] = {}
@@ -83,7 +83,7 @@ def _receipt(receipt: pb.ReceiptFields) -> Receipt:
 
 
 def _message(command: pb.MessageFields, entry: memoryview) -> Message:
-    """Return the message of a command, with the entry that stands behind it."""
+    """Return the message in a MESSAGE command, with the entry that stands behind it in the frame."""
     identity = (command.consumer_id, command.message_id.ledgerId, command.message_id.entryId)
     index: int | None = None
     timestamp = at = 0

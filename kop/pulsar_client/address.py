@@ -13,7 +13,7 @@ from kop.pulsar_client.errors import PulsarError
 
 
 class PulsarAddress(NamedTuple):
-    """One broker or proxy."""
+    """The address of one Pulsar broker or proxy."""
 
     host: str
     port: int
@@ -44,13 +44,13 @@ def parse(url: str) -> list[PulsarAddress]:
 
 
 def is_in_clear(service_url: str, admin_url: str) -> bool:
-    """Return true if one of the admin URLs is without TLS beside a service that has it: it would get credentials in
-    clear.
+    """Return true if one of the admin URLs is without TLS while the service URL has it: credentials would go there in
+    clear text.
     """
     admin = [url.strip().lower() for url in admin_url.split(",")]
     return service_url.strip().startswith("pulsar+ssl:") and any(url.startswith("http:") for url in admin)
 
 
 def parse_one(url: str) -> PulsarAddress:
-    """Return the (first) address of a broker's own URL."""
+    """Return the first address in the URL that a broker gives as its own."""
     return parse(url)[0]

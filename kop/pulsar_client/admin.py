@@ -23,21 +23,26 @@ from kop.pulsar_client.rest import Rest
 from kop.pulsar_client.types import TxnId
 
 OWN_PROPERTY = "index"
-"""A property that the broker itself keeps on a plain topic and on each partition: the index of the last message in the
-ledgers that are closed. Read it by `closed_index`; it is never written or removed here."""
+"""The name of a topic property that the broker itself keeps on a plain topic and on each partition: the index of the
+last message in the closed ledgers. Read it by `closed_index`; it is never written or removed here.
+"""
 
 _PARTITIONED = "application/vnd.partitioned-topic-metadata+json"
 _NAMESPACE_PUT = {"compactionThreshold"}
-"""Namespace policies that are set by PUT; the others by POST."""
+"""The namespace policies that are set by PUT; all others are set by POST."""
 _DEDUPLICATION = "deduplicationEnabled"
 _RETENTION = "retention"
 _PUBLISH_RATE = "publishRate"
 _SILENT_SECONDS = 1.0
-"""Seconds after which a request without an answer is suspected to get none."""
+"""The seconds without an answer after which a change of properties looks if its topic exists: for one that does not,
+Pulsar never answers.
+"""
 
 
 class Retention(NamedTuple):
-    """How much the broker keeps of what every subscription has read. -1 is no limit; (0, 0) keeps nothing."""
+    """A retention policy: the minutes and MB for which the broker keeps entries that every subscription has
+    acknowledged. -1 is no limit; (0, 0) keeps nothing.
+    """
 
     minutes: int
     megabytes: int
@@ -48,7 +53,9 @@ FOREVER = Retention(-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class PartitionedMetadata:
-    """`partitions` is 0 for a topic without partitions; then `properties` is empty: ask `Admin.properties`."""
+    """The number of partitions and the properties of a topic. `partitions` is 0 for a topic without partitions; then
+    `properties` is empty: ask `Admin.properties`.
+    """
 
     partitions: int
     properties: Mapping[str, str]
@@ -73,37 +80,41 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryHead:
-    """What an entry's metadata says, as the broker tells it over REST."""
+    """The metadata of an entry, as the broker tells it over REST."""
 
     index: int | None
-    """The index of the last message; None from a broker that keeps none."""
+    """The index of the entry's last message; None from a broker that keeps none."""
     num_messages: int
     producer_name: str
     sequence_id: int
-    """The sequence id of the first message; -1 where it has none."""
+    """The sequence id of the entry's first message; -1 if it has none."""
     append_time: int
-    """When the broker took it, in ms since 1970; on one that keeps no time, when its producer made it."""
+    """The time at which the broker took the entry, in ms since 1970; on a broker that keeps no such time, the publish
+    time of its producer.
+    """
     aborted: bool = False
-    """It is of a transaction that was aborted: no reader is given it."""
+    """True if the entry belongs to an aborted transaction, so that readers do not get it."""
     marker: bool = False
-    """It is one of Pulsar's markers, or made like one: no reader is given it."""
+    """True if the entry is one of Pulsar's markers, or made like one, so that readers do not get it."""
 
     @property
     def hidden(self) -> bool:
-        """True if no reader is given it, now that no transaction of its is open."""
+        """True if readers do not get the entry, supposing that its transaction has ended."""
         return self.aborted or self.marker
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """`status` is NOT_RUN, RUNNING, SUCCESS or ERROR; `error` says what failed."""
+    """The state of a topic's compaction: `status` is NOT_RUN, RUNNING, SUCCESS or ERROR; `error` says what failed."""
 
     status: str
     error: str
 
 
 def topic_path(topic: str) -> str:
-    """`persistent://t/ns/x` -> `persistent/t/ns/x`, percent-encoded. PulsarError InvalidTopicName for anything else."""
+    """Return the path of a topic in the REST: `persistent://t/ns/x` -> `persistent/t/ns/x`, percent-encoded.
+    PulsarError InvalidTopicName for anything else.
+    """
     domain, separator, rest = topic.partition("://")
     parts = rest.split("/")
     if domain not in {"persistent", "non-persistent"} or not separator or len(parts) != 3 or not all(parts):
@@ -112,7 +123,9 @@ def topic_path(topic: str) -> str:
 
 
 def namespace_path(namespace: str) -> str:
-    """`t/ns`, percent-encoded. PulsarError InvalidTopicName for anything else."""
+    """Return the path of a namespace in the REST: `t/ns`, percent-encoded. PulsarError InvalidTopicName for anything
+    else.
+    """
     parts = namespace.split("/")
     if len(parts) != 2 or not all(parts):
         raise PulsarError("InvalidTopicName", f"{namespace!r} is no TENANT/NAMESPACE")
@@ -120,7 +133,7 @@ def namespace_path(namespace: str) -> str:
 
 
 RECOVERED: Final = frozenset({"Ready", "NoSnapshot"})
-"""States of a transaction buffer that knows all transactions of its partition."""
+"""The states of a transaction buffer in which it knows all transactions of its partition."""
 
 
 class Admin(Rest):
@@ -134,7 +147,7 @@ class Admin(Rest):
     # -- the cluster
 
     async def version(self) -> str:
-        """Return the broker's version."""
+        """Return the version of the Pulsar broker that answers."""
         return (await self._call("GET", "brokers/version")).body.decode()
 
     async def clusters(self) -> list[str]:
@@ -148,7 +161,7 @@ class Admin(Rest):
     # -- namespaces
 
     async def namespace_exists(self, namespace: str) -> bool:
-        """Return true if there is such a namespace."""
+        """Return true if the namespace exists."""
         try:
             await self.namespace_policies(namespace)
         except PulsarError as error:
@@ -158,7 +171,9 @@ class Admin(Rest):
         return True
 
     async def create_namespace(self, namespace: str, policies: Mapping[str, Any] | None = None) -> None:
-        """Create it with policies by Pulsar's names, such as `retention_policies`. Conflict when it exists."""
+        """Create a namespace with policies by Pulsar's names, such as `retention_policies`. PulsarError Conflict if it
+        exists.
+        """
         await self._call("PUT", f"namespaces/{namespace_path(namespace)}", policies and dict(policies), repeat=False)
 
     async def namespace_policies(self, namespace: str) -> dict[str, Any]:
@@ -168,49 +183,61 @@ class Admin(Rest):
         return await self._object(f"namespaces/{namespace_path(namespace)}")
 
     async def namespace_policy(self, namespace: str, name: str) -> Any:
-        """Return one policy by the name in its URL (`retention`, `deduplication`); None when it is not set."""
+        """Return one policy of a namespace by the name in its URL (`retention`, `deduplication`); None if it is not
+        set.
+        """
         return await self._json("GET", f"namespaces/{namespace_path(namespace)}/{name}")
 
     async def set_namespace_policy(self, namespace: str, name: str, value: Any) -> None:
-        """Set one policy. It is stored at once and in force a little later."""
+        """Set one policy of a namespace. It is stored at once and in force a little later."""
         method = "PUT" if name in _NAMESPACE_PUT else "POST"
         await self._call(method, f"namespaces/{namespace_path(namespace)}/{name}", value)
 
     async def set_namespace_retention(self, namespace: str, retention: Retention) -> None:
-        """Set the retention of topics that have none of their own."""
+        """Set a namespace's retention, for topics that have none of their own."""
         await self.set_namespace_policy(namespace, _RETENTION, _retention_json(retention))
 
     async def get_namespace_retention(self, namespace: str) -> Retention | None:
-        """Return the namespace's retention; None where the broker's default is in force."""
+        """Return the namespace's retention; None if the broker's default is in force."""
         return _retention(await self.namespace_policy(namespace, _RETENTION))
 
     # -- topics
 
     async def list_partitioned(self, namespace: str) -> list[str]:
-        """Full names of the partitioned topics, without their partitions."""
+        """Return the full names of a namespace's partitioned topics, without their partitions."""
         return await self._list(f"persistent/{namespace_path(namespace)}/partitioned")
 
     async def list_topics(self, namespace: str) -> list[str]:
-        """Full names of the plain topics, and of the partitions (`...-partition-0`) of the others."""
+        """Return the full names of a namespace's plain topics, and of the partitions (`...-partition-0`) of the
+        others.
+        """
         return await self._list(f"persistent/{namespace_path(namespace)}")
 
     async def create_partitioned(self, topic: str, partitions: int, properties: Mapping[str, str]) -> None:
-        """Create a topic with its properties in one step. Conflict when there is one of this name of either kind."""
+        """Create a partitioned topic with its properties in one step. PulsarError Conflict if a topic of this name
+        exists, partitioned or not.
+        """
         body = {"partitions": partitions, "properties": dict(properties)}
         await self._call("PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False)
 
     async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
-        """Return partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
+        """Return a topic's number of partitions and properties; never creates it. PulsarError NotFound if there is no
+        such topic.
+        """
         query = {"checkAllowAutoCreation": "false"}
         answer = await self._object(f"{topic_path(topic)}/partitions", "partitions", query=query)
         return PartitionedMetadata(answer["partitions"], answer.get("properties") or {})
 
     async def grow(self, topic: str, partitions: int) -> None:
-        """Raise the number of partitions. BadRequest when it has more already; the same number changes nothing."""
+        """Raise the number of partitions of a topic. PulsarError BadRequest if it has more already; the same number
+        changes nothing.
+        """
         await self._call("POST", f"{topic_path(topic)}/partitions", partitions)
 
     async def create_missed_partitions(self, topic: str) -> None:
-        """Make those partitions of a topic that are not there. NotFound where there is no such partitioned topic."""
+        """Make those partitions of a topic that do not exist. PulsarError NotFound if there is no such partitioned
+        topic.
+        """
         await self._call("POST", f"{topic_path(topic)}/createMissedPartitions")
 
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
@@ -231,16 +258,18 @@ class Admin(Rest):
         return properties
 
     async def closed_index(self, partition: str) -> int | None:
-        """Index of the last message in the closed ledgers of a plain topic or one partition.
+        """Return the index of the last message in the closed ledgers of a plain topic or one partition.
 
-        -1 before its first ledger is closed, None on a broker that keeps no index. It is still there when retention has
-        emptied the log: with no entry left, the next message gets this number plus one.
+        -1 before its first ledger is closed, None on a broker that keeps no index. It is still there after retention
+        has emptied the log: the next message gets this number plus one.
         """
         index = (await self._properties(partition)).get(OWN_PROPERTY)
         return None if index is None else int(index)
 
     async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """Set these properties; others stay. NotFound, late, where there is no such topic."""
+        """Set these properties of a topic; others stay. PulsarError NotFound, which comes late, if there is no such
+        topic.
+        """
         call = asyncio.ensure_future(
             self._call("PUT", f"{topic_path(topic)}/properties", checked_properties(properties))
         )
@@ -253,7 +282,7 @@ class Admin(Rest):
             call.cancel()
 
     async def remove_property(self, topic: str, key: str) -> None:
-        """Remove one property; nothing happens when it is not there."""
+        """Remove one property of a topic; it is no error if it is not there."""
         checked_properties({key: ""})
         await self._call("DELETE", f"{topic_path(topic)}/properties", query={"key": key})
 
@@ -263,47 +292,55 @@ class Admin(Rest):
     # -- policies of a topic: stored first, in force a moment later; read them back with `applied`
 
     async def policy(self, topic: str, name: str, *, applied: bool = False) -> Any:
-        """Return one policy; None when not set. `applied`: what holds for the topic, from wherever it is set."""
+        """Return one policy of a topic; None if it is not set. With `applied`, the policy in force, from whatever level
+        it comes.
+        """
         return await self._json("GET", f"{topic_path(topic)}/{name}", query={"applied": "true"} if applied else None)
 
     async def set_policy(self, topic: str, name: str, value: Any) -> None:
-        """Set one policy by the name in its URL, such as `maxConsumers`. NotFound when there is no such topic."""
+        """Set one policy of a topic by the name in its URL, such as `maxConsumers`. PulsarError NotFound if there is no
+        such topic.
+        """
         await self._call("POST", f"{topic_path(topic)}/{name}", value)
 
     async def set_retention(self, topic: str, retention: Retention) -> None:
-        """Set a topic's retention. BadRequest where one limit is 0 and the other is not."""
+        """Set a topic's retention. BadRequest if one limit is 0 and the other is not."""
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
-        """Return a topic's retention; None where it has none of its own."""
+        """Return a topic's retention; None if it has none of its own."""
         return _retention(await self.policy(topic, _RETENTION, applied=applied))
 
     async def lift_backlog_quotas(self, topic: str) -> None:
-        """Let subscriptions keep as much as they like: the broker refuses a retention below the quotas' sizes."""
+        """Remove the limits on the backlog of a topic's subscriptions: the broker refuses a retention below the quotas'
+        sizes.
+        """
         unlimited = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
         for kind in ("destination_storage", "message_age"):
             await self._call("POST", f"{topic_path(topic)}/backlogQuota", unlimited, query={"backlogQuotaType": kind})
 
     async def set_deduplication(self, topic: str, enabled: bool) -> None:
-        """Set if the broker drops what a producer of the same name sends twice."""
+        """Set if the broker drops entries that a producer of the same name sends twice to the topic."""
         await self.set_policy(topic, _DEDUPLICATION, enabled)
 
     async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
-        """Return true if a topic deduplicates; None where that is not set."""
+        """Return true if deduplication is on by the topic's own policy; None if that is not set."""
         enabled: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
         return enabled
 
     async def set_compaction_threshold(self, topic: str, size: int) -> None:
-        """Compact when so many bytes have come since the last time; 0 never."""
+        """Have the broker compact the topic each time that so many bytes have come since the last compaction; 0 for
+        never.
+        """
         await self.set_policy(topic, "compactionThreshold", size)
 
     async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
-        """Bytes; None: not set."""
+        """Return the bytes after which the broker compacts the topic; None if that is not set."""
         threshold: int | None = await self.policy(topic, "compactionThreshold", applied=applied)
         return threshold
 
     async def keep_when_idle(self, topic: str) -> None:
-        """Take the topic out of the broker's deletion of idle topics (`inactiveTopicPolicies`)."""
+        """Exclude the topic from the broker's deletion of idle topics (`inactiveTopicPolicies`)."""
         await self.set_policy(topic, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
 
     async def stays_when_idle(self, topic: str) -> bool:
@@ -312,17 +349,19 @@ class Admin(Rest):
         return applied is not None and not applied["deleteWhileInactive"]
 
     async def set_max_message_size(self, topic: str, size: int) -> None:
-        """Set the bytes of one entry, up to the broker's own limit; 0 is no limit but that one."""
+        """Set the largest size of an entry of the topic in bytes, up to the broker's own limit; 0 for that limit
+        alone.
+        """
         await self.set_policy(topic, "maxMessageSize", size)
 
     async def get_max_message_size(self, topic: str, *, applied: bool = False) -> int | None:
-        """Bytes; None: not set."""
+        """Return the largest size of an entry of the topic in bytes; None if it is not set."""
         size: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
         return size
 
     async def has_publish_rate(self, topic: str) -> bool:
-        """Return true if the topic, or its namespace for each of its topics, has a publish rate. A Pulsar broker may,
-        too.
+        """Return true if the topic, or its namespace for each topic, limits the rate of publishing. A broker-wide limit
+        is not seen.
         """
         rate = await self.policy(topic, _PUBLISH_RATE)
         if rate is None:
@@ -333,11 +372,14 @@ class Admin(Rest):
     # -- a look into the log of a plain topic or one partition
 
     async def internal_stats(self, partition: str) -> dict[str, Any]:
-        """Ledgers, `lastConfirmedEntry`, cursors. The last ledger's own count is 0 until it is closed."""
+        """Return the topic's ledgers, `lastConfirmedEntry` and cursors. The last ledger's own count is 0 until it is
+        closed.
+        """
         return await self._object(f"{topic_path(partition)}/internalStats")
 
     async def stats(self, partition: str, *, backlogs: bool = False) -> dict[str, Any]:
-        """Rates, sizes, producers, subscriptions; with `backlogs` how many bytes, and how old, each of these is behind.
+        """Return the topic's rates, sizes, producers and subscriptions; with `backlogs` the bytes and the age of each
+        one's backlog.
 
         The latter are `backlogSize` and `earliestMsgPublishTimeInBacklog` (ms), for which the broker reads an entry.
         """
@@ -345,9 +387,9 @@ class Admin(Rest):
         return await self._object(f"{topic_path(partition)}/stats", query=more)
 
     async def transaction_buffer(self, partition: str) -> dict[str, Any]:
-        """State and open transactions of a partition's transaction buffer; its states: `RECOVERED`, and others.
+        """Return state and open transactions of a partition's transaction buffer; for its states see `RECOVERED`.
 
-        An error of some kind on a broker without transactions.
+        PulsarError of some kind on a broker without transactions.
         """
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
         body = (await self._call("GET", path, root="admin/v3")).body
@@ -358,7 +400,7 @@ class Admin(Rest):
         """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
         it.
 
-        An error of some kind on a broker without transactions.
+        PulsarError of some kind on a broker without transactions.
         """
         name = topic_path(partition).partition("/")[2]
         path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
@@ -366,15 +408,15 @@ class Admin(Rest):
         return answer.get("startPosition") is not None and not answer.get("aborted")
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
-        """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).
+        """Return (ledger, entry) of the first entry that the broker took at or after `timestamp` (ms).
 
-        Behind the last entry where there is none; such an entry does not exist (yet).
+        If there is none, the position behind the last entry; no such entry exists yet.
         """
         message_id = await self._object(f"{topic_path(partition)}/messageid/{timestamp}", "ledgerId", "entryId")
         return message_id["ledgerId"], message_id["entryId"]
 
     async def entry(self, partition: str, ledger: int, entry: int) -> StoredEntry:
-        """Read one entry. NotFound when it is not there, or no more."""
+        """Read one entry of a topic. PulsarError NotFound if it does not exist, or is not kept any more."""
         answer = await self._call("GET", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")
         headers = answer.headers
         index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")
@@ -390,9 +432,10 @@ class Admin(Rest):
         )
 
     async def entry_head(self, partition: str, ledger: int, entry: int) -> EntryHead:
-        """Return what is known of one entry without its payload, of those too that the broker keeps back from readers.
+        """Return the metadata of one entry without its payload, also of an entry that the broker keeps back from
+        readers.
 
-        An error of some kind where the entry is not there: the broker's reason is in its text.
+        PulsarError of some kind if the entry does not exist: the broker's reason is in its text.
         """
         headers = (await self._call("HEAD", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")).headers
         index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")
@@ -412,11 +455,13 @@ class Admin(Rest):
         await self._call("DELETE", f"{topic_path(partition)}/truncate")
 
     async def unload(self, topic: str) -> None:
-        """Take the topic (or one partition) from its broker: a new ledger, and its clients are cut."""
+        """Unload the topic (or one partition) from its broker: it begins a new ledger, and its clients are
+        disconnected.
+        """
         await self._call("PUT", f"{topic_path(topic)}/unload")
 
     async def compact(self, topic: str) -> None:
-        """Start a compaction. Conflict while one runs."""
+        """Start a compaction of the topic. PulsarError Conflict while one runs."""
         await self._call("PUT", f"{topic_path(topic)}/compaction", repeat=False)
 
     async def compaction_status(self, partition: str) -> CompactionStatus:
@@ -430,11 +475,13 @@ IDLE_TOPICS_STAY: Mapping[str, Any] = {
     "maxInactiveDurationSeconds": 60,
     "deleteWhileInactive": False,
 }
-"""The value of `inactiveTopicPolicies`, of a topic or a namespace, that switches the deletion off."""
+"""The value of `inactiveTopicPolicies`, of a topic or a namespace, that switches the deletion of idle topics off."""
 
 
 def checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return what a request sets. PulsarError BadRequest where the broker's own property is among them."""
+    """Return the properties for a request that sets them. PulsarError BadRequest if the broker's own property is among
+    them.
+    """
     if OWN_PROPERTY in properties:
         raise PulsarError("BadRequest", f"the property {OWN_PROPERTY!r} is the broker's own")
     return dict(properties)

@@ -21,17 +21,21 @@ BeforeAttach = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
 
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
-"""Errors that the first opening retries until its time is up. A later one retries all retriable errors for ever."""
+"""The codes of errors after which the first opening tries again until its time is up. Later ones retry all retriable
+errors for ever.
+"""
 _TELL_EVERY = 10
-"""After this many failed attempts a line is logged."""
+"""The number of failed attempts after which a line is logged."""
 _STABLE_SECONDS = 5.0
-"""Seconds on one broker after which the first wait after a loss is short again."""
+"""The seconds on one broker after which the first wait after a loss is short again."""
 
 log = logging.getLogger(__name__)
 
 
 class BrokerAttachment(ABC):
-    """A producer, reader or watch, attached to the broker that has its topic. It follows the topic to other brokers."""
+    """The attachment of a producer, reader or watch to the broker that has its topic. It follows the topic to other
+    brokers.
+    """
 
     def __init__(
         self,
@@ -56,41 +60,47 @@ class BrokerAttachment(ABC):
         self._attached_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._end: PulsarError | None = None
-        """Why it ended: it is closed, or lost for good."""
+        """The error with which it ended: it is closed, or lost for good; None while it lives."""
         self.attached_times = 0
-        """How often it was attached: 1 is the first time."""
+        """The number of times that it was attached; 1 after the first time."""
 
     # --- what subclasses define
 
     @abstractmethod
     async def _find(self, assigned: str | None) -> Connection:
-        """Return the connection to attach to; `assigned` is the broker that the last one named. PulsarError."""
+        """Return the connection to attach to; `assigned` is the broker that the last one named for the topic.
+        PulsarError.
+        """
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
-        """Register with `connection` and ask the broker. After a PulsarError nothing may stay registered."""
+        """Register with `connection` and ask the broker to attach it. After a PulsarError nothing may stay
+        registered.
+        """
 
     async def _confirmed(self, connection: Connection) -> None:  # noqa: B027 - most have nothing to do
-        """Look at what it is attached to before anything goes through it. As `_attach` after an error."""
+        """Look at the topic that it was attached to before anything is sent or read. After a PulsarError nothing may
+        stay registered.
+        """
 
     def _interrupted(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
-        """Wake what waits in `_attach` for more than an answer: the connection is gone."""
+        """Wake a wait in `_attach` for more than an answer, because the connection is gone."""
 
     @abstractmethod
     def _detached(self, error: PulsarError) -> None:
-        """Note that the connection is gone, before the way back is begun."""
+        """Handle the loss of the connection, before the way back is begun."""
 
     @property
     def _ends_with_connection(self) -> bool:
-        """True if it does not come back from the loss of the connection that it has now."""
+        """True if the loss of the present connection is the end, without attaching again."""
         return False
 
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
-        """Note that an attempt to attach again failed; there will be another."""
+        """Handle a failed attempt to attach again; there will be another."""
 
     @abstractmethod
     def _resume(self) -> None:
-        """Go on after being attached."""
+        """Begin or go on to send or read, after being attached."""
 
     @abstractmethod
     def _over(self, error: PulsarError) -> None:
@@ -131,7 +141,9 @@ class BrokerAttachment(ABC):
         self._resume()
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Attach again, unless it was closed."""
+        """Attach again after the loss of the connection, unless the attachment was closed; `assigned` is the broker to
+        go to, if the old one has named it.
+        """
         if self._connection is None:  # in the middle of attaching
             self._broken = error
             self._interrupted(error)
@@ -191,7 +203,7 @@ class BrokerAttachment(ABC):
         self._over(error)
 
     def abandon(self, error: PulsarError) -> None:
-        """End the attachment because its client is closed."""
+        """End the attachment, because its client is closed."""
         if self._task is not None:
             self._task.cancel()
         self._give_up(error)

@@ -21,20 +21,22 @@ from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.tls import TlsOptions
 
 REFRESH_EARLY = 60.0
-"""An access token is replaced so many seconds before it expires, or at nine tenths of a shorter life."""
+"""The seconds before its expiry at which an access token is replaced; one that lives for less is replaced at nine
+tenths of its life.
+"""
 
 
 class Credentials:
     """Credentials of one role. `method` is Pulsar's name of the authentication method.
 
     `data` and `headers` are asked again for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
-    "AuthFailed", retriable where only something on the way to the credentials is broken.
+    "AuthFailed", retriable if only something on the way to the credentials is broken.
     """
 
     method: str
 
     async def data(self) -> bytes:
-        """Return what goes into CONNECT and AUTH_RESPONSE."""
+        """Return the credentials for CONNECT and AUTH_RESPONSE of the binary protocol."""
         raise NotImplementedError
 
     async def headers(self) -> dict[str, str]:
@@ -42,7 +44,7 @@ class Credentials:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Forget credentials that the server refused: get new ones the next time."""
+        """Drop credentials that the server refused, and get new ones the next time."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -62,11 +64,11 @@ class Token(Credentials):
         return cls(lambda: _read(Path(path)))
 
     async def data(self) -> bytes:
-        """Return the token."""
+        """Return the token for the binary protocol."""
         return (await self._token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """As a bearer."""
+        """Return the HTTP header that carries the token as a bearer token."""
         return {"Authorization": f"Bearer {await self._token()}"}
 
     async def _token(self) -> str:
@@ -78,7 +80,7 @@ class Token(Credentials):
 
 
 class Basic(Credentials):
-    """User and password."""
+    """Credentials of a user and a password."""
 
     method = "basic"
 
@@ -86,11 +88,11 @@ class Basic(Credentials):
         self._pair = f"{user}:{password}".encode()
 
     async def data(self) -> bytes:
-        """`user:password`."""
+        """Return `user:password` for the binary protocol."""
         return self._pair
 
     async def headers(self) -> dict[str, str]:
-        """HTTP's basic authentication."""
+        """Return the HTTP header of basic authentication."""
         return {"Authorization": f"Basic {base64.b64encode(self._pair).decode()}"}
 
 
@@ -129,15 +131,15 @@ class OAuth2(Credentials):
         return f"OAuth2({self._issuer!r})"
 
     async def data(self) -> bytes:
-        """Return the access token."""
+        """Return the access token for the binary protocol, asking the issuer if none is valid."""
         return (await self._access_token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """As a bearer."""
+        """Return the HTTP header that carries the access token as a bearer token."""
         return {"Authorization": f"Bearer {await self._access_token()}"}
 
     def forget(self) -> None:
-        """Get another access token the next time."""
+        """Drop the access token, which the server refused, and get another one the next time."""
         self._token = ""
 
     async def _access_token(self) -> str:
@@ -172,16 +174,16 @@ class OAuth2(Credentials):
         return _checked(_text(answer, "access_token", url)), float(life)
 
     def _check_safe(self, url: str) -> None:
-        """PulsarError where an issuer with TLS sends us to a URL without it: that one would read the secret."""
+        """Raise PulsarError if an issuer with TLS names a token endpoint without it, which would see the secret in
+        clear text.
+        """
         if urlsplit(self._issuer).scheme == "https" and urlsplit(url).scheme != "https":
             text = f"{self._issuer} names {url}, which has no TLS: the client secret is not sent there; mend the issuer"
             raise PulsarError("AuthFailed", text)
 
     @staticmethod
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
-        """Return the JSON object of an answer. What the issuer says of an error is shown, unless it is no OAuth2
-        error.
-        """
+        """Return the JSON object of an issuer's answer. Of an error the text is shown only if it is an OAuth2 error."""
         try:
             answer = json.loads(await response.read())
         except ValueError:
@@ -258,7 +260,7 @@ def _oauth2(text: str, tls: TlsOptions | None) -> OAuth2:
 
 
 def _key_file(path: str) -> dict[str, str]:
-    """Client id and secret from the JSON file that Pulsar's own clients use."""
+    """Return client id and secret from the JSON file that Pulsar's own clients use."""
     try:
         content = json.loads(Path(path).read_text())
     except OSError as error:
@@ -271,7 +273,7 @@ def _key_file(path: str) -> dict[str, str]:
 
 
 def _path(text: str) -> str:
-    """Return a path, also as a file: URL."""
+    """Return the path that a setting names, which may be a file: URL."""
     if text.startswith("file:"):
         text = unquote(text.removeprefix("file:").removeprefix("//"))
     return str(Path(text).expanduser())

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Backoff:
-    """Waits of seconds that double up to `most`; each is drawn between half and the whole, so that crowds spread."""
+    """The waits between tries, in seconds: they double up to `most`, and each is drawn between half and the whole, so
+    that crowds spread.
+    """
 
     __slots__ = ("_first", "_most", "_next", "_random")
 

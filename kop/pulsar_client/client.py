@@ -32,7 +32,7 @@ _MOST_REDIRECTS = 20
 
 
 class Lookup:
-    """Questions to any broker, on the connections that are kept for them."""
+    """Look-ups that any broker of the cluster answers, on connections that are kept for them."""
 
     def __init__(self, pool: Pool, *, timeout: float, listener: str | None) -> None:
         self._pool = pool
@@ -40,7 +40,9 @@ class Lookup:
         self._listener = listener
 
     async def broker(self, topic: str) -> BrokerRoute:
-        """Return the broker that serves `topic` (a partition or an unpartitioned topic). PulsarError."""
+        """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
+        to. PulsarError.
+        """
         connection = await self._pool.any(LOOKUP)
         authoritative = False
         for _ in range(_MOST_REDIRECTS):
@@ -73,7 +75,7 @@ class Lookup:
         return answer
 
     async def partitions(self, topic: str) -> int:
-        """Return how many partitions `topic` has, 0 for one that is not partitioned; never creates it. PulsarError."""
+        """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError."""
         connection = await self._pool.any(LOOKUP)
         if not connection.features.supports_get_partitioned_metadata_without_auto_creation:
             raise PulsarError(
@@ -127,7 +129,7 @@ class Client:
             client_version=client_version,
         )
         self.outage = self._pool.outage
-        """The outage that this client knows of: none of its connections stands, or they stand since a moment."""
+        """The state machine of outages of the cluster, which sees all connections of this client."""
         self._lookup = Lookup(self._pool, timeout=request_timeout, listener=listener)
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
@@ -135,10 +137,12 @@ class Client:
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
         self._users: WeakSet[BrokerAttachment] = WeakSet()
         self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
-        """The largest entry (metadata and payload, in bytes) that the brokers take, known after `start`."""
+        """The largest entry (metadata and payload, in bytes) that the brokers accept, known after `start`."""
 
     async def start(self) -> None:
-        """Connect once. PulsarError, whose text says what to do."""
+        """Connect once, so that a wrong address or refused credentials show at once. PulsarError, whose text says what
+        to do.
+        """
         try:
             connection = await self._pool.any(LOOKUP)
         except PulsarError as error:
@@ -153,7 +157,7 @@ class Client:
         await self._pool.close()
 
     async def partitions(self, topic: str) -> int:
-        """Return how many partitions `topic` has; 0: it is not partitioned. Never creates it. PulsarError
+        """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError
         TopicNotFound.
         """
         return await self._lookup.partitions(topic)
@@ -281,7 +285,7 @@ class Client:
         return reader
 
     def transactions(self) -> Transactions:
-        """Return the transactions of the cluster; nothing is asked before its first use."""
+        """Return the client of the cluster's transaction coordinators; nothing is asked before its first use."""
         return Transactions(
             self.partitions,
             lambda topic: self._connection(topic, TRANSACTIONS, None),
@@ -289,8 +293,8 @@ class Client:
         )
 
     def _turns_of(self, kind: str) -> Turns:
-        """Return how many may attach at once: a broker that comes back is not met by ten thousand, of whom most time
-        out.
+        """Return the bound on attachments at a time, so that a broker that comes back is not met by ten thousand, of
+        whom most time out.
         """
         turns = self._turns.get(kind)
         if turns is None:
@@ -305,7 +309,7 @@ class Client:
 
 
 def _kind(lane: str) -> str:
-    """Return the pool's name for the connections of a lane of producers."""
+    """Return the name under which the pool keeps the connections of a lane of producers."""
     return f"{SEND}:{lane}" if lane else SEND
 
 

@@ -26,12 +26,14 @@ from kop.pulsar_client.types import Auth, Receipt, Received
 
 PROTOCOL_VERSION = 21
 _WRITE_HIGH = 4 * 1024 * 1024
-"""Bytes unsent from which on producers keep their entries back."""
+"""The number of unsent bytes from which on producers keep their entries back."""
 
 _JOINED = 64 * 1024
-"""Bytes of entries up to which they are written as one buffer."""
+"""The number of bytes of entries up to which they are written as one buffer."""
 _WRITE_AT_ONCE = 1024 * 1024
-"""Bytes of entries that are not kept until the end of a turn of the loop: the socket has to say when it is full."""
+"""The number of bytes of entries from which on they are written before the end of the loop's turn: only then does the
+socket say that it is full.
+"""
 
 _OF_COORDINATORS: Mapping[int, str] = {
     pb.BaseCommand.TC_CLIENT_CONNECT_RESPONSE: "tcClientConnectResponse",
@@ -40,55 +42,58 @@ _OF_COORDINATORS: Mapping[int, str] = {
     pb.BaseCommand.END_TXN_RESPONSE: "endTxnResponse",
     pb.BaseCommand.END_TXN_ON_PARTITION_RESPONSE: "endTxnOnPartitionResponse",
 }
-"""Answers of transaction coordinators, by the name of their field in a command."""
+"""The names of the fields, in a command, of the answers of transaction coordinators."""
 
 log = logging.getLogger(__name__)
 
 
 class ProducerEvents(Protocol):
-    """What a connection tells a producer."""
+    """The methods of a producer that its connection calls."""
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Tell which entries are stored, in the order in which the broker says so: all that one read brought."""
+        """Take the receipts of entries that are stored, in the broker's order: all that one read of the socket
+        brought.
+        """
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
-        """Tell that the entry was refused."""
+        """Handle the broker's refusal of an entry."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Tell that the broker has closed the producer, or the connection is gone; called once."""
+        """Handle that the broker has closed the producer, or that the connection is gone; called once."""
 
     def on_writable(self) -> None:
-        """Tell that entries kept back may be written."""
+        """Write entries that were kept back: the connection takes more now."""
 
 
 class ReaderEvents(Protocol):
-    """What a connection tells a reader."""
+    """The methods of a reader that its connection calls."""
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
-        """Take the message at place `at` of what a read brought, and those behind it that can be taken with it.
+        """Take the message at place `at` among those that a read of the socket brought, and those behind it that can be
+        taken with it.
 
-        Returns how many. The bytes of their views are there during the call only.
+        Returns the number taken. The bytes of their views exist during the call only.
         """
 
     def on_end(self) -> None:
-        """Tell that the topic is terminated and wholly read."""
+        """Handle that the topic is terminated and read to its end."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Tell that the broker has closed the consumer, or the connection is gone; called once."""
+        """Handle that the broker has closed the consumer, or that the connection is gone; called once."""
 
 
 class WatchEvents(Protocol):
-    """What a connection tells a watcher of a namespace."""
+    """The methods of a watch of a namespace that its connection calls."""
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
-        """Tell of a change."""
+        """Take the broker's news of topics that came or went."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Tell that the connection is gone; called once."""
+        """Handle that the connection is gone; called once."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one connection; made by `connect`."""
+    """A connection to a Pulsar broker, as asyncio's protocol object; made by `connect`."""
 
     def __init__(
         self,
@@ -101,9 +106,11 @@ class Connection(asyncio.BufferedProtocol):
         shared: memoryview,
         on_closed: Callable[[Connection, PulsarError, int], None],
     ) -> None:
-        """`on_closed` is called once, with the reason and with how many producers, readers and watches there were."""
+        """Prepare a connection. `on_closed` is called once, with the reason and the number of producers, readers and
+        watches that it had.
+        """
         self.name = name
-        """For texts: the address and what the connection is for."""
+        """The connection's name in log lines and errors: the address and its purpose."""
         self._auth = auth
         self._client_version = client_version
         self._proxy_to = proxy_to
@@ -119,11 +126,13 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = False
         self._asked = False
         self._silent = 0
-        """How often it was looked for a sign of life since anything came."""
+        """The number of calls of `is_silent` since anything came from the broker."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
         self.outgoing: Outgoing = outgoing_twin.Outgoing(_WRITE_AT_ONCE, self._write_soon, self._write_entries)
-        """SEND frames that are written at the end of this turn of the loop: a system call costs more than a frame."""
+        """The SEND frames that are written at the end of this turn of the loop: a system call costs more than a
+        frame.
+        """
         self.producers: dict[int, ProducerEvents] = {}
         self.readers: dict[int, ReaderEvents] = {}
         self.watches: dict[int, WatchEvents] = {}
@@ -136,20 +145,20 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport of the new connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Tell everybody."""
+        """Tell all users of the connection that it is gone."""
         self._end(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the memory for the bytes that arrive next."""
         return self._frames.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what came."""
+        """Take the bytes that arrived, and hand on the receipts, messages and commands in them."""
         self._heard = True
         self._silent = 0
         try:
@@ -161,11 +170,11 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(PulsarError("FrameError", f"{self.name}: {error!r}"))
 
     def pause_writing(self) -> None:
-        """Keep entries back."""
+        """Have producers keep their entries back, because the socket takes no more."""
         self.outgoing.paused = True
 
     def resume_writing(self) -> None:
-        """Let the producers go on, those that waited longest first."""
+        """Let producers send again, those that waited longest first."""
         self.outgoing.paused = False
         while self._blocked and not self.paused:
             producer_id, producer = next(iter(self._blocked.items()))
@@ -175,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- lifetime
 
     async def handshake(self) -> None:
-        """CONNECT and its answer, with authentication. PulsarError."""
+        """Send CONNECT and wait for its answer, with authentication. PulsarError."""
         connect = pb.CommandConnect(client_version=self._client_version, protocol_version=PROTOCOL_VERSION)
         flags = connect.feature_flags
         flags.supports_auth_refresh = True
@@ -233,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tell(user.on_disconnect, error, None)
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Tell one of several users: one that fails keeps no other from being told."""
+        """Call a user of the connection with news; an exception of it keeps no other user from being told."""
         try:
             call(*arguments)
         except Exception:
@@ -252,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write_frame(wire.PING_FRAME)
 
     def is_silent(self, looks: int) -> bool:
-        """Return True if nothing came since `looks` calls of this, though a ping was sent at the second of them."""
+        """Return true if nothing came since `looks` calls of this, though a ping was sent at the second of them."""
         self._silent += 1
         if self._silent > 1:  # nothing came since the last call
             self.write_frame(wire.PING_FRAME)
@@ -260,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def in_use(self) -> bool:
-        """True while anything depends on this connection."""
+        """True while a producer, a reader, a watch or a request uses this connection."""
         return bool(self.producers or self.readers or self.watches or self._requests)
 
     # --- what goes out
@@ -273,11 +282,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def paused(self) -> bool:
-        """True if the peer takes less than is written, so that producers keep their entries back."""
+        """True if the socket takes no more for now, so that producers keep their entries back."""
         return self.outgoing.paused
 
     def write_entry(self, frame: bytes) -> None:
-        """Write a SEND frame, with all those of this turn of the loop."""
+        """Write a SEND frame at the end of this turn of the loop, with all others of it."""
         self.outgoing.push(frame)
 
     def _write_soon(self) -> None:
@@ -295,15 +304,15 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(frames)
 
     def write(self, command: pb.BaseCommand) -> None:
-        """Write a command."""
+        """Write a command of Pulsar's binary protocol as a frame, behind all entries."""
         self.write_frame(wire.command_frame(command))
 
     def when_writable(self, producer_id: int, producer: ProducerEvents) -> None:
-        """Call `on_writable` once when the peer takes entries again."""
+        """Call the producer's `on_writable` once when the socket takes entries again."""
         self._blocked[producer_id] = producer
 
     def request_id(self) -> int:
-        """Return a number for a request."""
+        """Return a new number by which a request and its answer are matched."""
         number = self._next_request
         self._next_request = number + 1
         return number
@@ -326,11 +335,11 @@ class Connection(asyncio.BufferedProtocol):
                 del self._requests[request_id]
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for that answer any more."""
+        """Drop the future of a request whose answer nobody waits for any more."""
         self._requests.pop(request_id, None)
 
     def expect(self, request_id: int) -> asyncio.Future[Any]:
-        """Return a future for the (next) answer that carries this id."""
+        """Return a future for the answer, or the next of several, that carries this request id."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._requests[request_id] = future
         return future
@@ -375,7 +384,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write_frame(wire.PONG_FRAME)
 
     def _on_pong(self, command: pb.BaseCommand) -> None:
-        """Do nothing: that something came is what matters."""
+        """Do nothing: that bytes came is already noted, and the answer to a ping has no other meaning."""
 
     def _on_connected(self, command: pb.BaseCommand) -> None:
         if not self._connected.done():
@@ -423,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def _assigned(self, closing: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
-        """Return the broker that has the topic now, if this one says so."""
+        """Return the broker that has the topic now, if the one that closes a producer or reader names it."""
         secure = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
         return (closing.assignedBrokerServiceUrlTls if secure else closing.assignedBrokerServiceUrl) or None
 
@@ -485,7 +494,7 @@ class Connection(asyncio.BufferedProtocol):
             raise PulsarError("AuthFailed", f"no credentials to show: {error!r}") from error
 
     async def _respond(self) -> None:
-        """Answer a broker that asks for credentials again."""
+        """Answer the broker's AUTH_CHALLENGE with fresh credentials."""
         if self._auth is None:
             self.abort(PulsarError("AuthenticationError", f"{self.name} asks for credentials, none are configured"))
             return

@@ -43,15 +43,15 @@ _FINAL = frozenset(
         "Unauthorized",
     }
 )
-"""Final codes: the same request gets them again, however often it is repeated. All other codes may pass."""
+"""The codes of errors that the same request gets again however often it is repeated. All other codes may pass."""
 
 
 QUOTA_EXCEEDED = "ProducerBlockedQuotaExceededError"
-"""The code of a refusal because a subscription of the topic is too far behind."""
+"""The code of a refusal to publish because a subscription of the topic is too far behind (its backlog quota)."""
 
 _ENCRYPTION = "Encryption is required"
 _CLOSING = "fenced managed ledger"
-"""Part of the text about a topic that is being deleted or moved at this moment."""
+"""A part of the broker's text about a topic that is being deleted or moved at this moment."""
 _HELD_BY = re.compile(r"existing exclusive producer: (\S+)")
 
 
@@ -69,18 +69,22 @@ class PulsarError(Exception):
         self.code = code
         self.message = message
         self.retriable = code not in _FINAL if retriable is None else retriable
-        """True where the same request may succeed later."""
+        """True if the same request may succeed later."""
 
 
 class EntryRefusedError(PulsarError):
-    """The broker does not take one entry, however often it is sent. Those sent behind it have answers of their own."""
+    """A final refusal of one entry by the broker, however often it is sent. Those sent behind it have answers of their
+    own.
+    """
 
     def __init__(self, error: PulsarError) -> None:
         super().__init__(error.code, error.message, retriable=False)
 
 
 def exclusive_holder(error: PulsarError) -> str | None:
-    """Return the name of the exclusive producer for which a broker refused another one; None where it names none."""
+    """Return the name of the exclusive producer for which a broker refused another one; None if the error names
+    none.
+    """
     held = _HELD_BY.search(error.message)
     return None if held is None or held[1] == "null" else held[1]
 

@@ -28,12 +28,16 @@ _TEXT_OF_HTTP = (b"HTTP", b"\x15\x03")
 
 
 class Frames:
-    """Cuts one connection's stream; `get_buffer` and `updated` are those of asyncio.BufferedProtocol."""
+    """The cutting of one connection's stream into frames; `get_buffer` and `updated` are those of
+    asyncio.BufferedProtocol.
+    """
 
     __slots__ = ("_frame", "_have", "_on_received", "_prefix", "_shared", "limit")
 
     def __init__(self, on_received: Callable[[Sequence[Received]], None], shared: memoryview | None = None) -> None:
-        """`on_received` is called with what a read brought, in order; views in it hold during the call only."""
+        """Begin a stream. `on_received` is called with the contents of the frames of one read, in order; views in them
+        hold during the call only.
+        """
         self._on_received = on_received
         self._shared = shared if shared is not None else memoryview(bytearray(_SHARED_BYTES))
         self._prefix = b""
@@ -44,17 +48,21 @@ class Frames:
 
     @staticmethod
     def shared_buffer() -> memoryview:
-        """Memory that the connections of one event loop may share: a read and its handling are one step."""
+        """Return a receive buffer that all connections of one event loop may share, since a read and its handling are
+        one step.
+        """
         return memoryview(bytearray(_SHARED_BYTES))
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the memory for the bytes that arrive next."""
         if self._frame is not None:
             return self._frame[self._have :]
         return self._shared
 
     def updated(self, count: int) -> None:
-        """Take `count` bytes that were received. PulsarError FrameError, behind what came before the fault."""
+        """Take `count` bytes that arrived, and call `on_received`. PulsarError FrameError for a faulty frame, after all
+        before it.
+        """
         frame = self._frame
         if frame is not None:
             self._have += count

@@ -14,11 +14,11 @@ from kop.pulsar_client.types import Position
 
 
 class MessageOffsetError(ValueError):
-    """A message id that is none, or that has no offset; the text says why."""
+    """A text that is no message id, or a message that has no offset; the error's text says why."""
 
 
 class MessageId(NamedTuple):
-    """A message; `batch` is its place in its entry, -1 for the whole entry."""
+    """A message id: ledger, entry and place in the batch, which is -1 for the whole entry."""
 
     ledger: int
     entry: int
@@ -26,7 +26,7 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; MessageOffsetError."""
+        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; MessageOffsetError."""
         parts = text.split(":")
         if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
             raise MessageOffsetError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
@@ -63,7 +63,7 @@ async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, pa
 
 
 async def message_offsets(admin: Admin, topic: str, message: MessageId, *, packed: bool) -> tuple[int, int]:
-    """Return the first and the last offset of a message: of its whole entry where it names none of its messages.
+    """Return the first and the last Kafka offset of a message; of its whole entry if the id names no place in it.
 
     MessageOffsetError, PulsarError.
     """

@@ -17,24 +17,26 @@ from kop.pulsar_client.address import PulsarAddress
 from kop.pulsar_client.errors import PulsarError
 
 SETTLE_SECONDS: Final = 15.0
-"""How long connections have to stand, and nothing may fail, before an outage is over: a broker that started just now
-loads topics, and what was asked times out.
+"""The seconds for which connections have to stand without a failure before an outage is over: a broker that started
+just now loads topics, and requests to it time out.
 """
 LOOK_SECONDS: Final = 1.0
-"""How often it is looked whether an outage is over."""
+"""The seconds between two looks if an outage is over."""
 LONGEST_SETTLE_SECONDS: Final = 120.0
-"""How long connections stand at most before an outage is over, whatever fails: that is a fault of its own."""
+"""The seconds after which an outage is over if connections stand, whatever fails: such failures are a fault of their
+own.
+"""
 
 _UNANSWERED: Final = frozenset({"ConnectionLost", "Timeout"})
 _CAUSED: Final = _UNANSWERED | {"ServiceNotReady", "ServiceUnavailable", "MetadataError", "PersistenceError"}
-"""What Pulsar says, or its client, while brokers are away or start."""
+"""The codes of errors that are due to brokers which are away or starting."""
 
 
 class Over(NamedTuple):
-    """An outage that is over."""
+    """The length of an outage that is over, and the number of failures in it."""
 
     seconds: float
-    """Time from its begin until a connection stood, or, if others stood all the time, until the last failure."""
+    """The time from its beginning until a connection stood; if others stood all the time, until the last failure."""
     failures: int
 
 
@@ -43,19 +45,19 @@ class Outage:
 
     def __init__(self) -> None:
         self.times = 0
-        """Number of outages that have begun."""
+        """The number of outages that have begun."""
         self.failures = 0
-        """Number of requests and attempts that failed in the present outage."""
+        """The number of requests and attempts that failed in the present outage."""
         self._doubtful = False
         """True while a connection is lost, and nobody knows yet if it comes back."""
         self._stood: set[PulsarAddress] = set()
-        """Brokers to which a connection stood since an outage began with them."""
+        """The brokers to which a connection stood since an outage last began with them."""
         self._since: float | None = None
         self._back: float | None = None
         self._seen = 0
-        """Failures up to the last look."""
+        """The number of failures at the last look."""
         self._failed = 0.0
-        """Time of the last look that saw new failures."""
+        """The time of the last look that saw new failures."""
 
     @property
     def active(self) -> bool:
@@ -63,14 +65,14 @@ class Outage:
         return self._since is not None
 
     def answers(self, broker: PulsarAddress, now: float) -> None:
-        """Note that a connection to a broker stands, and that the broker answers on it."""
+        """Take in that a connection to a broker stands, and that the broker answers on it."""
         self._stood.add(broker)
         if self._since is not None and self._back is None:
             self._back = now
 
     def lost(self, *, others: bool) -> None:
-        """Note that a connection is lost, and if others stand. What fails until `certain` is called counts as of this
-        outage, if it is one.
+        """Take in that a connection is lost, and if others stand. Failures from now until `certain` is called count as
+        its consequence.
         """
         if not others:
             self._back = None
@@ -79,11 +81,11 @@ class Outage:
         self._doubtful = True
 
     def certain(self) -> None:
-        """Note that a lost connection had time to come back."""
+        """Take in that the time is over in which failures count as the consequence of a lost connection."""
         self._doubtful = False
 
     def fails(self, broker: PulsarAddress, error: PulsarError, now: float, *, others: bool) -> bool:
-        """Note that a broker takes no connection, or is silent on all. Return True if an outage begins with it.
+        """Take in that a broker accepts no connection, or is silent on all. Return true if an outage begins with it.
 
         `others` says that a connection to another broker stands.
         """
@@ -100,9 +102,8 @@ class Outage:
         return True
 
     def takes(self, error: BaseException) -> bool:
-        """Count an error as one that the present outage caused, or the loss of a connection a moment ago.
-
-        Return False if they did not, or there are none.
+        """Count an error that the present outage caused, or the loss of a connection a moment ago; return true if one
+        of them did.
         """
         if not (self.active or self._doubtful):
             return False
@@ -111,7 +112,7 @@ class Outage:
         return caused
 
     def settled(self, now: float) -> Over | None:
-        """Return the outage that is over now; None if there is none, or it lasts."""
+        """Return the outage that is over now; None if there is none, or if it goes on."""
         if self._since is None:
             return None
         if self.failures > self._seen:

@@ -15,7 +15,7 @@ from kop.compiled import compiled
 
 
 class Outgoing:
-    """The frames of one connection.
+    """The SEND frames of one connection that wait for the end of the loop's turn.
 
     `on_first` is called with the first frame, `on_full` with each one from which on there are `most` bytes.
     """
@@ -26,12 +26,12 @@ class Outgoing:
         self._on_full: Callable[[], None] | None = on_full
         self._frames: list[bytes] = []
         self.size = 0
-        """Bytes of the frames."""
+        """The bytes of all frames that wait."""
         self.paused = False
-        """True if the peer takes less than is written, so that producers keep their entries back."""
+        """True if the socket takes no more for now, so that producers keep their entries back."""
 
     def push(self, frame: bytes) -> None:
-        """Take a frame behind all others; it is dropped where the connection is closed."""
+        """Put a frame behind all others; it is dropped if the connection is closed."""
         if self._on_first is None or self._on_full is None:
             return
         self._frames.append(frame)
@@ -42,12 +42,12 @@ class Outgoing:
             self._on_first()
 
     def take(self) -> list[bytes]:
-        """Return all frames, which are the caller's now."""
+        """Remove all frames and return them."""
         frames, self._frames, self.size = self._frames, [], 0
         return frames
 
     def close(self) -> None:
-        """Drop all frames, and those that come."""
+        """Drop all frames, and those that come later: the connection is closed."""
         self._frames, self.size, self.paused = [], 0, True
         self._on_first = self._on_full = None
 

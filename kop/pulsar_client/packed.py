@@ -24,25 +24,27 @@ LEDGER_BITS: Final = 30
 ENTRY_BITS: Final = 19
 PLACE_BITS: Final = 14
 MOST_MESSAGES: Final = 1 << PLACE_BITS
-"""The most messages of one entry."""
+"""The most messages of one entry that can have numbers."""
 LAST_ENTRY: Final = (1 << ENTRY_BITS) - 1
-"""The number of the last entry, which stands for all further entries of its ledger."""
+"""The number of the last entry of a ledger, which stands for all further ones."""
 MOST_LEDGERS: Final = 1 << LEDGER_BITS
 LEDGER_NUMBERS: Final = 1 << ENTRY_BITS + PLACE_BITS
-"""How many numbers lie between one ledger and the next."""
+"""The distance between the numbers of one ledger and those of the next."""
 
 
 def pack(position: Position, place: int = 0) -> int:
-    """Return the number of a message. Only for an entry that `fits`, and a place below MOST_MESSAGES."""
+    """Return the number of a message id. Only for an entry that `fits`, and a place in it below MOST_MESSAGES."""
     return (position.ledger << ENTRY_BITS | position.entry) << PLACE_BITS | place
 
 
 def unpack(number: int) -> tuple[Position, int]:
-    """Return the entry and the place in it."""
+    """Return the position of the entry and the place in it that a number stands for."""
     entry = number >> PLACE_BITS
     return Position(entry >> ENTRY_BITS, entry & LAST_ENTRY), number & MOST_MESSAGES - 1
 
 
 def fits(position: Position) -> bool:
-    """Return true if the messages of an entry have numbers of their own."""
+    """Return true if the messages of this entry have numbers of their own: its number in the ledger is not too
+    large.
+    """
     return 0 <= position.entry < LAST_ENTRY and 0 <= position.ledger < MOST_LEDGERS

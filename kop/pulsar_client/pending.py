@@ -15,31 +15,33 @@ from kop.pulsar_client.types import Position, Receipt
 
 
 class PendingEntry:
-    """One entry between sending and its receipt. Who sends entries has a class of its own that says what follows."""
+    """An entry between its sending and its receipt. A user of producers has a class of its own for the consequences."""
 
     __slots__ = ("deadline", "frame", "highest_sequence_id", "producer_id", "sequence_id", "size")
 
     def __init__(self, frame: bytes, size: int, producer_id: int, sequence_id: int, highest_sequence_id: int) -> None:
         self.frame = frame
-        """The whole SEND frame, kept for sending it again. It names the producer `producer_id`."""
+        """The whole SEND frame, kept to send it again. It names the producer `producer_id`."""
         self.size = size
-        """Bytes of metadata and payload: what the broker's limit is about."""
+        """The bytes of metadata and payload, which the broker's limit is about."""
         self.producer_id = producer_id
         self.sequence_id = sequence_id
         self.highest_sequence_id = highest_sequence_id
         self.deadline = 0.0
 
     def stored(self, position: Position) -> None:
-        """Pulsar has the entry, at this position; DUPLICATE where it had it before."""
+        """Take the position at which Pulsar has stored the entry; DUPLICATE if it had it before."""
         raise NotImplementedError
 
     def failed(self, error: PulsarError) -> None:
-        """Pulsar has refused the entry, or it is not known whether it is stored. Others may get the same `error`."""
+        """Take the error: Pulsar has refused the entry, or it is not known if it is stored. Other entries may get the
+        same `error`.
+        """
         raise NotImplementedError
 
 
 class AwaitedEntry(PendingEntry):
-    """An entry that somebody waits for with a future."""
+    """A pending entry whose sender waits for a future."""
 
     __slots__ = ("future",)
 
@@ -56,12 +58,12 @@ class AwaitedEntry(PendingEntry):
         self.future = future
 
     def stored(self, position: Position) -> None:
-        """End the future."""
+        """Set the position as the future's result."""
         if not self.future.done():
             self.future.set_result(position)
 
     def failed(self, error: PulsarError) -> None:
-        """Fail the future."""
+        """Set the error as the future's exception."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -74,7 +76,7 @@ class PendingEntries:
     def __init__(self) -> None:
         self._pending: dict[int, PendingEntry] = {}
         self._unsent: deque[PendingEntry] = deque()
-        """Pending entries that wait for a connection that takes them."""
+        """The pending entries that are not written to the present connection yet."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -83,13 +85,15 @@ class PendingEntries:
         return sequence_id in self._pending
 
     def add(self, item: PendingEntry, *, sent: bool) -> None:
-        """Take an entry, behind all others. `sent`: it is put on the wire now, as all before it were."""
+        """Add an entry behind all others. `sent` is true if it is written to the connection now, as all before it
+        were.
+        """
         self._pending[item.sequence_id] = item
         if not sent:
             self._unsent.append(item)
 
     def next_unsent(self) -> PendingEntry | None:
-        """Return the next entry to put on the wire, counted as put there."""
+        """Return the next entry to write to the connection, and count it as written."""
         while self._unsent:
             item = self._unsent.popleft()
             if self._pending.get(item.sequence_id) is item:
@@ -98,19 +102,19 @@ class PendingEntries:
 
     @property
     def all_sent(self) -> bool:
-        """True when nothing waits to be put on the wire."""
+        """True if every pending entry is written to the present connection."""
         return not self._unsent
 
     @property
     def none_on_wire(self) -> bool:
-        """True when no entry that was put on the wire waits for its receipt."""
+        """True if no entry that was written to the present connection waits for its receipt."""
         unsent = self._unsent
         while unsent and self._pending.get(unsent[0].sequence_id) is not unsent[0]:
             unsent.popleft()
         return not self._pending or (bool(unsent) and next(iter(self._pending.values())) is unsent[0])
 
     def rewind(self) -> None:
-        """Forget what was put on the wire: every pending entry is to be sent, or sent again, in order."""
+        """Count every pending entry as not written, so that all are sent, or sent again, in order."""
         self._unsent = deque(self._pending.values())
 
     def find(self, sequence_id: int) -> PendingEntry | None:
@@ -127,11 +131,11 @@ class PendingEntries:
         return item
 
     def take(self, sequence_id: int) -> PendingEntry | None:
-        """Remove an entry that was answered; None where nothing waits for that answer any more."""
+        """Remove an entry that was answered; return None if no entry waits for that answer any more."""
         return self._pending.pop(sequence_id, None)
 
     def take_stored(self, receipts: Sequence[Receipt]) -> list[tuple[PendingEntry, int, int]]:
-        """Remove the entries that were stored; each comes with its ledger and its number in that."""
+        """Remove the entries that receipts name; return each with its ledger and entry number."""
         pop = self._pending.pop
         return [
             (item, ledger, entry)
@@ -140,11 +144,11 @@ class PendingEntries:
         ]
 
     def put_back(self, items: Iterable[PendingEntry]) -> None:
-        """Wait for receipts of these entries again, which stood before all others and were put on the wire."""
+        """Add entries, which were written to the connection, before all others, to wait for their receipts."""
         self._pending = {item.sequence_id: item for item in items} | self._pending
 
     def deadline(self) -> float | None:
-        """Return when the oldest entry expires."""
+        """Return the time at which the oldest entry expires; None without entries."""
         for item in self._pending.values():
             return item.deadline
         return None
@@ -161,7 +165,7 @@ class PendingEntries:
         return items
 
     def expire(self, now: float) -> list[PendingEntry]:
-        """Return all entries, in order, if the oldest has expired; else none.
+        """Remove and return all entries, in order, if the oldest has expired; else return none.
 
         All, because what stands behind it must not be stored without it: a retry of the oldest would then be dropped as
         a duplicate.

@@ -32,20 +32,22 @@ TRANSACTIONS = "transactions"
 WATCH = "watch"
 
 TOGETHER_SECONDS = 0.1
-"""Connections that are lost within this time of the first are named in one line of the log."""
+"""The seconds within which lost connections are named in one log line."""
 
 DOUBT_SECONDS = 1.0
-"""For how long after the loss of a connection what fails is taken for its consequence."""
+"""The seconds after the loss of a connection in which failures count as its consequence."""
 PULSE_SECONDS = 2.0
-"""How often each connection is looked at for a sign of life, and asked for one if there was none."""
+"""The seconds between two looks at each connection for a sign of life; if there was none the broker is asked for
+one.
+"""
 _SILENT_LOOKS = 3
-"""So many looks in vain on all connections to a broker are an outage: it did not answer pings for some seconds."""
+"""The number of looks without a sign of life on all connections to a broker after which an outage begins."""
 
 log = logging.getLogger(__name__)
 
 
 class BrokerRoute(NamedTuple):
-    """A broker, and where to connect for it: to itself, or to a proxy."""
+    """The broker of a topic, and the address to connect to: its own, or that of a proxy."""
 
     address: PulsarAddress
     through: PulsarAddress
@@ -66,7 +68,7 @@ class Pool:
         client_version: str,
     ) -> None:
         self.service = parse(url)
-        """The addresses that the client was given."""
+        """The addresses in the URL that the client was given."""
         self.tls = self.service[0].tls
         self._auth = auth
         self._options = tls or TlsOptions()
@@ -82,15 +84,15 @@ class Pool:
         self._end_timers: list[Callable[[], None]] = []
         self._closed = False
         self._refused: set[PulsarAddress] = set()
-        """Addresses without TLS that the log has named."""
+        """The addresses without TLS that a log line has named."""
         self.outage = Outage()
         self._certain: asyncio.TimerHandle | None = None
         self._silent: set[PulsarAddress] = set()
-        """Brokers that answer nothing on the connections that they have."""
+        """The brokers that have given no sign of life on any of their connections."""
         self._lost: list[tuple[str, int, PulsarError]] = []
-        """Connections that were lost and are not in the log yet: name, users, reason."""
+        """The connections that were lost and that no log line has told of yet: name, number of users, reason."""
         self.proxied = False
-        """True if brokers are reached through the service's address, as the last lookup said."""
+        """True if brokers are reached through the service's address, a proxy, according to the last look-up."""
 
     async def any(self, kind: str) -> Connection:
         """Return a connection to any of the service's addresses: the one that last worked, else the next."""
@@ -114,10 +116,10 @@ class Pool:
         raise first
 
     def broker(self, url: str) -> BrokerRoute:
-        """Return the broker of an address that a broker named.
+        """Return the route to a broker whose URL another broker named.
 
-        PulsarError TlsError for one without TLS where the service has it: credentials would go there in clear text.
-        A proxy keeps its own connection to the broker, whose address may be of either kind.
+        PulsarError TlsError for one without TLS if the service has it: credentials would go there in clear text. A
+        proxy keeps its own connection to the broker, whose address may be of either kind.
         """
         address = parse_one(url)
         broker = BrokerRoute(address, self.service[self._preferred] if self.proxied else address)
@@ -222,7 +224,7 @@ class Pool:
         log.info("%d %s, with %d producers, readers and watches: %s: %s", len(lost), text, users, names, lost[0][2])
 
     def _unanswered(self, broker: PulsarAddress, error: PulsarError) -> None:
-        """Note that a broker takes no connection, or is silent on all that it has."""
+        """Take in that a broker accepts no connection, or is silent on all: an outage may begin, with a log line."""
         standing = {route.address for route, _ in self._open} - self._silent
         if self._closed or broker in standing:
             return
@@ -246,7 +248,7 @@ class Pool:
             loop.call_later(LOOK_SECONDS, self._look_at_outage)
 
     def _feel_pulse(self) -> None:
-        """Find brokers that answer nothing any more, long before connections are given up for it."""
+        """Look for brokers that answer nothing any more, long before their connections are given up for it."""
         now = asyncio.get_running_loop().time()
         answering, silent = set(), set()
         for (route, kind), connection in self._open.items():
@@ -261,7 +263,7 @@ class Pool:
             self._unanswered(broker, PulsarError("Timeout", f"{broker} stands still: it does not answer a ping"))
 
     def _sweep(self) -> None:
-        """Close connections that nothing has used for `idle` seconds, except those for lookups."""
+        """Close connections that have had no user for `idle` seconds, except those for look-ups."""
         now = asyncio.get_running_loop().time()
         for (_, kind), connection in list(self._open.items()):
             if kind == LOOKUP or connection.in_use:
@@ -272,7 +274,7 @@ class Pool:
                 connection.abort(PulsarError("Closed", "not in use"))
 
     async def close(self) -> None:
-        """Close everything; users are told Closed."""
+        """Close all connections; their users get the error Closed."""
         self._closed = True
         for end in self._end_timers:
             end()

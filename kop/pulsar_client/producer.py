@@ -36,18 +36,19 @@ MODES: dict[str, pb.ProducerAccessMode] = {
 
 Find = Callable[[str | None], Awaitable[Connection]]
 OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
-"""Takes entries that were given to `Producer.submit`, each with its ledger and its number in that; both are -1 where
-the broker says that it had the entry before."""
+"""The type of a callback for stored entries: those that were given to `Producer.submit`, each with its ledger and entry
+number; both are -1 if the broker had the entry before.
+"""
 Confirm = Callable[["Producer"], Awaitable[None]]
 
 
 class HandedEntries(NamedTuple):
-    """What compiled code had of a producer when it ended."""
+    """The state of a producer that compiled code hands back when it ends its work for it."""
 
     entries: Sequence[PendingEntry]
-    """Those without a receipt, in order. The deadline of each is the time at which it was sent."""
+    """The entries without a receipt, in order. The deadline of each is the time at which it was sent."""
     receipts: Sequence[Receipt]
-    """Receipts of the first of them, which were taken and not used yet."""
+    """The receipts of the first of them, which were taken and not used yet."""
     highest: int
     """The highest sequence id that was sent, or -1."""
 
@@ -57,20 +58,20 @@ class DirectEntries(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many entries have no receipt."""
+        """The number of entries that have no receipt."""
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest of these was sent, in loop time; None where there is none."""
+        """The loop's time at which the oldest entry without a receipt was sent; None if there is none."""
 
     def received(self, receipts: Sequence[Receipt]) -> int:
-        """Take receipts of the first entries; returns how many were taken.
+        """Take receipts of the first entries; return the number taken.
 
-        Where not all were, the caller is asked to end this before that returns, see `Producer.end_direct`.
+        If not all were taken, `Producer.end_direct` is called before this returns.
         """
 
     def hand_over(self) -> HandedEntries:
-        """End for good."""
+        """Stop for good, and return the entries and receipts that compiled code has."""
 
 
 class Producer(BrokerAttachment):
@@ -123,30 +124,34 @@ class Producer(BrokerAttachment):
         self._turn: asyncio.Future[Any] | None = None
         self._attempts = 0
         self._moving = False
-        """Nothing more is put on the wire of this connection: another one takes it."""
+        """True while nothing more is written to this connection, because the producer moves to another one."""
         self._max_size = 0
         self.topic = topic
         self.name = name or ""
-        """The producer's name, the broker's choice where none was given."""
+        """The producer's name, chosen by the broker if none was given."""
         self.last_sequence_id = -1
         """The highest sequence id stored under this name when it was last attached (-1: none, or no deduplication)."""
         self.topic_epoch = epoch
         """The topic's epoch that an exclusive producer holds."""
         self._highest = -1
-        """The highest sequence id of ours: of what was sent or waits, or was stored when it was first attached."""
+        """The highest sequence id of this producer: of an entry that was sent or waits, or that was stored before it
+        was first attached.
+        """
         self.attach_seconds = 0.0
-        """How long the broker took to answer when it was last attached."""
+        """The seconds that the broker took to answer when the producer was last attached."""
         self.sure_at = float("-inf")
-        """Loop time of the last question to which the answer was that it is attached."""
+        """The loop's time of the last question to the broker after which it was certain that the producer is
+        attached.
+        """
 
     @property
     def pending(self) -> int:
-        """Entries without an answer."""
+        """The number of entries without an answer."""
         return len(self._pending) + (0 if self._direct is None else self._direct.in_flight)
 
     @property
     def id(self) -> int:
-        """Its number on the connection, which frames name. Another one each time that it is attached."""
+        """The producer's number on its connection, which frames name; another one each time that it is attached."""
         return self._id
 
     def send(
@@ -159,7 +164,7 @@ class Producer(BrokerAttachment):
         num_messages: int = 1,
         txn: TxnId | None = None,
     ) -> asyncio.Future[Position]:
-        """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
+        """Send an entry behind all earlier ones; the future has its position (DUPLICATE if it was known already).
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time.
         With `txn` the entry is sent in that transaction: its metadata has to name it, too, and the partition must have
@@ -175,7 +180,7 @@ class Producer(BrokerAttachment):
         return future
 
     def send_marker(self, marker_type: int, *, sequence_id: int, txn: TxnId) -> asyncio.Future[Position]:
-        """Send an entry without a payload in a transaction, which no reader is given; see `send`."""
+        """Send an entry without a payload in a transaction, which readers do not get; see `send`."""
         metadata = pb.MessageMetadata(
             producer_name=self.name,
             sequence_id=sequence_id,
@@ -244,9 +249,9 @@ class Producer(BrokerAttachment):
         self._pending.take(sequence_id)
 
     def move(self, find: Find) -> None:
-        """Use another connection, now and after each loss of it, once all that is on the wire has its receipts.
+        """Use another connection, now and after each loss of it, once all that was written has its receipts.
 
-        What is sent until then waits. The broker sees the producer leave, and come back on the other connection.
+        What is submitted until then waits. The broker sees the producer leave, and come back on the other connection.
         """
         self.end_direct()
         self._find_connection = find
@@ -254,7 +259,7 @@ class Producer(BrokerAttachment):
         self._change_connection()
 
     async def verify(self) -> None:
-        """Ask the broker whether it still has this producer, where that is exclusive; sets `sure_at`. PulsarError.
+        """Ask the broker if it still has this producer, if that is exclusive; set `sure_at`. PulsarError.
 
         A broker does not tell a producer that it was fenced out, until that sends something. Asked for a producer that
         it has, it says yes and changes nothing. One that is fenced out is over then.
@@ -275,11 +280,11 @@ class Producer(BrokerAttachment):
         self.sure_at = asked
 
     async def close(self, *, drops_connection: bool = False) -> None:
-        """Give the producer up. What is pending may still be answered until the broker confirms, then it fails.
+        """Close the producer. Pending entries may still be answered until the broker confirms; then they fail.
 
         With `drops_connection` its connection ends instead, by which the broker knows it: all others of its lane come
-        back on a new one. This is for an exclusive producer that another may push out at this moment:
-        docs/quirks.md, "A broker that pushes a producer out may block two threads for ever".
+        back on a new one. This is for an exclusive producer that another may push out at this moment: docs/quirks.md,
+        "A broker that pushes a producer out may block two threads for ever".
         """
         self.end_direct()
         connection = await self._stop()
@@ -299,9 +304,10 @@ class Producer(BrokerAttachment):
 
     @property
     def direct_outgoing(self) -> Outgoing | None:
-        """Where compiled code may put entries behind all others now; None where entries have to be given to `submit`.
+        """Return the object into which compiled code may put frames behind all others now; None if entries have to go
+        through `submit`.
 
-        It may while `begin_direct` lasts and the frames' object is not paused.
+        Compiled code may do so while `begin_direct` lasts and the object is not paused.
         """
         connection = self._connection
         if connection is None or self._end is not None or self._moving or not self._pending.all_sent:
@@ -330,7 +336,7 @@ class Producer(BrokerAttachment):
     # --- what the connection tells
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Answer the entries."""
+        """Call `stored` of the entries, or `on_stored`, for the receipts that one read of the socket brought."""
         if self._direct is not None:
             earlier = 0
             while earlier < len(receipts) and receipts[earlier][1] in self._pending:
@@ -383,7 +389,7 @@ class Producer(BrokerAttachment):
         super().on_disconnect(error, assigned)
 
     def on_writable(self) -> None:
-        """Write what waits: the socket takes more."""
+        """Write entries that wait: the connection takes more."""
         self._flush()
 
     # --- attaching
@@ -542,7 +548,7 @@ class Producer(BrokerAttachment):
             item.failed(error)
 
     def _leave(self, error: PulsarError) -> None:
-        """Close the producer at the broker and come back with a new one."""
+        """Close the producer at the broker, then attach it anew."""
         connection = self._connection
         if connection is not None:
             connection.producers.pop(self._id, None)

@@ -25,7 +25,9 @@ from kop.turns import Turns
 
 
 class ReaderPosition:
-    """The last entry that a reader got, and how many messages the broker may still send it."""
+    """The progress of a reader: the last entry that it got, and the number of messages that the broker may still
+    send.
+    """
 
     __slots__ = ("_inclusive", "_start", "last", "permits")
 
@@ -33,13 +35,15 @@ class ReaderPosition:
         self._start = start
         self._inclusive = inclusive
         self.last: Position | None = None
-        """The last entry that was delivered."""
+        """The position of the last entry that was delivered; None before the first."""
         self.permits = permits
-        """Messages that the broker may send. Negative where its first read gave more: that counts entries."""
+        """The number of messages that the broker may send. Negative if its first read gave more, since that counts
+        entries.
+        """
 
     def start(self) -> Position:
-        """Return the entry to begin with at a subscription, the first or a later one. If it is not kept, the next kept
-        one.
+        """Return the position to begin with at a subscription, the first or a later one. If that entry is not kept, the
+        next kept one is meant.
         """
         behind = self.last
         if behind is None:
@@ -49,12 +53,14 @@ class ReaderPosition:
         return Position(behind.ledger, behind.entry + 1)
 
     def pin(self, behind: Position) -> None:
-        """Note where a reader that began at the end stands, so that it goes on from there though nothing came yet."""
+        """Keep the end of the log as the start of a reader that began there, so that it goes on from it even if nothing
+        came yet.
+        """
         if self.last is None:
             self._start, self._inclusive = Position(behind.ledger, behind.entry + 1), True
 
     def take(self, position: Position, messages: int) -> bool:
-        """Count a delivered entry. False for one that is not wanted."""
+        """Count a delivered entry against the permits, and as delivered; return false if it is not wanted."""
         self.permits -= messages
         if not self.wants(position):
             return False
@@ -62,32 +68,33 @@ class ReaderPosition:
         return True
 
     def wants(self, position: Position) -> bool:
-        """Return false for an entry that was delivered before, or stands before the start."""
+        """Return false for an entry that was delivered before, or that lies before the start."""
         if self.last is not None:
             return position > self.last
         return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
 
     def add(self, messages: int) -> int:
-        """Let the broker send more messages; returns the number to tell it."""
+        """Add permits; return their number, for the broker."""
         self.permits += messages
         return messages
 
     def restored(self) -> int:
-        """Return the permits to tell a broker at a new subscription."""
+        """Return the number of permits for the broker at a new subscription."""
         self.permits = max(0, self.permits)
         return self.permits
 
     def seek(self, position: Position, inclusive: bool) -> None:
-        """Go on at another place."""
+        """Set another position to read on from."""
         self._start, self._inclusive, self.last = position, inclusive, None
 
 
 _NO_CONSUMER = "Consumer not found"
-"""Part of a broker's answer about a consumer that it has closed, as it does when the topic is unloaded."""
+"""A part of a broker's answer about a consumer that it has closed, as it does when the topic is unloaded."""
 _MOST_DAMAGED = 3
-"""How often one entry is fetched again after its checksum did not match."""
+"""The number of times that one entry is fetched again after its checksum did not match."""
 _MOST_ALONE = 63
-"""Entries until `on_many` is asked again, where it has taken none again and again: of a compressed topic it takes none.
+"""The number of entries until `on_many` is tried again after it has taken none several times: of a compressed topic it
+takes none.
 """
 
 Find = Callable[[str | None], Awaitable[Connection]]
@@ -148,7 +155,7 @@ class Reader(BrokerAttachment):
         self._deliver = on_entry
         self._deliver_many = on_many
         self._alone = 0
-        """How many entries are delivered alone before `on_many` is asked again."""
+        """The number of entries that are still delivered one by one before `on_many` is tried again."""
         self._alone_next = 1
         self._borrow = borrow
         self._hands_out_damaged = damaged
@@ -160,39 +167,43 @@ class Reader(BrokerAttachment):
         self._damaged = 0
         self.topic = topic
         self.ended = False
-        """True when the topic is terminated and wholly read."""
+        """True if the topic is terminated and read to its end."""
 
     @property
     def position(self) -> Position | None:
-        """The last entry that was delivered, None before the first."""
+        """The position of the last entry that was delivered; None before the first."""
         return self._position.last
 
     @property
     def permits(self) -> int:
-        """Messages that the broker may still send."""
+        """The number of messages that the broker may still send."""
         return self._position.permits
 
     @property
     def cursor(self) -> str:
-        """The name of its cursor, which the broker's internal statistics show. Each attaching makes another."""
+        """The name of the reader's cursor, by which the broker's internal statistics show it. Each attaching makes
+        another one.
+        """
         return f"{self._subscription}-{self._id}"
 
     def flow(self, messages: int) -> None:
-        """Let the broker send `messages` more."""
+        """Permit the broker to send `messages` more messages."""
         granted = self._position.add(messages)
         if self._connection is not None:
             self._flow(self._connection, granted)
 
     async def last_position(self, *, within: float | None = None) -> Position:
-        """Return the position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError.
+        """Return the position of the topic's last entry, with entry -1 if the ledger that it names has none.
+        PulsarError.
 
-        Pulsar may answer `within` so many seconds; None: in those of any request of the client.
+        `within` is the time limit in seconds; None for that of any request of the client.
         """
         answer = await self._last_anywhere(self._timeout if within is None else within)
         return wire.read_position(answer.last_message_id)
 
     async def mark_delete_position(self) -> Position | None:
-        """Up to where the broker takes entries as acknowledged by this reader, None where it does not say. PulsarError.
+        """Return the position up to which the broker counts entries as acknowledged by this reader; None if it does not
+        say. PulsarError.
 
         A reader acknowledges nothing. Behind the place where it began only the broker moves that position: over the
         entries that it keeps from all readers, and over those past which it moves the reader, as expired ones.
@@ -203,7 +214,7 @@ class Reader(BrokerAttachment):
         return wire.read_position(answer.consumer_mark_delete_position)
 
     async def seek(self, position: Position, *, inclusive: bool = True) -> None:
-        """Go on at `position`; nothing of before is delivered once this returns. PulsarError.
+        """Go on at `position`; no entry from before is delivered once this returns. PulsarError.
 
         The consumer is closed and another one subscribes: a broker's own SEEK does the same, at a time of its choice.
         """
@@ -240,7 +251,9 @@ class Reader(BrokerAttachment):
     # --- what the connection tells
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
-        """Deliver one message, or as many as `on_many` takes."""
+        """Deliver one message of those that a read of the socket brought, or as many as `on_many` takes; return their
+        number.
+        """
         message = cast(Message, received[at])
         if self._alone:
             self._alone -= 1
@@ -270,7 +283,7 @@ class Reader(BrokerAttachment):
         return taken
 
     def _on_message(self, message: Message) -> None:
-        """Deliver the entry of a message, or fetch it again where it is damaged."""
+        """Deliver the entry of a message, or fetch it again if it is damaged."""
         consumer_id, ledger, number, index, timestamp, num_messages, metadata, payload, damaged = message
         if self._end is not None or consumer_id != self._id:
             return
@@ -293,12 +306,12 @@ class Reader(BrokerAttachment):
             self.flow(num_messages)
 
     def on_end(self) -> None:
-        """Note that the topic is terminated and wholly read."""
+        """Set `ended`: the topic is terminated and read to its end."""
         self.ended = True
 
     def _takes_damaged(self, position: Position, why: str, *, index_known: bool) -> bool:
-        """Return true if a damaged entry is handed out as it is. At first it is fetched again: what is stored may be
-        whole.
+        """Return true if a damaged entry is handed out as it is. The first times it is fetched again, since the stored
+        copy may be whole.
         """
         error = PulsarError("ChecksumError", f"entry {position} is damaged: {why}")
         self._damaged += 1
@@ -386,7 +399,7 @@ class Reader(BrokerAttachment):
         return self._connection
 
     async def _last_anywhere(self, seconds: float) -> pb.CommandGetLastMessageIdResponse:
-        """Ask for the last position, and once more where the topic has left the broker that was asked."""
+        """Ask for the last position, and once more if the topic has left the broker that was asked."""
         try:
             async with asyncio.timeout(seconds):
                 while True:

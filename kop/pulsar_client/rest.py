@@ -43,22 +43,26 @@ STATUS: Mapping[int, tuple[str, bool]] = {
     503: ("ServiceUnavailable", True),
     504: ("ServiceUnavailable", True),
 }
-"""HTTP status -> (`PulsarError.code`, `retriable`)."""
+"""The `PulsarError.code` and `retriable` for each HTTP status of an error."""
 
 ATTEMPTS = 5
-"""How often a request is sent at most, all within its time limit."""
+"""The number of times that a request is sent at most, all within its time limit."""
 
 CONNECT_SECONDS = 3.0
-"""How long connecting may take: a host that is off refuses nothing, and the next URL has to be tried in time."""
+"""The seconds that connecting may take: a host that is off refuses nothing, and the next URL has to be tried in
+time.
+"""
 
 MAX_REDIRECTS = 5
 
 _BEYOND_END = re.compile(r"LastConfirmedEntry is .* when reading entry")
-"""What a broker says, with status 500, of an entry that does not exist."""
+"""The text of a broker's answer, with status 500, about an entry that does not exist."""
 _NO_OWNER = re.compile(r"(?:find|Finding) owner")
-"""What a broker says, with status 412, of a topic or bundle that no broker serves at this moment: it is unloaded."""
+"""The text of a broker's answer, with status 412, about a topic or bundle that no broker serves at this moment: it is
+unloaded.
+"""
 _DENIED = re.compile(r"permission|unauthorized to |not authorized|super-user", re.IGNORECASE)
-"""What a broker says, with status 401, to a role that it knows and that may not do this."""
+"""The text of a broker's answer, with status 401, to a role that it knows and that lacks the permission."""
 _SERVER_TEXT = re.compile(r"Message: (.*)")
 """The line of a broker's stack trace that holds the reason."""
 
@@ -75,7 +79,7 @@ def _repeatable(error: BaseException) -> bool:
 
 
 def _not_performed(error: BaseException) -> bool:
-    """Return true if the broker surely did not do what was asked, so that it may be asked again."""
+    """Return true if the broker surely did not carry out the request, so that it may be sent again."""
     return isinstance(error, PulsarError) and (
         error.code == "TooManyRequests"
         or isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
@@ -83,11 +87,11 @@ def _not_performed(error: BaseException) -> bool:
 
 
 class _Disconnected(aiohttp.ClientError):
-    """The connection broke after the request was, or may have been, sent."""
+    """A connection that broke after the request was, or may have been, sent."""
 
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a PUT or DELETE again by itself: what may be repeated is decided here."""
+    """Keep aiohttp from sending a PUT or DELETE again by itself: which requests may be repeated is decided here."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
@@ -111,12 +115,12 @@ class Rest:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._answered = 0.0
-        """Loop time of the last answer of the first base, whatever it said."""
+        """The loop's time of the last answer, with whatever status, from the first of the admin URLs."""
         self._ahead = clock.wall() - clock.monotonic()
-        """Seconds by which Pulsar's clock is ahead of a clock here that does not jump."""
+        """The seconds by which Pulsar's clock is ahead of a clock here that does not jump."""
 
     def now_ms(self) -> int:
-        """Return the time in ms since 1970 by the clock of Pulsar, to about a second, as its last answer had it.
+        """Return the time in ms since 1970 by Pulsar's clock, exact to about a second, from the last answer's Date.
 
         Hosts of gateways may have clocks that differ. Before the first answer, and behind a proxy that leaves the time
         out, it is the time of this host.
@@ -154,7 +158,9 @@ class Rest:
             await self._session.close()
 
     async def _json(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Return the decoded answer; None for an empty one, which is how Pulsar says that something is not set."""
+        """Return the decoded JSON of an answer; None for an empty one, by which Pulsar says that something is not
+        set.
+        """
         body = (await self._call(method, path, query=query)).body
         if not body:
             return None
@@ -164,7 +170,7 @@ class Rest:
             raise PulsarError("BadAnswer", f"{method} {path}: no JSON; is the admin URL a Pulsar broker's?") from error
 
     async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return a GET that answers a JSON object with these keys at least."""
+        """Send a GET and return its JSON object, which has to have these keys."""
         answer = await self._json("GET", path, query)
         if not isinstance(answer, dict) or not all(key in answer for key in keys):
             text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
@@ -172,7 +178,7 @@ class Rest:
         return answer
 
     async def _list(self, path: str) -> list[str]:
-        """Return a GET that answers a JSON list of texts."""
+        """Send a GET and return its JSON list of texts."""
         answer = await self._json("GET", path)
         if not isinstance(answer, list) or not all(isinstance(item, str) for item in answer):
             raise PulsarError("BadAnswer", f"GET {path}: not a list; is the admin URL a Pulsar broker's?")
@@ -189,7 +195,9 @@ class Rest:
         repeat: bool = True,
         root: str = "admin/v2",
     ) -> RestResponse:
-        """Send until it is answered, refused or out of time. `repeat`: the request may be performed twice."""
+        """Send a request until it is answered, refused or out of time. `repeat` is true if it may be carried out
+        twice.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": content_type}
         retrying = AsyncRetrying(
@@ -225,13 +233,13 @@ class Rest:
             raise PulsarError("Timeout", text, retriable=True) from None
 
     def _leave(self, base: URL) -> None:
-        """Ask the next base from now on, unless another call has left this one already."""
+        """Send requests to the next of the admin URLs from now on, unless another call has left this one already."""
         if base is self._bases[0]:
             self._bases.append(self._bases.pop(0))
             self._answered = 0.0
 
     async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> RestResponse:
-        """Return one attempt with its redirects (followed here: aiohttp would drop the token on the way to another
+        """Send a request once, with its redirects (followed here: aiohttp would drop the token on the way to another
         broker).
         """
         session = self._open()

@@ -14,23 +14,23 @@ from kop.pulsar_client.errors import PulsarError
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How brokers are told from impostors; the files are PEM."""
+    """The settings by which brokers are told from impostors; the files are PEM."""
 
     ca_file: str | None = None
-    """The authorities that are trusted; None for the system's."""
+    """The file of the authorities that are trusted; None for the system's."""
     cert_file: str | None = None
     key_file: str | None = None
-    """The client's own certificate and key, where the broker wants one; the key without a passphrase."""
+    """The files of the client's own certificate and key, if the broker wants one; the key without a passphrase."""
     check_hostname: bool = True
     server_hostname: str | None = None
-    """The name that the certificate must carry, if not that of the address."""
+    """The name that the broker's certificate must carry, if not that of the address."""
     insecure: bool = False
-    """Trust any certificate: for trials."""
+    """True to trust any certificate, for trials."""
     system_too: bool = False
-    """Trust the system's authorities beside those of `ca_file`."""
+    """True to trust the system's authorities beside those of `ca_file`."""
 
     def _no_passphrase(self) -> bytes:
-        """Called for an encrypted key; without it OpenSSL would ask at the terminal."""
+        """Raise an error for an encrypted key; without this callback OpenSSL would ask at the terminal."""
         raise PulsarError(
             "TlsError",
             f"the private key {self.key_file or self.cert_file} is encrypted: give one without a passphrase "
@@ -38,7 +38,7 @@ class TlsOptions:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Make the context; blocks on files. PulsarError TlsError names the file that does not do."""
+        """Make the TLS context; it blocks on reading files. PulsarError TlsError names a file that cannot be used."""
         try:
             context = ssl.create_default_context(
                 ssl.Purpose.SERVER_AUTH, cafile=None if self.system_too else self.ca_file

@@ -22,15 +22,17 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import TxnId
 
 COORDINATORS: Final = "persistent://pulsar/system/transaction_coordinator_assign"
-"""The partitioned topic whose partition N is where coordinator N is."""
+"""The partitioned system topic whose partition N is on the broker that has transaction coordinator N."""
 
 T = TypeVar("T")
 
 _ELSEWHERE: Final = frozenset({"TransactionCoordinatorNotFound", "ServiceNotReady"})
-"""What a broker says of a coordinator that it does not have, or not yet: it moves to another one."""
+"""The codes of a broker's errors for a coordinator that it does not have, or not yet: the coordinator moves."""
 _ACTION: Final = {True: pb.COMMIT, False: pb.ABORT}
 _NO_LOW_WATERMARK: Final = 2**64 - 1
-"""-1 to the broker, which aborts what is open up to this number; it closes a connection that does not name one."""
+"""The low watermark -1 on the wire: the broker aborts what is open up to this number, and closes a connection that does
+not name one.
+"""
 
 
 class Transactions:
@@ -48,7 +50,9 @@ class Transactions:
         *,
         timeout: float,
     ) -> None:
-        """`partitions` of a topic, and the `connection` to the broker of a topic."""
+        """Keep the functions by which brokers are reached: `partitions` returns the number of a topic's, `connection`
+        the one to the broker of a topic.
+        """
         self._partitions = partitions
         self._connection = connection
         self._timeout = timeout
@@ -56,7 +60,7 @@ class Transactions:
         self._turns = itertools.count()
 
     async def coordinators(self) -> int:
-        """Return how many coordinators the cluster has. PulsarError NotAllowedError where it has none."""
+        """Return the number of the cluster's coordinators. PulsarError NotAllowedError if it has none."""
         if not self._coordinators:
             await self._count()
         return len(self._coordinators)
@@ -78,7 +82,7 @@ class Transactions:
         known += [_Coordinator(number, self._connection) for number in range(len(known), count)]
 
     async def new(self, ttl_ms: int) -> TxnId:
-        """Begin a transaction, which Pulsar aborts when it is open for `ttl_ms`. Coordinators take turns. PulsarError.
+        """Begin a transaction, which Pulsar aborts after `ttl_ms`. Coordinators take turns. PulsarError.
 
         NotAllowedError from brokers without transactions.
         """
@@ -138,7 +142,7 @@ class Transactions:
         return self._coordinators[txn.most]
 
     async def _again(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Return the answer of `ask`, which is given the seconds that are left, tried again while its failure may
+        """Return the answer of `ask`, which gets the seconds that are left; call it again while its failure may
         pass.
         """
         loop = asyncio.get_running_loop()
@@ -155,24 +159,24 @@ class Transactions:
 
 
 class _Coordinator:
-    """One transaction coordinator, wherever it is."""
+    """A transaction coordinator of Pulsar, on whichever broker it is."""
 
     def __init__(self, number: int, connection: Callable[[str], Awaitable[Connection]]) -> None:
         self._number = number
         self._find = connection
         self._connected: Connection | None = None
-        """The connection on which the coordinator was asked for; None where it has to be looked up."""
+        """The connection to the coordinator; None if its broker has to be looked up."""
         self._connecting: asyncio.Task[Connection] | None = None
 
     async def new(self, ttl_ms: int, limit: float) -> Any:
-        """NEW_TXN."""
+        """Send NEW_TXN: begin a transaction."""
         connection, number = await self._request(limit)
         asked = pb.CommandNewTxn(request_id=number, txn_ttl_seconds=ttl_ms, tc_id=self._number)
         command = pb.BaseCommand(type=pb.BaseCommand.NEW_TXN, newTxn=asked)
         return await self._ask(connection, command, number, limit, "a new transaction")
 
     async def add(self, txn: TxnId, partitions: Sequence[str], limit: float) -> Any:
-        """ADD_PARTITION_TO_TXN."""
+        """Send ADD_PARTITION_TO_TXN: add partitions to a transaction."""
         connection, number = await self._request(limit)
         asked = pb.CommandAddPartitionToTxn(
             request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, partitions=partitions
@@ -181,7 +185,7 @@ class _Coordinator:
         return await self._ask(connection, command, number, limit, f"partitions of transaction {txn}")
 
     async def end(self, txn: TxnId, commit: bool, limit: float) -> Any:
-        """END_TXN."""
+        """Send END_TXN: commit or abort a transaction."""
         connection, number = await self._request(limit)
         asked = pb.CommandEndTxn(
             request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, txn_action=_ACTION[commit]
@@ -190,7 +194,7 @@ class _Coordinator:
         return await self._ask(connection, command, number, limit, f"the end of transaction {txn}")
 
     async def _request(self, limit: float) -> tuple[Connection, int]:
-        """Return the connection to the coordinator, and a number for a request on it."""
+        """Return the connection to the coordinator, and an id for a request on it."""
         connection = self._connected
         if connection is None or connection.closed:
             if self._connecting is None:

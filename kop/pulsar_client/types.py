@@ -22,11 +22,11 @@ class Position(NamedTuple):
 
 
 EARLIEST = Position(-1, -1)
-"""A start of a reader: the first entry that is kept."""
+"""The start of a reader at the first entry that is kept."""
 LATEST = Position(2**63 - 1, 2**63 - 1)
-"""A start of a reader: behind the last entry."""
+"""The start of a reader behind the last entry."""
 DUPLICATE = Position(-1, -1)
-"""A receipt which says that deduplication dropped the entry: an earlier copy is stored somewhere."""
+"""The position in a receipt for an entry that deduplication dropped: an earlier copy is stored somewhere."""
 
 
 class TxnId(NamedTuple):
@@ -49,36 +49,40 @@ class Entry:
     index: int | None
     """The broker's index of the entry's last message; None from a broker that does not send it."""
     broker_timestamp: int
-    """When the broker took the entry, in ms since 1970; 0 where it does not say."""
+    """The time at which the broker took the entry, in ms since 1970; 0 if it does not say."""
     num_messages: int
-    """Messages in the entry, by its metadata (1 where that is no batch)."""
+    """The number of messages in the entry, by its metadata (1 if it is no batch)."""
     metadata: memoryview
     payload: memoryview
     damaged: str = ""
-    """Why the entry cannot be read; then metadata and payload are empty."""
+    """The reason if the entry cannot be read, with empty metadata and payload; an empty text otherwise."""
 
 
 Receipt: TypeAlias = tuple[int, int, int, int, int]
-"""What a broker says of an entry that it took: producer id, sequence id, highest sequence id (0 where it does not say),
-ledger and entry, both -1 where deduplication dropped the entry."""
+"""The type of a broker's receipt for an entry: producer id, sequence id, highest sequence id (0 if it does not say),
+ledger and entry, both -1 if deduplication dropped the entry.
+"""
 Message: TypeAlias = tuple[int, int, int, int | None, int, int, memoryview, memoryview, str]
-"""A message as it came: consumer id, ledger, entry; then as in `Entry` index, broker_timestamp, num_messages, metadata,
-payload, damaged. Of a damaged one whose index cannot be read either, num_messages is 0."""
+"""The type of a received message: consumer id, ledger, entry; then as in `Entry` index, broker_timestamp, num_messages,
+metadata, payload, damaged. Of a damaged one whose index cannot be read either, num_messages is 0.
+"""
 Received: TypeAlias = list[Receipt] | Message | bytes
-"""Receipts of one producer, a message, or another command as a serialized BaseCommand."""
+"""The type of an item of a read: receipts of one producer, a message, or another command as a serialized
+BaseCommand.
+"""
 
 
 def position_in(received: Sequence[Received], at: int) -> Position:
-    """Return the position of the message at place `at` of what a read brought."""
+    """Return the position of the message at place `at` among the items of one read."""
     message = cast(Message, received[at])
     return Position(message[1], message[2])
 
 
 class Auth(Protocol):
-    """How the client proves who it is."""
+    """A source of credentials, by which the client proves its identity."""
 
     method: str
-    """Pulsar's name of the method, such as "token"."""
+    """The name of the authentication method in Pulsar, such as "token"."""
 
     async def data(self) -> bytes:
         """Return fresh credentials; called for every connection and whenever a broker asks again."""

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class Watch(BrokerAttachment):
-    """A watch; made by `Client.watch`, it begins by itself and tells a snapshot each time it begins (again)."""
+    """A watch of a namespace's topics; made by `Client.watch`. It begins by itself, and gives a snapshot each time it
+    begins (again).
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Watch(BrokerAttachment):
         self._snapshot: list[str] = []
         self._told = False
         self.error: PulsarError | None = None
-        """Why nothing is watched now, None while all is well."""
+        """The error for which nothing is watched now; None while all is well."""
         self._task = self._loop.create_task(self._begin(), name=f"pulsar watch {namespace}")
 
     async def close(self) -> None:
@@ -54,7 +56,7 @@ class Watch(BrokerAttachment):
             connection.write(self._close_command(connection.request_id()))
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
-        """Tell a change."""
+        """Pass the broker's news of topics on to `on_change`."""
         self._tell(None, added, removed)
 
     async def _begin(self) -> None:
@@ -98,7 +100,9 @@ class Watch(BrokerAttachment):
         self._snapshot = list(answer.topic)
 
     def _passing(self, error: PulsarError) -> PulsarError:
-        """Note why nothing is watched. A namespace may come, a permission be given: watching never ends by itself."""
+        """Keep the error for which nothing is watched. A namespace may come, a permission be given: watching never ends
+        by itself.
+        """
         if not self._told and not self._outage.active:
             self._told = True
             log.warning(

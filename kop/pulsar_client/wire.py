@@ -23,7 +23,7 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Buffer, Position, TxnId
 
 FRAME_PADDING = 10 * 1024
-"""What a frame may be larger than the largest message."""
+"""The bytes by which a frame may be larger than the largest message."""
 DEFAULT_MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 
 _U32 = Struct(">I")
@@ -33,7 +33,7 @@ _SEND = pb.BaseCommand.SEND
 
 
 def command_frame(command: pb.BaseCommand) -> bytes:
-    """Return a frame of a command alone."""
+    """Return a frame that holds a command and no entry."""
     body = command.SerializeToString()
     return _TWO_U32.pack(len(body) + 4, len(body)) + body
 
@@ -51,9 +51,9 @@ def send_head(
     payload: Buffer,
     txn: TxnId | None = None,
 ) -> bytes:
-    """Return all of a SEND frame that stands before the metadata. The frame is this, `metadata`, `payload`.
+    """Return the part of a SEND frame before the metadata. The frame is this, `metadata`, `payload`.
 
-    `txn`: the entry is sent in that transaction; `metadata` has to name it, too.
+    With `txn` the entry is sent in that transaction; `metadata` has to name it, too.
     """
     command = pb.BaseCommand(type=_SEND)
     send = command.send
@@ -72,7 +72,7 @@ def send_head(
 
 
 def readdressed(frame: bytes, producer_id: int) -> bytes:
-    """Return a SEND frame for another producer of the connection; the entry in it is the same."""
+    """Return a SEND frame with another producer's number on the connection; the entry in it is the same."""
     end = 8 + _U32.unpack_from(frame, 4)[0]
     command = pb.BaseCommand.FromString(frame[8:end])
     command.send.producer_id = producer_id
@@ -81,7 +81,7 @@ def readdressed(frame: bytes, producer_id: int) -> bytes:
 
 
 def read_command(data: bytes) -> pb.BaseCommand:
-    """Return a command. PulsarError FrameError."""
+    """Parse a serialized command. PulsarError FrameError."""
     try:
         return pb.BaseCommand.FromString(data)
     except DecodeError as error:
@@ -89,5 +89,5 @@ def read_command(data: bytes) -> pb.BaseCommand:
 
 
 def read_position(data: pb.MessageIdData) -> Position:
-    """Return the entry that a message id names."""
+    """Return the position of the entry that a message id names."""
     return Position(data.ledgerId, data.entryId)

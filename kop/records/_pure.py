@@ -67,14 +67,16 @@ from kop.records.batch import HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD, MA
 from kop.records.record import Buffer, before_value, content_of, frames, headers_of, key_and_value, put_record
 
 RESERVED: Final = b"__kop_"
-"""How the names of our own properties begin."""
+"""The prefix of the names of kop's own properties."""
 HEADERS_PROPERTY: Final = b"__kop_headers"
 TIMESTAMP_PROPERTY: Final = b"__kop_timestamp"
 EMPTY_PROPERTY: Final = (b"__kop_empty", b"1")
-"""Name and value: the payload stands for an empty value."""
+"""The property (name and value) which says that a message's payload stands for an empty value."""
 EMPTY_PAYLOAD: Final = b"\0"
 RAW_PROPERTY: Final = b"entry.format"
-"""KoP's mark, on the entry, of a payload that is Kafka batches (its KafkaPayloadProcessor looks for it)."""
+"""The property of an entry that KoP, another gateway, gives to a payload of Kafka batches (its KafkaPayloadProcessor
+looks for it).
+"""
 RAW_VALUE: Final = b"kafka"
 
 MAX_SHOWN: Final = 1_000
@@ -83,7 +85,7 @@ change it.
 """
 MAX_PROPERTIES: Final = 100_000
 MOST_REJECTED: Final = 1_000
-"""Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB."""
+"""The number of records without a key that an error names at most: a peer can put nine million into 64 MiB."""
 
 _BATCH: Final = Struct(">qiibIhiqqqhii")
 _CHECKSUM: Final = Struct(">I")
@@ -92,7 +94,7 @@ _CHECKSUM_FROM: Final = 21
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 Txn = tuple[int, int, bool]
-"""The Pulsar transaction that an entry belongs to: its most and its least bits, whether the entry is sent in it."""
+"""The type of an entry's Pulsar transaction: its most and its least bits, and true if the entry is sent in it."""
 
 _SEND: Final = 6
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
@@ -101,52 +103,58 @@ _INT64: Final = 1 << 64
 
 
 class UndecodableEntryError(BackendError):
-    """A stored entry cannot be given to Kafka clients. CORRUPT_MESSAGE: what makes consumers stop and say so."""
+    """An error for a stored entry that cannot be given to Kafka clients. Its code CORRUPT_MESSAGE makes consumers stop
+    and say so.
+    """
 
     default_code = ErrorCode.CORRUPT_MESSAGE
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """For metrics: "encrypted", "chunk", "compression", "too_large", "transactional" or "damaged"."""
+        """The reason as a label of metrics: "encrypted", "chunk", "compression", "too_large", "transactional" or
+        "damaged".
+        """
 
 
 class EntryView(NamedTuple):
-    """What an entry's MessageMetadata says; times in milliseconds since the epoch."""
+    """The fields of an entry's MessageMetadata; times in ms since the epoch."""
 
     producer_name: str
     sequence_id: int
     highest_sequence_id: int
-    """0 where it is not said."""
+    """The sequence id of the entry's last message; 0 if the producer did not give it."""
     publish_time: int
     event_time: int
-    """0 for none."""
+    """The event time of the entry; 0 for none."""
     num_messages: int
-    """Places that the entry takes, so also offsets: 1 or more."""
+    """The number of messages, which is the number of offsets that the entry takes: 1 or more."""
     batched: bool
-    """The payload is sizes, SMMs and values; else it is one value."""
+    """True if the payload is a batch of sizes, SMMs and values; else it is one value."""
     compression: int
-    """Pulsar's number: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY."""
+    """The number of the payload's compression in Pulsar: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY."""
     uncompressed_size: int
     raw: bool
-    """The payload is Kafka batches (KoP's `kafka` entry format)."""
+    """True if the payload is Kafka batches (KoP's `kafka` entry format)."""
     encrypted: bool
     marker_type: int
-    """What the broker wrote for itself, such as a transaction's end; -1 for a message."""
+    """The kind of marker that the broker wrote for itself, such as a transaction's end; -1 for a message."""
     chunk_id: int
-    """Which chunk of a message this is, from 0; -1 for a whole message."""
+    """The number of this chunk of a chunked message, from 0; -1 for a whole message."""
     num_chunks: int
     total_chunk_size: int
-    """Bytes of all chunks' payloads together."""
+    """The bytes of all chunks' payloads together."""
     uuid: str
-    """What the chunks of one message have in common."""
+    """The id that all chunks of one message share."""
     txn_most: int
-    """The transaction's id, upper half; -1 for none, as the lower half."""
+    """The upper half of the transaction's id; -1 for none, as in the lower half."""
     txn_least: int
 
     @property
     def usual(self) -> bool:
-        """True if the payload alone is the messages, as they are."""
+        """True if the payload is whole messages in batch format: not compressed, encrypted or chunked, no Kafka
+        batches, no marker.
+        """
         return self.batched and not (
             self.raw or self.encrypted or self.compression or self.marker_type >= 0 or self.num_chunks > 1
         )
@@ -162,11 +170,10 @@ def _damaged(text: str) -> UndecodableEntryError:
 def walk(
     body: Buffer, start: int, count: int, base_timestamp: int, reject_null_keys: bool
 ) -> tuple[int, int, list[int]]:
-    """Return true if `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
+    """Check that `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
 
-    Returns the smallest timestamp that is a time and the largest (-1 where no record has one), and with
-    `reject_null_keys` the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD where a record is
-    malformed.
+    Returns the smallest timestamp that is a time and the largest (-1 if no record has one), and with `reject_null_keys`
+    the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD if a record is malformed.
     """
     records = bytes(memoryview(body)[start:])
     earliest = latest = -1
@@ -190,12 +197,13 @@ def walk(
 def pack(
     body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, compacted: bool
 ) -> tuple[list[tuple[bytes, int]], list[int], int, int]:
-    """Return the payloads, with the number of their messages, of the `count` records that fill `body`.
+    """Convert the `count` Kafka records that fill `body` into payloads of Pulsar entries; return each with the number
+    of its messages.
 
     `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
     `compacted` Pulsar's compaction keeps empty values, and the second list names the first MOST_REJECTED records that
-    have no key. With them the smallest and the largest timestamp, as `walk` tells them. INVALID_RECORD where a record
-    is malformed, or offset deltas are not 0, 1, 2, ...
+    have no key. With them the smallest and the largest timestamp, as `walk` tells them. INVALID_RECORD if a record is
+    malformed, or offset deltas are not 0, 1, 2, ...
     """
     body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
@@ -242,7 +250,8 @@ def send_frames(
     publish_time: int,
     txn: Txn | None,
 ) -> tuple[list[tuple[bytes, int, int]], list[int], int, int]:
-    """As `pack` with the records from `start` on, each payload put into its SEND frame, without compression.
+    """Convert Kafka records, from `start` on, as `pack` does, and put each payload into a SEND frame, without
+    compression.
 
     Returns the frames, each with the number of its messages and the size of its payload, and the rest as `pack`.
     """
@@ -269,13 +278,13 @@ def send_frame(
     publish_time: int,
     txn: Txn | None,
 ) -> bytes:
-    """Return what a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, the
-    entry.
+    """Return the bytes of a SEND frame, by which a Pulsar producer sends an entry of `count` messages: command,
+    checksum, the entry.
 
     `compression` is Pulsar's number (0: none, and no `uncompressed_size`). With `raw` the payload is Kafka batches.
-    `txn` is the transaction that the entry belongs to; where the entry is sent in it, the command names it, too.
-    The frame: its size without these four bytes, the command's size, a BaseCommand with a CommandSend, 0x0e01, CRC32C
-    of all behind it, the metadata's size, the MessageMetadata, the payload.
+    `txn` is the transaction that the entry belongs to; if the entry is sent in it, the command names it, too. The
+    frame: its size without these four bytes, the command's size, a BaseCommand with a CommandSend, 0x0e01, CRC32C of
+    all behind it, the metadata's size, the MessageMetadata, the payload.
     """
     highest = sequence_id + count - 1
     metadata = bytearray()
@@ -311,7 +320,7 @@ def send_frame(
 
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
-    """Return the headers; None where they are more than MAX_SHOWN, which are walked and not kept."""
+    """Return the headers of a record; None if there are more than MAX_SHOWN, which are checked and not kept."""
     shown = tuple(islice(headers, MAX_SHOWN + 1))
     if len(shown) <= MAX_SHOWN:
         return shown
@@ -322,8 +331,8 @@ def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
 def _single(
     key: bytes | None, payload: bytes | None, timestamp: int, headers: Headers | None, section: bytes, *, empty: bool
 ) -> bytes:
-    """Return the SMM of a record; `section` is its headers as they stand in it. `empty`: the payload stands for no
-    bytes.
+    """Return the SingleMessageMetadata of a record. `section` is its headers as they stand in it. `empty` is true if
+    the payload stands for an empty value.
     """
     out = bytearray()
     shown = {} if headers is None else _as_properties(headers)
@@ -349,7 +358,9 @@ def _single(
 
 
 def _as_properties(headers: Headers) -> dict[bytes, bytes]:
-    """Return the headers that native clients see, in the order in which the last of each name comes."""
+    """Return the headers that become properties for native clients, in the order in which the last header of each name
+    comes.
+    """
     last: dict[bytes, bytes | None] = {}
     for name, value in headers:
         last.pop(name, None)
@@ -373,7 +384,9 @@ def _is_text(data: bytes) -> bool:
 
 
 class _Message:
-    """The fields of a message, from SMM or, for a single message, MessageMetadata."""
+    """The fields of a Pulsar message that a Kafka record is made of, from its SingleMessageMetadata or
+    MessageMetadata.
+    """
 
     __slots__ = (
         "binary_key",
@@ -406,11 +419,12 @@ def plain_batch(
     base_offset: int,
     log_append_time: int | None,
 ) -> tuple[bytes, int]:
-    """Return the Kafka batch, without compression, of an entry whose payload is not compressed.
+    """Convert an entry whose payload is not compressed into a Kafka batch without compression; return also the number
+    of messages without a `partition_key`.
 
-    Empty where all `count` messages are `compacted_out`. The arguments between are what `parse_entry` says of the
-    metadata; the first message has `base_offset`, and `log_append_time` becomes the time of every record. Returns with
-    it how many messages have no `partition_key`.
+    Empty if all `count` messages are `compacted_out`. The arguments from `batched` to `event_time` are what
+    `parse_entry` tells of the metadata; the first message has `base_offset`, and `log_append_time` becomes the time of
+    every record.
     """
     if not batched:
         before, behind, has_value, timestamp, keyless = unpack_one(metadata, len(payload))
@@ -425,14 +439,15 @@ def plain_batch(
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:
-    """Return the Kafka batches of the messages from place `at` on, up to the first one that is not usual.
+    """Convert usual entries into Kafka batches: those of the messages from place `at` on, up to the first one that is
+    not usual.
 
-    They are what a read of a socket brought: `kop.pulsar_client.types.Received`. Usual is a whole entry with an index,
-    without compression, of messages in batch format of which at least one is left, whose offsets begin at
-    `next_offset`, or where the usual one before it ends, behind which it lies at the same consumer. With `append_time`
-    the Pulsar broker's time is the one of all records.
+    The messages are those that a read of a socket brought: `kop.pulsar_client.types.Received`. Usual is a whole entry
+    with an index, without compression, of messages in batch format of which at least one is left, whose offsets begin
+    at `next_offset`, or where the usual one before it ends, behind which it lies at the same consumer. With
+    `append_time` the Pulsar broker's time is the one of all records.
 
-    Returns base offset, last offset and bytes of each batch, and how many messages and bytes the entries have.
+    Returns base offset, last offset and bytes of each batch, and the numbers of messages and bytes of the entries.
     """
     batches: list[tuple[int, int, bytes]] = []
     count = size = 0
@@ -477,9 +492,10 @@ def around(
     codec: int,
     log_append_time: int | None,
 ) -> bytes:
-    """Return the batch of `number` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
+    """Put a batch header around `number` records, so that the batch takes `places` offsets from `base_offset` on;
+    return the batch.
 
-    `records` is their bytes in parts, each of which is copied once.
+    `records` is their bytes in parts, compressed with `codec`, each of which is copied once.
     """
     attributes = codec
     if log_append_time is not None:
@@ -500,10 +516,10 @@ def around(
 
 
 def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int, int]:
-    """Return the Kafka records of the `count` messages at the start of `payload`, which is not compressed.
+    """Convert the `count` messages at the start of `payload`, which is not compressed, into Kafka records.
 
-    Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp, the largest
-    one, and how many messages have no `partition_key`: compaction drops those. `publish_time` and `event_time` are
+    Returns the records' bytes, their number (`compacted_out` messages leave gaps), the base timestamp, the largest one,
+    and the number of messages without a `partition_key`: compaction drops those. `publish_time` and `event_time` are
     the entry's.
     """
     payload = bytes(payload)
@@ -529,11 +545,11 @@ def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> t
 
 
 def unpack_one(metadata: Buffer, size: int) -> tuple[bytes, bytes, bool, int, int]:
-    """Return the Kafka record of an entry that is a single message of `size` bytes, which may be many: they are not
-    needed.
+    """Convert an entry that is a single message of `size` bytes into a Kafka record; the message's bytes, which may be
+    many, are not needed.
 
-    Returns the record's bytes before its value and behind it, whether the message is the value (a tombstone has none),
-    the timestamp, and how many messages have no `partition_key`.
+    Returns the record's bytes before its value and behind it, true if the message is the value (a tombstone has none),
+    the timestamp, and the number of messages without a `partition_key`.
     """
     message = _Message()
     publish_time = 0
@@ -586,7 +602,7 @@ def _read_single(data: bytes) -> _Message:
 
 
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
-    """Return timestamp and content of the Kafka record that a message is."""
+    """Return the timestamp and the content (key, value, headers) of the Kafka record for a message."""
     timestamp, key, section = _outside_value(message, publish_time, entry_event_time)
     if payload == EMPTY_PAYLOAD and EMPTY_PROPERTY in message.properties:
         payload = b""
@@ -596,7 +612,7 @@ def _record(message: _Message, payload: bytes, publish_time: int, entry_event_ti
 
 
 def _outside_value(message: _Message, publish_time: int, entry_event_time: int) -> tuple[int, bytes | None, bytes]:
-    """Return timestamp and key of the Kafka record that a message is, and its headers as they stand in it."""
+    """Return the timestamp, the key and the encoded headers of the Kafka record for a message."""
     if len(message.properties) > MAX_PROPERTIES:
         raise _damaged(f"a message of {len(message.properties)} properties")
     section, marker = _headers(message.properties)
@@ -619,9 +635,7 @@ def _outside_value(message: _Message, publish_time: int, entry_event_time: int) 
 
 
 def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
-    """Return the headers that properties stand for, as they stand in a record, and the timestamp where they
-    hold one.
-    """
+    """Return the encoded headers of a record for a message's properties, and the timestamp if a property holds one."""
     if not any(name.startswith(RESERVED) for name, _ in properties):
         return _section(len(properties), properties), None
     listed: tuple[bytes, int] | None = None
@@ -648,7 +662,9 @@ def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
 
 
 def _listed(value: bytes) -> tuple[bytes, int] | None:
-    """Return a list of headers as it stood in a record, and how many they are; None where it is none."""
+    """Decode the property that lists a record's headers: return them encoded, and their number; None if it is
+    malformed.
+    """
     section = _from_base64(value)
     if section is None:
         return None
@@ -659,7 +675,7 @@ def _listed(value: bytes) -> tuple[bytes, int] | None:
 
 
 def _section(count: int, headers: Iterable[tuple[bytes, bytes | None]]) -> bytes:
-    """Return the headers as a record has them. Its numbers are zigzag varints, so these are doubled."""
+    """Encode the headers of a record. Its numbers are zigzag varints, so these are doubled."""
     out = bytearray()
     _put_varint(out, count << 1)
     for name, value in headers:
@@ -674,7 +690,9 @@ def _section(count: int, headers: Iterable[tuple[bytes, bytes | None]]) -> bytes
 
 
 def _marker(value: bytes) -> int | None:
-    """Return the timestamp in our property: -2^63 to 0, as a number is written and no other way."""
+    """Return the timestamp in kop's own property: a number from -2^63 to 0 in its one canonical form; None for anything
+    else.
+    """
     if len(value) > 20:
         return None
     try:
@@ -697,7 +715,7 @@ def _records(contents: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, in
 
 
 def parse_entry(metadata: Buffer) -> EntryView:
-    """Return what an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
+    """Parse an entry's MessageMetadata; UndecodableEntryError if it is malformed."""
     numbers: dict[int, int] = {}
     texts: dict[int, bytes] = {}
     raw = encrypted = False
@@ -744,9 +762,7 @@ def parse_entry(metadata: Buffer) -> EntryView:
 
 
 def _from_base64(text: bytes) -> bytes | None:
-    """Return the bytes; None where `text` is not base64 of the standard alphabet. Padding may be missing, as Java takes
-    it.
-    """
+    """Decode base64 of the standard alphabet; None if `text` is no base64. Padding may be missing, as for Java."""
     core = text[:-2] if text.endswith(b"==") else text[:-1] if text.endswith(b"=") else text
     if b"=" in core:
         return None
@@ -766,8 +782,8 @@ def _int64(value: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field: an int where it is a varint, bytes where it has a length; others are
-    skipped.
+    """Yield number and value of each field of a protobuf message: an int for a varint, bytes for a field with a length;
+    others are skipped.
     """
     pos, end = 0, len(data)
     try:
@@ -829,13 +845,13 @@ def _put_varint(out: bytearray, value: int) -> None:
 
 
 def put_number(out: bytearray, number: int, value: int) -> None:
-    """Write a varint field; `value` is not negative."""
+    """Write a protobuf field with a varint; `value` is not negative."""
     _put_varint(out, number << 3)
     _put_varint(out, value)
 
 
 def put_bytes(out: bytearray, number: int, data: bytes | bytearray) -> None:
-    """Write a field that has a length."""
+    """Write a protobuf field with a length."""
     _put_varint(out, number << 3 | 2)
     _put_varint(out, len(data))
     out += data
@@ -846,7 +862,7 @@ def _put_property(out: bytearray, number: int, name: bytes, value: bytes) -> Non
 
 
 def property_of(name: bytes, value: bytes) -> bytes:
-    """Return a KeyValue."""
+    """Serialize name and value of a property as a KeyValue of Pulsar."""
     out = bytearray()
     put_bytes(out, 1, name)
     put_bytes(out, 2, value)

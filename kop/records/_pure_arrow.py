@@ -17,7 +17,7 @@ from kop.records.partitioning import partition_of
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
 SECTION_WEIGHT: Final = 4
-"""No byte of a record's headers takes more bytes than these in a chunk."""
+"""The bytes of a chunk, at most, that one byte of a record's headers takes."""
 DIGEST_BYTES: Final = 16
 _MIN, _MAX = -(2**63), 2**63 - 1
 
@@ -33,7 +33,7 @@ class RowBuilder:
         self._with_headers, self._max_rows, self._max_bytes = with_headers, max_rows, max_bytes
         self._size = 0
         self._rows: list[tuple[bytes | None, bytes | None, int, int, int, int]] = []
-        """Key, value, offset, microseconds, kind of the timestamp, number of headers."""
+        """The rows of the next chunk: key, value, offset, microseconds, kind of the timestamp, number of headers."""
         self._names: list[bytes] = []
         self._contents: list[bytes | None] = []
 
@@ -41,10 +41,11 @@ class RowBuilder:
         self, body: Buffer, count: int, base_offset: int, last_offset_delta: int, base_timestamp: int,
         append_time: int | None, from_offset: int, until_offset: int,
     ) -> list[ChunkParts]:  # fmt: skip
-        """Take those of the `count` records that fill `body` whose offsets are in the range; the chunks that got full.
+        """Add those of the `count` records that fill `body` whose offsets are in the range; return the chunks that
+        became full.
 
-        `until_offset` is the first one that is not wanted; all records are walked. `append_time` (ms) takes the place
-        of every timestamp. INVALID_RECORD where a record is malformed, or microseconds cannot hold its timestamp.
+        `until_offset` is the first one that is not wanted; all records are checked. `append_time` (ms) takes the place
+        of every timestamp. INVALID_RECORD if a record is malformed, or microseconds cannot hold its timestamp.
         """
         full: list[ChunkParts | None] = []
         body, kind = bytes(body), 0 if append_time is None else 1
@@ -73,9 +74,10 @@ class RowBuilder:
         return [chunk for chunk in full if chunk is not None]
 
     def add_small(self, data: Buffer, pos: int, done: int, end: int, most: int) -> tuple[list[ChunkParts], int, int]:
-        """Take small batches from `pos` on; return full chunks, the next position, the first offset not reached.
+        """Add small batches from `pos` on; return full chunks, the next position, and the first offset not reached.
 
-        The compiled twin does for them what `kop.records.columns` does for each batch; this one leaves all to that.
+        This twin adds none: it leaves all batches to `kop.records.columns`, which the compiled twin spares the work for
+        small ones.
         """
         return [], pos, done
 
@@ -95,11 +97,11 @@ def encode_rows(
     first_row: int, rows: int, key: ColumnIn | None, value: ColumnIn | None, headers: HeadersIn | None,
     timestamps: TimestampsIn | None, now: int, room: int,
 ) -> tuple[bytes, int, int, int]:  # fmt: skip
-    """Return the records of the rows from `first_row` on, as many of the `rows` as fit into `room` bytes.
+    """Encode the rows from `first_row` on as Kafka records, as many of the `rows` as fit into `room` bytes.
 
-    Returns their bytes, how many they are, the base timestamp and the largest one (ms). None of them where the first
-    row does not fit. A row without a timestamp has `now` (ms). A timestamp that is too far from the first one to be
-    told as a delta ends the piece, too. INVALID_RECORD where a header or its name is null, or a buffer is too short.
+    Returns their bytes, their number, the base timestamp and the largest one (ms). None of them if the first row does
+    not fit. A row without a timestamp has `now` (ms). A timestamp that is too far from the first one for a delta ends
+    the piece, too. INVALID_RECORD if a header or its name is null, or a buffer is too short.
     """
     out, times = bytearray(), array("q")
     for row in range(first_row, rows):
@@ -117,8 +119,8 @@ def encode_rows(
 
 
 def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
-    """Return the partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity,
-    int32.
+    """Return for each key the partition, of `count`, that Kafka's default partitioner chooses, as a column: null count,
+    validity, int32.
 
     It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
     """

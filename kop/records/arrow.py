@@ -90,7 +90,7 @@ def schema(headers: bool = False) -> pa.Schema:
 
 
 class Decoded(Iterator["pa.RecordBatch"]):
-    """The rows of a Fetch response as batches; see `decode`."""
+    """The rows of a Fetch response, an iterator of pyarrow.RecordBatch; made by `decode`."""
 
     def __init__(self, columns: FetchedColumns, topic: str, partition: int, headers: bool) -> None:
         import pyarrow as pa  # noqa: PLC0415
@@ -102,12 +102,12 @@ class Decoded(Iterator["pa.RecordBatch"]):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that no batch so far reaches; see `FetchedColumns.next_offset`."""
+        """The first offset that no batch of rows so far reaches, from which to fetch next."""
         return self._columns.next_offset
 
     @property
     def cut_off(self) -> int:
-        """Bytes of the batch that the response ends in the middle of, 0 for none."""
+        """The size in bytes of the batch that the response ends in the middle of; 0 for none."""
         return self._columns.cut_off
 
     def __next__(self) -> pa.RecordBatch:
@@ -193,7 +193,7 @@ def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
 
     Of the columns `key`, `value` (binary or string), `headers` (a list of structs of `key`, a string, and `value`,
     binary; null is none) and `timestamp` (any unit; null is `settings.now`) each may be missing; others are not
-    looked at. TypeError where a column has another type.
+    looked at. TypeError if a column has another type.
     """
     return encode_columns(_rows_in(rows), settings)
 

@@ -6,12 +6,12 @@ Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.recor
 All buffers are laid out as https://arrow.apache.org/docs/format/Columnar.html says, in the machine's byte order:
 
 column      `(null_count, validity, offsets, data)`. `validity` has a bit a row, the lowest bit of a byte first, 1 for
-            a row that is not null and 0 behind the last row; it is None where no row is null. `offsets` has an int32
+            a row that is not null and 0 behind the last row; it is None if no row is null. `offsets` has an int32
             more than there are rows, and starts with 0. A null takes no bytes of `data`.
 chunk       `(rows, next_offset, key, value, offsets, timestamps, timestamp_types, headers)`: two columns, an int64,
             an int64 (microseconds since the epoch) and an int32 (0 CreateTime, 1 LogAppendTime) a row. `next_offset` is
             the one behind the last row.
-headers     None where they are not wanted, else `(lists, names, values)`: `lists` is `(null_count, validity, offsets)`
+headers     None if they are not wanted, else `(lists, names, values)`: `lists` is `(null_count, validity, offsets)`
             and null for a record without headers; names and values are columns. A name that is not UTF-8 has U+FFFD
             where it is not, as Java's consumers see it.
 
@@ -36,15 +36,17 @@ ChunkParts: TypeAlias = tuple[int, int, Column, Column, bytes, bytes, bytes, tup
 ColumnIn: TypeAlias = tuple[int, Buffer | None, Buffer, Buffer]
 EntriesIn: TypeAlias = tuple[int, Buffer | None]
 HeadersIn: TypeAlias = tuple[int, Buffer | None, Buffer, EntriesIn, ColumnIn, ColumnIn]
-"""Lists, with their offsets; the entries of all lists; names and values of the entries."""
+"""The type of headers that come in: lists with their offsets, the entries of all lists, names and values of the
+entries.
+"""
 TimestampsIn: TypeAlias = tuple[int, Buffer | None, Buffer, int]
-"""An int64 a row; how many of their units are a millisecond."""
+"""The type of timestamps that come in: an int64 a row, and the number of their units in a millisecond."""
 NumbersIn: TypeAlias = tuple[int, Buffer | None, Buffer]
-"""An int32 or int64 a row, as the function says."""
+"""The type of numbers that come in: an int32 or int64 a row, as the function that takes them says."""
 
 
 def validity_of(valid: Sequence[bool]) -> tuple[int, bytes | None]:
-    """Return the number of nulls, and the bits."""
+    """Return the number of nulls among the items, and the validity bits; None for the bits if no item is null."""
     if all(valid):
         return 0, None
     bits = int("".join("01"[is_valid] for is_valid in reversed(valid)), 2)
@@ -52,18 +54,18 @@ def validity_of(valid: Sequence[bool]) -> tuple[int, bytes | None]:
 
 
 def offsets_of(sizes: Iterable[int]) -> bytes:
-    """Return where items of these sizes begin, and where the last one ends."""
+    """Return the positions at which items of these sizes begin, and the end of the last one, as an offsets buffer."""
     return array("i", accumulate(sizes, initial=0)).tobytes()
 
 
 def column(items: Sequence[bytes | None]) -> Column:
-    """Return the column of these items."""
+    """Return the Arrow buffers of a column with these items."""
     present = [item or b"" for item in items]
     return *validity_of([item is not None for item in items]), offsets_of(map(len, present)), b"".join(present)
 
 
 def items(made: Column) -> list[bytes | None]:
-    """Return the items of a column."""
+    """Return the items of a column out of its Arrow buffers."""
     nulls, validity, places, data = made
     present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
     if not nulls or validity is None:
@@ -73,7 +75,9 @@ def items(made: Column) -> list[bytes | None]:
 
 
 def item_of(items: ColumnIn | None, row: int) -> bytes | None:
-    """Return the item of a row. A column that is None is null in each row. INVALID_RECORD if a buffer is too short."""
+    """Return the item in a row of a column. A column that is None is null in each row. INVALID_RECORD if a buffer is
+    too short.
+    """
     if items is None or _is_null(items[1], items[0] + row):
         return None
     first, _, places, data = items
@@ -95,7 +99,7 @@ def headers_in(headers: HeadersIn | None, row: int) -> list[tuple[bytes, bytes |
 
 
 def number_of(numbers: NumbersIn | None, row: int, kind: str) -> int | None:
-    """Return the number of a row, of the `kind` "i" (int32) or "q" (int64); see `item_of`."""
+    """Return the number in a row; `kind` is "i" (int32) or "q" (int64). None and errors as of `item_of`."""
     if numbers is None or _is_null(numbers[1], numbers[0] + row):
         return None
     return _unpack(kind, 1, numbers[2], numbers[0] + row)[0]
@@ -122,5 +126,5 @@ def _is_null(bits: Buffer | None, place: int) -> bool:
 
 
 def invalid(text: str) -> PeerError:
-    """Return the error for a record, or a buffer, that is malformed."""
+    """Return the error for a malformed record or buffer."""
     return PeerError(text, ErrorCode.INVALID_RECORD)

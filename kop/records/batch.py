@@ -68,9 +68,9 @@ __all__ = [
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 LOG_OVERHEAD: Final = 12
-"""Bytes before the part that `batch_length` counts: base offset and length."""
+"""The bytes of a batch that its `batch_length` does not count: base offset and length."""
 HEADER_SIZE: Final = 61
-"""Bytes of a batch without its records."""
+"""The bytes of a batch's header, before its records."""
 MAGIC: Final = 2
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
@@ -79,7 +79,7 @@ NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 MAX_SEQUENCE: Final = 2**31 - 1
 MIN_RECORD_SIZE: Final = 7
-"""Bytes of the smallest record: length, attributes, two deltas, null key, null value, no headers."""
+"""The bytes of the smallest record: length, attributes, two deltas, null key, null value, no headers."""
 
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME_BIT: Final = 0x08
@@ -87,7 +87,7 @@ TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 KEPT_BITS: Final = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
-"""What stays of the attributes of a batch whose largest timestamp is written."""
+"""The bits of a batch's attributes that stay when its largest timestamp is written."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC: Final = struct.Struct(">I")
@@ -110,18 +110,20 @@ _SMALLEST_V0: Final = 14  # Kafka reads lengths below a v0 record's as damage, b
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes before the records, as they are on the wire (KIP-98); times in milliseconds since the epoch."""
+    """The header of a batch, 61 bytes before the records, as on the wire (KIP-98); times in ms since the epoch."""
 
     base_offset: int
     batch_length: int
-    """Bytes after this field: the batch's size without its first twelve bytes."""
+    """The bytes of the batch behind this field: its size without the first twelve bytes."""
     leader_epoch: int
     magic: int
     crc: int
     attributes: int
     last_offset_delta: int
     base_timestamp: int
-    """What the records' timestamps count from; with `delete_horizon`, the time at which tombstones may go."""
+    """The time that the records' timestamps are relative to; with `delete_horizon`, the time at which tombstones may
+    go.
+    """
     max_timestamp: int
     producer_id: int
     producer_epoch: int
@@ -130,17 +132,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """The bytes of the whole batch."""
         return self.batch_length + LOG_OVERHEAD
 
     @property
     def codec(self) -> int:
-        """The compression's number; 5 to 7 are no codec."""
+        """The number of the batch's compression; 5 to 7 are no codec."""
         return self.attributes & CODEC_MASK
 
     @property
     def log_append_time(self) -> bool:
-        """True when every record's timestamp is `max_timestamp`."""
+        """True if every record's timestamp is `max_timestamp`."""
         return self.attributes & LOG_APPEND_TIME_BIT != 0
 
     @property
@@ -155,12 +157,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon(self) -> bool:
-        """True when `base_timestamp` holds the delete horizon (KIP-534)."""
+        """True if `base_timestamp` holds the delete horizon (KIP-534)."""
         return self.attributes & DELETE_HORIZON_BIT != 0
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, also where compaction took that record."""
+        """The offset of the last record, also after compaction took that record."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -170,7 +172,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; -1 without one. Sequences go from 2147483647 to 0."""
+        """The sequence of the last record; -1 if the batch has none. Behind 2147483647 sequences go on with 0."""
         if self.base_sequence < 0:
             return NO_SEQUENCE
         return add_sequence(self.base_sequence, self.last_offset_delta)
@@ -190,9 +192,10 @@ def _invalid(text: str) -> PeerError:
 
 
 def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
-    """Return the header of the batch that starts at `pos`. Only what is needed to go on is checked, not the checksum.
+    """Return the header of the batch that starts at `pos`. Only the fields that the rest depends on are checked, not
+    the checksum.
 
-    CORRUPT_MESSAGE where the buffer ends before the header, the magic is not 2 or the length cannot hold a header.
+    CORRUPT_MESSAGE if the buffer ends before the header, the magic is not 2 or the length cannot hold a header.
     """
     try:
         header = BatchHeader._make(_unpack_header(buf, pos))
@@ -228,7 +231,7 @@ def transactional_producer_of(batch: Buffer) -> int:
 
 
 def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE where it
+    """Yield position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE if it
     does not.
     """
     pos, end = 0, len(buf)
@@ -241,14 +244,15 @@ def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) -> BatchHeader:
-    """Check one partition's batch of a Produce request but for its records, in Kafka 4.3's order and with its codes.
+    """Check one partition's batch of a Produce request, except for its records, in Kafka 4.3's order and with its
+    codes.
 
-    `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110).
-    Raises PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control
-    batch, base offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all), INVALID_PRODUCER_EPOCH (a producer id with a
-    negative epoch). LogAppendTime is for the topic to judge. Where Kafka is laxer or fails by accident,
-    tests/records/test_record_vectors.py lists the difference.
+    `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110). Raises
+    PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control batch, base
+    offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE, UNSUPPORTED_COMPRESSION_TYPE (zstd too
+    early, or no codec at all), INVALID_PRODUCER_EPOCH (a producer id with a negative epoch). LogAppendTime is for the
+    topic to judge. Where Kafka is laxer or fails by accident, tests/records/test_record_vectors.py lists the
+    difference.
     """
     size = len(data)
     if size < HEADER_SIZE:
@@ -307,7 +311,7 @@ def is_transactional(data: Buffer) -> bool:
 
 
 def _misfit(data: Buffer) -> PeerError:
-    """Return what is wrong with bytes that are not one whole batch of magic 2: Kafka's answers, in its order."""
+    """Return the error for bytes that are not one whole batch of magic 2, by Kafka's checks in their order."""
     size = len(data)
     if size < LOG_OVERHEAD:
         return _invalid("no record batch")
@@ -343,7 +347,7 @@ def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) 
 
 
 def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
-    """Let each record of the batch that fills `buf` have its own timestamp, the largest of which is `max_timestamp`.
+    """Turn the batch that fills `buf` into one of CreateTime, whose largest timestamp is `max_timestamp`.
 
     The checksum is renewed. As in Kafka attributes without a meaning are cleared.
     """
@@ -372,7 +376,7 @@ def _stamp_times(buf: bytearray | memoryview, bit: int, max_timestamp: int) -> N
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
-    """Return the records' bytes without compression; CORRUPT_MESSAGE where they are damaged or more than
+    """Return the records of a batch without compression; CORRUPT_MESSAGE if they are damaged or more than
     `max_bytes`.
     """
     if header is None:
@@ -402,8 +406,8 @@ def iter_records(batch: Buffer, header: BatchHeader | None = None, *, max_bytes:
 def first_at_or_after(
     batch: Buffer, header: BatchHeader, timestamp: int, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record at or after `timestamp` (ms), not looking before
-    `from_offset`.
+    """Return offset and timestamp of the first record in a batch at or after `timestamp` (ms), from `from_offset` on;
+    None if there is none.
     """
     for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
         if record_timestamp >= timestamp and offset >= from_offset:
@@ -414,7 +418,7 @@ def first_at_or_after(
 def max_timestamp_record(
     batch: Buffer, header: BatchHeader, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record with the largest timestamp, not looking before `from_offset`."""
+    """Return offset and timestamp of the first record in a batch with the largest timestamp, from `from_offset` on."""
     best: tuple[int, int] | None = None
     for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
         if offset >= from_offset and (best is None or record_timestamp > best[1]):
@@ -478,7 +482,8 @@ def build(
 
 
 def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[bytearray, BatchHeader]:
-    """Return a batch of keys and values at one time, from offset 0 on, with its header; as `build` makes it.
+    """Build a batch of keys and values at one time, from offset 0 on; return it with its header. It has the bytes that
+    `build` would give, in less time.
 
     There has to be a record.
     """
@@ -504,7 +509,7 @@ def rewrite(
     """Return the batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
 
     Offsets, last offset, producer fields, record timestamps and codec stay. `batch` itself comes back where nothing
-    changes, None where no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
+    changes, None if no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
     of a producer. `delete_horizon` (ms, now + delete.retention.ms) is set where a tombstone stays in a batch that
     has no horizon yet: it takes the place of `base_timestamp` (KIP-534), and `header.delete_horizon` tells.
     """
@@ -554,7 +559,7 @@ def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int)
 
 
 def seal(header: BatchHeader, records: Buffer) -> bytearray:
-    """Return a batch of `records` (not compressed yet), in the codec of `header`: length and checksum are filled in."""
+    """Build a batch of `records` (not compressed yet), in the codec of `header`: length and checksum are filled in."""
     body = compress(header.codec, records)
     batch = bytearray(HEADER_SIZE)
     batch += body

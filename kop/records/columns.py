@@ -60,9 +60,11 @@ else:
 """The compiled twin, or the plain one; a test may set it."""
 
 MAX_BYTES: Final = 2**30
-"""No chunk may be asked to be larger: int32 offsets end at 2 GiB."""
+"""The most bytes that a chunk may be asked to have: int32 offsets end at 2 GiB."""
 MAX_INFLATED: Final = 2**29
-"""No batch may be asked to be larger without compression: names of headers may grow to three times their size."""
+"""The most bytes that a batch may be asked to have without compression: names of headers may grow to three times their
+size.
+"""
 
 _MAGIC_AT: Final = 16
 _SMALLEST_BODY: Final = 14  # of a message of magic 0
@@ -71,7 +73,7 @@ _PLACE: Final = struct.Struct(">qi")
 
 
 class Chunk(NamedTuple):
-    """The buffers of some rows, as `kop.records.arrow_layout` says."""
+    """The Arrow buffers of some rows, as `kop.records.arrow_layout` describes them."""
 
     rows: int
     next_offset: int
@@ -84,14 +86,16 @@ class Chunk(NamedTuple):
 
 
 class UnreadableRecordsError(BackendError):
-    """What a broker answered to a Fetch cannot be decoded; no record of it is left out instead."""
+    """An error for records in a Fetch response that cannot be decoded. The read stops there, and leaves no record
+    out.
+    """
 
     default_code = ErrorCode.CORRUPT_MESSAGE
 
     def __init__(self, message: str, code: ErrorCode | None = None, offset: int = -1) -> None:
         super().__init__(message, code)
         self.offset = offset
-        """Where in the partition: the first offset of the batch, or of what follows the last whole batch."""
+        """The first offset of the batch that cannot be decoded, or of what follows the last whole batch."""
 
 
 class FetchedColumns(Iterator[Chunk]):
@@ -121,12 +125,13 @@ class FetchedColumns(Iterator[Chunk]):
         if not (max_rows > 0 and 0 < max_bytes <= MAX_BYTES and 0 < max_inflated <= MAX_INFLATED):
             raise InternalError(f"chunks of {max_rows} rows, {max_bytes} bytes, from batches of {max_inflated} bytes")
         self.next_offset = start
-        """The first offset that no chunk so far reaches: what to fetch next once all chunks were taken. Offsets
+        """The first offset that no chunk so far reaches, from which to fetch next once all chunks were taken. Offsets
         that hold nothing to read (markers, aborted records, compacted ones) are behind it then.
         """
         self.cut_off = 0
-        """Size of the batch that the response ends in the middle of, in bytes as far as they are known, 0 for none.
-        Where `next_offset` did not move, a Fetch with as many bytes is needed.
+        """The size of the batch that the response ends in the middle of, in bytes as far as they are known, 0 for none.
+
+        If `next_offset` did not move, a Fetch with as many bytes is needed.
         """
         self._partition = f"{topic}-{partition}"
         self._max_inflated = max_inflated
@@ -189,8 +194,8 @@ class FetchedColumns(Iterator[Chunk]):
         return chunk
 
     def _header_at(self, data: memoryview, pos: int, length: int, base_offset: int, done: int) -> BatchHeader | None:
-        """Return the header of the batch at `pos`, which begins with `base_offset` and `length`; None where it is cut
-        off.
+        """Return the header of the batch at `pos`, which begins with `base_offset` and `length`; None if the response
+        ends in the middle of it.
         """
         most = self._max_inflated + HEADER_SIZE
         if not _SMALLEST_BODY <= length <= most:
@@ -224,7 +229,9 @@ class FetchedColumns(Iterator[Chunk]):
 
     @staticmethod
     def _is_wanted(batch: memoryview, header: BatchHeader, transactions: _Transactions | None) -> bool:
-        """Return true if the batch holds records for a reader. Each batch has to come by here, in order."""
+        """Return true if the batch holds records for a reader: no markers, no aborted ones, and not none at all. Each
+        batch has to be asked about, in order.
+        """
         is_aborted = transactions is not None and transactions.is_aborted(batch, header)
         is_empty = header.record_count == 0 and header.size == HEADER_SIZE  # keeps a producer's sequence
         return not (is_aborted or header.control or is_empty)
@@ -234,7 +241,7 @@ class FetchedColumns(Iterator[Chunk]):
 
 
 class _Transactions:
-    """Which batches belong to aborted transactions: the consumer's part of KIP-98."""
+    """The aborted transactions of a Fetch response, which tell aborted batches: the consumer's part of KIP-98."""
 
     def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
         self._to_come = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
@@ -261,7 +268,7 @@ class _Transactions:
 
 
 class RowsIn(NamedTuple):
-    """Rows to write, as `kop.records.arrow_layout` says; what is None is null in each row."""
+    """Rows to write, in buffers as `kop.records.arrow_layout` describes them; a column of None is null in each row."""
 
     rows: int
     key: ColumnIn | None
@@ -271,28 +278,28 @@ class RowsIn(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A record batch for a Produce request: base offset 0, no leader epoch."""
+    """A record batch for a Produce request, with its numbers: base offset 0, no leader epoch."""
 
     batch: bytearray
     records: int
     max_timestamp: int
-    """Milliseconds since the epoch."""
+    """The largest timestamp of its records, in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeSettings:
-    """How rows become record batches."""
+    """The settings by which rows become record batches: sizes, time, codec, producer."""
 
     max_bytes: int
-    """Of each batch, before compression and after it."""
+    """The most bytes of each batch, before compression and after it."""
     now: int
-    """The time of rows that have none; milliseconds since the epoch."""
+    """The timestamp of rows that have none, in ms since the epoch."""
     codec: int = Codec.NONE
-    """A batch that it does not make smaller is not compressed."""
+    """The codec for batches; one that it does not make smaller is not compressed."""
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     base_sequence: int = NO_SEQUENCE
-    """The first batch's; each next batch's follows."""
+    """The sequence of the first record in the first batch; those of the others follow."""
     transactional: bool = False
 
 
@@ -329,8 +336,8 @@ def encode_columns(rows: RowsIn, settings: EncodeSettings) -> Iterator[Encoded]:
 
 
 def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
-    """Return the partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity,
-    int32.
+    """Return for each key the partition, of `count`, that Kafka's default partitioner chooses, as a column: null count,
+    validity, int32.
 
     A null key has none.
     """
@@ -340,9 +347,10 @@ def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | N
 
 
 def rows_digest(rows: RowsIn, topic: ColumnIn | None, partition: NumbersIn | None, time: NumbersIn | None) -> int:
-    """Return a number of 128 bits that equal rows have, whatever their order; see `kop.records._pure_arrow.digest_of`.
+    """Return a digest of 128 bits of the rows, which does not depend on their order; see
+    `kop.records._pure_arrow.digest_of`.
 
-    `time` stands in the place of the rows' timestamps. The sum of the digests of two batches, modulo 2**128, is the
-    digest of both.
+    `time` takes the place of the rows' timestamps. The sum of the digests of two batches, modulo 2**128, is the digest
+    of both.
     """
     return int.from_bytes(twin.digest_of(rows.rows, topic, partition, rows.key, rows.value, rows.headers, time), "big")

@@ -56,9 +56,9 @@ _ZSTD_MAX_WINDOW_LOG: Final = 27  # what zstd's own decoders accept by default; 
 
 @raises_without_frames
 def decompress(codec: int, data: Buffer, max_bytes: int) -> Buffer:
-    """Return what `data` holds, at most `max_bytes` of it. Several frames or members in a row are one stream.
+    """Decompress `data`, to at most `max_bytes`. Several frames or members in a row are one stream.
 
-    `data` itself comes back for NONE. CORRUPT_MESSAGE where it is damaged, cut off, or grows beyond `max_bytes`;
+    `data` itself comes back for NONE. CORRUPT_MESSAGE if it is damaged, cut off, or grows beyond `max_bytes`;
     UNSUPPORTED_COMPRESSION_TYPE for a number that is no codec.
     """
     match codec:
@@ -78,7 +78,9 @@ def decompress(codec: int, data: Buffer, max_bytes: int) -> Buffer:
 
 
 def compress(codec: int, data: Buffer) -> Buffer:
-    """`data` as Java's and librdkafka's consumers read it: xerial blocks for snappy, independent blocks for lz4."""
+    """Compress `data` in a form that Java's and librdkafka's consumers read: xerial blocks for snappy, independent
+    blocks for lz4.
+    """
     match codec:
         case Codec.NONE:
             return data
@@ -97,7 +99,7 @@ def compress(codec: int, data: Buffer) -> Buffer:
 
 @raises_without_frames
 def check_lz4_for_java(data: Buffer) -> None:
-    """CORRUPT_MESSAGE where Java's consumers could not read `data`, which `decompress` took.
+    """Raise CORRUPT_MESSAGE if Java's consumers could not read `data`, which `decompress` could.
 
     Kafka's Lz4BlockInputStream reads one frame whose blocks are independent, without a dictionary.
     """
@@ -149,7 +151,7 @@ def _inflate(into: Callable[[Buffer, bytearray], int], data: Buffer, max_bytes: 
 
 
 def _gzip_hint(data: Buffer) -> int:
-    """Return the last member's size, from its trailer; honest deflate grows by at most about 1032."""
+    """Return the decompressed size of the last gzip member, by its trailer; 0 if deflate cannot have shrunk so much."""
     if len(data) < 18:
         return 0
     size = int.from_bytes(data[-4:], "little")
@@ -157,8 +159,8 @@ def _gzip_hint(data: Buffer) -> int:
 
 
 def _zstd_hint(data: Buffer) -> int:
-    """Return the first frame's content size where its header has one, else 0; refuses windows above zstd's own
-    limit.
+    """Return the decompressed size in the header of the first zstd frame, or 0 if it has none; refuse windows above
+    zstd's own limit.
     """
     if len(data) < 6 or int.from_bytes(data[:4], "little") != _ZSTD_MAGIC:
         return 0

@@ -26,21 +26,24 @@ class PlacedEntry(NamedTuple):
     ledger: int
     entry: int
     publish_time: int
-    """When its producer sent it, by that one's clock; milliseconds since the epoch."""
+    """The time at which its producer sent it, by the producer's clock, in ms since the epoch."""
     batched: bool
-    """True if its messages are numbered within it, from 0 at `base_offset` on; else it is one message without a number.
+    """True if its messages are numbered within it, from 0 at `base_offset` on; else it is one message without a
+    number.
     """
 
 
 def pack_places(places: Iterable[PlacedEntry]) -> bytes:
-    """Return the tagged field of an answer; a time that is too large for it is cut to the largest."""
+    """Encode entries as the tagged field of a Fetch answer; a time that is too large for it is cut to the largest."""
     return b"".join(
         [_LAYOUT.pack(base, ledger, entry, min(time, _MOST), batched) for base, ledger, entry, time, batched in places]
     )
 
 
 def unpack_places(field: bytes) -> list[PlacedEntry]:
-    """Return the entries in the order of their offsets; ValueError for a field that has another layout."""
+    """Decode the tagged field of a Fetch answer: return the entries in the order of their offsets. ValueError for a
+    field of another layout.
+    """
     if len(field) % _LAYOUT.size:
         raise ValueError(f"{len(field)} bytes are not entries of {_LAYOUT.size} bytes each")
     return [

@@ -19,7 +19,9 @@ _MOST_BYTES: Final = 1024
 
 
 class EndMarker(NamedTuple):
-    """What a marker says. The producer is in the header of its batch."""
+    """A marker that ends a transaction: commit or abort, and the coordinator's epoch. The producer is in the header of
+    its batch.
+    """
 
     commit: bool
     coordinator_epoch: int
@@ -40,9 +42,9 @@ def build_marker(
 
 
 def read_marker(batch: Buffer) -> EndMarker | None:
-    """Return what a control batch says of a transaction; None for another kind of control record.
+    """Return the transaction's end that a control batch stands for; None for another kind of control record.
 
-    PeerError of CORRUPT_MESSAGE where it is malformed.
+    PeerError of CORRUPT_MESSAGE if it is malformed.
     """
     header = read_header(batch)
     record = next(iter_records(batch, header, max_bytes=_MOST_BYTES), None)

@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     offset: int
     timestamp: int
-    """Milliseconds since the epoch, -1 for none."""
+    """The record's timestamp in ms since the epoch, -1 for none."""
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[bytes, bytes | None]] = ()
@@ -38,7 +38,8 @@ def _invalid(text: str) -> PeerError:
 def frames(
     body: bytes, count: int, base_offset: int, last_offset_delta: int, base_timestamp: int, append_time: int | None
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield offset, timestamp, and where the content starts and ends, of each of the `count` records that fill `body`.
+    """Yield offset and timestamp of each of the `count` records that fill `body`, with the start and the end of its
+    content.
 
     Offsets have to ascend and end within the batch; `append_time` takes the place of every timestamp.
     """
@@ -82,7 +83,7 @@ def frames(
 
 
 def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes | None, int]:
-    """Key, value, and where the headers start. A length of -1 is null.
+    """Return key and value of a record's content, and the position of its headers. A length of -1 is null.
 
     Lengths below it are malformed. Kafka's own code takes them for null, but not every client does.
     """
@@ -141,7 +142,7 @@ def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes |
 
 
 def _varint(body: bytes, pos: int, bits: int = 32) -> tuple[int, int]:
-    """Return a zigzag varint and the position behind it; IndexError at the end of `body`."""
+    """Return the zigzag varint at a position, and the position behind it; IndexError at the end of `body`."""
     value = shift = 0
     while True:
         byte = body[pos]
@@ -166,7 +167,7 @@ def _put_varint(out: bytearray, number: int) -> None:
 
 
 def _size(number: int) -> bytes:
-    """Return the zigzag varint of a number that is not negative."""
+    """Encode a number that is not negative as a zigzag varint."""
     if number < len(_SIZES):
         return _SIZES[number]
     out = bytearray()
@@ -175,11 +176,11 @@ def _size(number: int) -> bytes:
 
 
 _SIZES: Final = [bytes((2 * n,)) if n < 64 else bytes((2 * n & 0x7F | 0x80, 2 * n >> 7)) for n in range(1 << 10)]
-"""The varints of the smallest numbers."""
+"""The encoded varints of the smallest numbers."""
 
 
 def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content: Buffer) -> None:
-    """Write a record to the end of `out`."""
+    """Encode a record and append it to `out`."""
     frame = bytearray(1)
     _put_varint(frame, timestamp_delta)
     _put_varint(frame, offset_delta)
@@ -189,7 +190,9 @@ def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content:
 
 
 def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> bytes:
-    """Return a record without headers, at the base timestamp of its batch; as `put_record` writes it."""
+    """Return the encoding of a record without headers, at the base timestamp of its batch; the bytes are those of
+    `put_record`.
+    """
     if value is None:
         content = b"".join((b"\0\0", _size(offset_delta), _size(len(key)), key, b"\1\0"))
     else:
@@ -198,7 +201,7 @@ def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> byte
 
 
 def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[bytes, bytes | None]]) -> bytearray:
-    """Return what follows the deltas in a record."""
+    """Return the encoded content of a record: key, value and headers, which follow the deltas."""
     out = bytearray()
     for item in (key, value):
         _put_bytes(out, item)
@@ -210,10 +213,10 @@ def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[b
 
 
 def before_value(key: bytes | None, value_size: int | None, section_size: int) -> bytes:
-    """Return what stands before the value in a record whose deltas are 0.
+    """Return the encoded part of a record before its value, if its deltas are 0.
 
-    `value_size` is None where it has no value: this stands before its headers then. They take `section_size` bytes,
-    with their number.
+    `value_size` is None for a null value: then it is the part before its headers, which take `section_size` bytes, with
+    their number.
     """
     content = bytearray(3)  # attributes, both deltas
     _put_bytes(content, key)

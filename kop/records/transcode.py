@@ -71,16 +71,20 @@ if TYPE_CHECKING:
 else:
     twin = compiled(_pure)
 NATIVE: Final = twin is not _pure
-"""True when the compiled twin does the work."""
+"""True if the compiled module does the work, false if its twin in Python does."""
 ENTRY_ROOM: Final = 512
-"""Bytes of an entry that are kept for its metadata and framing. Part of how batches are split: never change it."""
+"""The bytes of an entry that are reserved for its metadata and framing. Part of how batches are split: never change
+it.
+"""
 MAX_UNCOMPRESSED: Final = 128 * 1024 * 1024
-"""Bytes that a compressed batch or entry may grow to, unless told otherwise."""
+"""The most bytes that a compressed batch or entry may grow to, unless the caller gives another bound."""
 
 _MAX_PRODUCER_NAME: Final = 256
 _INT63: Final = 1 << 63
 _UP_TO_METADATA: Final = 18
-"""Bytes of a SEND frame before the metadata, beside the command: two sizes, magic, checksum, the metadata's size."""
+"""The bytes of a SEND frame before the metadata, without the command: two sizes, magic, checksum, the metadata's
+size.
+"""
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
 _TO_PULSAR: Final[Mapping[int, int]] = {
     Codec.NONE: 0,
@@ -105,32 +109,32 @@ class EntryTransaction(NamedTuple):
 
 
 class PulsarEntry(NamedTuple):
-    """What a Pulsar producer sends for a batch, or for a piece of one."""
+    """An entry that a Pulsar producer sends for a batch, or for a piece of one."""
 
     metadata: bytes
-    """A serialized MessageMetadata."""
+    """The serialized MessageMetadata."""
     payload: bytes
     num_messages: int
     first: int
-    """Index of its first record in the batch."""
+    """The index of the entry's first record in the batch."""
 
 
 class SendFrame(NamedTuple):
-    """An entry as it is written to a Pulsar socket."""
+    """An entry in the form in which it is written to a Pulsar socket."""
 
     frame: bytes
     """The whole frame: command, checksum, MessageMetadata, payload."""
     num_messages: int
     first: int
-    """Index of its first record in the batch."""
+    """The index of the entry's first record in the batch."""
     entry_size: int
-    """Bytes of metadata and payload."""
+    """The bytes of metadata and payload."""
     decompressed: int = 0
-    """Bytes to which its records had to be decompressed."""
+    """The bytes to which its records had to be decompressed; 0 if they had not to be."""
     earliest: int = NO_TIMESTAMP
-    """The smallest timestamp (ms) of the whole batch that is a time; -1 if no record has one."""
+    """The smallest timestamp (ms) in the whole batch that is a time; -1 if no record has one."""
     latest: int = NO_TIMESTAMP
-    """The largest one; -1 if no record has one."""
+    """The largest timestamp (ms) in the whole batch; -1 if no record has one."""
 
 
 @raises_without_frames
@@ -147,7 +151,7 @@ def to_frames(
     compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[SendFrame]:
-    """Return the SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's
+    """Convert one checked Kafka batch into a SEND frame; into more than one if it grows beyond `max_size`, the broker's
     limit.
 
     Frame k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
@@ -199,7 +203,8 @@ def plain_frames(
     compacted: bool,
     txn: EntryTransaction | None,
 ) -> list[SendFrame]:
-    """As `to_frames`, for a batch that is not compressed: the case in which a call counts.
+    """Convert one Kafka batch that is not compressed into SEND frames, as `to_frames` does, but with as few calls as
+    possible.
 
     Its errors still hold the frames that hold the batch; see `kop.errors.without_frames`.
     """
@@ -247,13 +252,12 @@ def to_raw_frame(
     max_bytes: int = MAX_UNCOMPRESSED,
     txn: EntryTransaction | None = None,
 ) -> SendFrame:
-    """Return the SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
+    """Put a checked Kafka batch as it is into a SEND frame (KoP's `kafka` entry format); it is never split.
 
-    Its header says the largest timestamp of its records, whatever `header` says.
-
-    Its records are walked as those of `to_frames`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
-    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a
-    `txn`), MESSAGE_TOO_LARGE. A raw entry is never sent in its transaction.
+    Its header gets the largest timestamp of its records, whatever `header` says. Its records are checked as those of
+    `to_frames`; `max_bytes` bounds what they are decompressed to. Raises PeerError: INVALID_RECORD (malformed records,
+    control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a `txn`), MESSAGE_TOO_LARGE. A raw
+    entry is never sent in its transaction.
     """
     _check_plain(header, txn)
     if txn is not None and txn.sent_in and header.record_count > 1:
@@ -287,7 +291,9 @@ def to_entries(
     compacted: bool = False,
     txn: EntryTransaction | None = None,
 ) -> list[PulsarEntry]:
-    """Return the entries in the frames of `to_frames`, for who sends them in another way."""
+    """Convert one Kafka batch into Pulsar entries without SEND frames around them, for callers that send entries in
+    another way; rules and errors as of `to_frames`.
+    """
     frames = to_frames(
         batch,
         header,
@@ -315,7 +321,9 @@ def to_raw_entry(
     max_bytes: int = MAX_UNCOMPRESSED,
     txn: EntryTransaction | None = None,
 ) -> PulsarEntry:
-    """Return the entry in the frame of `to_raw_frame`."""
+    """Put a Kafka batch as it is into a Pulsar entry without a frame around it; rules and errors as of
+    `to_raw_frame`.
+    """
     made = to_raw_frame(
         batch,
         header,
@@ -331,12 +339,12 @@ def to_raw_entry(
 
 
 def entry_size(frame: bytes) -> int:
-    """Return bytes of metadata and payload in a SEND frame."""
+    """Return the number of bytes of metadata and payload in a SEND frame."""
     return len(frame) - _UP_TO_METADATA - int.from_bytes(frame[4:8], "big")
 
 
 def entry_in(frame: bytes) -> tuple[bytes, bytes]:
-    """Metadata and payload of the entry in a SEND frame."""
+    """Return metadata and payload of the entry in a SEND frame."""
     at = _UP_TO_METADATA + int.from_bytes(frame[4:8], "big")
     end = at + int.from_bytes(frame[at - 4 : at], "big")
     return frame[at:end], frame[end:]
@@ -353,14 +361,15 @@ def to_batch(
     max_bytes: int = MAX_UNCOMPRESSED,
     on_keyless: Callable[[int], None] | None = None,
 ) -> Buffer:
-    """Return the Kafka batch of an entry, whose first message has `base_offset`; leader epoch 0, the checksum right.
+    """Convert an entry, whose first message has `base_offset`, into a Kafka batch; leader epoch 0, the checksum right.
 
     An entry of several raw batches gives them all, one behind the other. `log_append_time` (ms, the broker's) becomes
     the time of every record. The offsets of what is not there (messages that compaction took, a marker of the broker's)
     are covered. `payload` is as stored; of a chunked message it is all chunks put together, with the metadata of any.
-    `view` is what `parse_entry` says of the metadata, where the caller has that already.
-    `on_keyless` is called with the number of messages that Pulsar's compaction will drop for want of a key, if any.
-    Raises UndecodableEntryError, its `reason` says why.
+    `view` is the result of `parse_entry` for the metadata, if the caller has that already. `on_keyless` is called with
+    the number of messages that Pulsar's compaction will drop for want of a key, if any.
+
+    Raises UndecodableEntryError, whose `reason` tells why.
     """
     if view is None:
         view = parse_entry(metadata)
@@ -408,16 +417,16 @@ def to_batch(
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:
-    """Return the batches of usual entries that came together, in one call; see `kop.records._pure.usual_batches`.
+    """Convert usual entries that came together into Kafka batches, in one call; see `kop.records._pure.usual_batches`.
 
-    Each is what `to_batch` makes of the entry.
+    Each is equal to the result of `to_batch` for the entry.
     """
     made: tuple[list[tuple[int, int, bytes]], int, int] = twin.usual_batches(messages, at, next_offset, append_time)
     return made
 
 
 def parse_entry(metadata: Buffer) -> EntryView:
-    """Return what an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
+    """Parse an entry's MessageMetadata; UndecodableEntryError if it is malformed."""
     return tuple.__new__(EntryView, twin.parse_entry(metadata))  # as `_make`, without its call: once for each entry
 
 
@@ -445,13 +454,13 @@ def _check_plain(header: BatchHeader, txn: EntryTransaction | None) -> None:
 
 
 def _check_numbers(name: bytes, sequence_id: int, count: int, publish_time: int) -> None:
-    """Raise InternalError where the producer's name, or a number, is none that an entry can have."""
+    """Raise InternalError if the producer's name, or a number, does not fit into an entry."""
     if len(name) > _MAX_PRODUCER_NAME or not 0 <= sequence_id <= _INT63 - count or not 0 <= publish_time < _INT63:
         raise InternalError(f"an entry of producer {name!r}, sequence {sequence_id}, time {publish_time}")
 
 
 def _check_room(first: int, size: int, packed: int, room: int) -> None:
-    """Raise MESSAGE_TOO_LARGE for an entry that a single record makes too large."""
+    """Raise MESSAGE_TOO_LARGE for an entry that exceeds Pulsar's limit with a single record."""
     if size > MAX_UNCOMPRESSED:
         raise PeerError(
             f"record {first} takes {size} bytes without compression, the limit is {MAX_UNCOMPRESSED}",
@@ -470,8 +479,8 @@ def _from_raw(
     *,
     in_transaction: bool,
 ) -> bytearray:
-    """Return the batches in a raw entry; `in_transaction`: of a Pulsar transaction, which is committed if anybody reads
-    it.
+    """Return the Kafka batches in a raw entry. `in_transaction`: it is of a Pulsar transaction, which is committed if
+    anybody reads it.
     """
     out = bytearray(body)
     offset = base_offset
@@ -498,7 +507,7 @@ def _from_raw(
 
 
 def _correct_largest_timestamp(batch: memoryview, header: BatchHeader, max_bytes: int) -> None:
-    """Let the header of a raw batch say the largest timestamp of its records, which its producer may not have set.
+    """Put the largest timestamp of its records into a raw batch's header, since its producer may not have set it.
 
     The records of a compressed batch are looked at only if the header cannot be right: it says less than the time that
     they count from.
@@ -514,7 +523,7 @@ def _correct_largest_timestamp(batch: memoryview, header: BatchHeader, max_bytes
 
 
 def _compress(codec: int, data: bytes) -> Buffer:
-    """`data` for Kafka consumers, at the fastest levels: this is done again for every read from Pulsar."""
+    """Compress `data` for Kafka consumers, at the fastest levels: this is done again for every read from Pulsar."""
     if codec == Codec.LZ4:
         stream = cramjam.lz4.Compressor(level=_FASTEST, block_linked=False, content_checksum=False)
         stream.compress(data)
@@ -533,7 +542,7 @@ def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
 
 
 def _deflate(compression: int, data: bytes) -> bytes:
-    """`data` in the form of Pulsar's own clients, at the fastest levels: a producer waits."""
+    """Compress `data` in the form of Pulsar's own clients, at the fastest levels: a producer waits."""
     if compression == _LZ4:
         return bytes(cramjam.lz4.compress_block(data, store_size=False))
     if compression == _ZLIB:
@@ -544,7 +553,7 @@ def _deflate(compression: int, data: bytes) -> bytes:
 
 
 def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
-    """Return the payload without compression: exactly as many bytes as the metadata says."""
+    """Decompress an entry's payload; UndecodableEntryError unless it has exactly as many bytes as the metadata says."""
     size = view.uncompressed_size
     if size > max_bytes:
         raise UndecodableEntryError("too_large", f"an entry of {size} bytes, the limit is {max_bytes}")
@@ -575,7 +584,7 @@ def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
 
 
 def _unzlib(payload: Buffer, size: int) -> bytes:
-    """Return what `payload` holds, or the first `size + 1` bytes of it.
+    """Decompress a zlib `payload`, to `size + 1` bytes at most.
 
     A stream that ends without its last block and its checksum is whole: Pulsar's Java code flushes deflate and does not
     finish it, in its producers and where it compacts a topic. With the byte more the checksum is read if there is one.

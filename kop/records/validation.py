@@ -20,10 +20,10 @@ from kop.records.compression import Codec, check_lz4_for_java, decompress
 from kop.records.record import frames
 
 MOST_NAMED = 5_000
-"""A batch with more records has none of them named for its timestamp: 64 MiB can hold nine million."""
+"""The number of records in a batch above which none is named for its timestamp: 64 MiB can hold nine million."""
 
 _REFUSAL_BYTES = 200
-"""About what an answer holds of a record that is refused: a batch can have many in a few bytes."""
+"""The bytes, roughly, that one refused record takes in an answer: a batch can have many in a few bytes."""
 
 if TYPE_CHECKING:
     from kop import _native as twin
@@ -32,39 +32,41 @@ else:
 
 
 class RecordsRejectedError(PeerError):
-    """Single records of a produced batch are refused, so the batch is (KIP-467)."""
+    """An error for a produced batch that is refused because of single records (KIP-467)."""
 
     def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]], message: str = "") -> None:
         super().__init__(message or f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
         self.records = tuple(records)
-        """Index in the batch and reason, as Produce 8 and newer answers them in `record_errors`."""
+        """The index in the batch and the reason for each refused record, as Produce 8 and newer answers them in
+        `record_errors`.
+        """
 
     @classmethod
     def without_key(cls, indexes: Sequence[int]) -> RecordsRejectedError:
-        """Return what a batch on a compacted topic gets whose records at `indexes` have no key."""
+        """Return the error for a batch on a compacted topic whose records at `indexes` have no key."""
         text = "Compacted topic cannot accept message without key"
         return cls(ErrorCode.INVALID_RECORD, [(index, text) for index in indexes])
 
 
 class CheckedRecords(NamedTuple):
-    """What the walk found."""
+    """The result of checking a batch's records: their timestamps, and their bytes."""
 
     earliest: int
-    """The smallest timestamp (ms) that is a time; -1 where no record has one."""
+    """The smallest timestamp (ms) that is a time; -1 if no record has one."""
     latest: int
-    """The largest one; -1 where no record has one."""
+    """The largest timestamp (ms); -1 if no record has one."""
     body: Buffer
-    """The records without compression."""
+    """The bytes of the records without compression."""
 
 
 @raises_without_frames
 def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max_bytes: int) -> CheckedRecords:
-    """Walk the records of the batch that fills `data`: whole, as many as the header says, offset deltas 0, 1, 2, ...
+    """Check that the records of the batch that fills `data` are whole, as many as the header says, with offset deltas
+    0, 1, 2, ...
 
-    With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All
-    is INVALID_RECORD, also a body that cannot be decompressed or grows beyond `max_bytes`: the checksum fits, so
-    sending it again cannot help, and CORRUPT_MESSAGE would make clients do that. (Kafka answers UNKNOWN_SERVER_ERROR
-    there.)
+    With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All is
+    INVALID_RECORD, also a body that cannot be decompressed or grows beyond `max_bytes`: the checksum fits, so sending
+    it again cannot help, and CORRUPT_MESSAGE would make clients do that. (Kafka answers UNKNOWN_SERVER_ERROR there.)
     """
     if header.attributes & CODEC_MASK:
         body, start = inflated(data, header.codec, max_bytes), 0
@@ -77,20 +79,22 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
 
 
 class TimeLimits(NamedTuple):
-    """How far from the clock the timestamps of records may lie, in milliseconds."""
+    """The limits, in ms, of the distance between a record's timestamp and the clock."""
 
     before_max_ms: int = 2**63 - 1
     after_max_ms: int = 3_600_000
 
     def take(self, earliest: int, latest: int, now_ms: int) -> bool:
-        """Return True if timestamps from `earliest` to `latest` are allowed at `now_ms`; -1 is no time, and is."""
+        """Return true if timestamps from `earliest` to `latest` are allowed at `now_ms`; -1 is no timestamp, and is
+        allowed.
+        """
         return (earliest < 0 or now_ms - earliest <= self.before_max_ms) and (
             latest < 0 or latest - now_ms <= self.after_max_ms
         )
 
 
 NEAR_THE_CLOCK: Final = TimeLimits()
-"""Kafka's defaults."""
+"""The limits of timestamps by Kafka's defaults."""
 
 
 @raises_without_frames
@@ -142,7 +146,7 @@ def _name_times(records: Buffer, header: BatchHeader, earliest: int, latest: int
 
 @raises_without_frames
 def inflated(data: Buffer, codec: int, max_bytes: int) -> Buffer:
-    """Return the records of the batch that fills `data`, without compression and not walked; errors as of
+    """Return the records of the batch that fills `data`, without compression and not checked; errors as of
     `check_records`.
     """
     packed = memoryview(data)[HEADER_SIZE:]

@@ -34,12 +34,16 @@ from kop.server.responses import ResponseOrder
 from kop.server.settings import ServerSettings
 
 MOST_HELD = 64 * 1024
-"""Bytes held back behind a waiting request from which on the socket is not read."""
+"""The bytes held back behind a waiting request from which on the socket is not read."""
 MERGED = 16 * 1024
-"""Pieces held back are put together up to this size: each is an object, whatever its size."""
+"""The size in bytes up to which pieces that are held back are put together, because each piece is an object of its
+own.
+"""
 _TURN_SECONDS = 0.003
 _LARGE_ANSWER = 64 * 1024
-"""An answer from this size on is charged when it is written, a smaller one when it is seen to lie unread."""
+"""The size in bytes from which on an answer counts against the memory limit when it is written; a smaller one counts
+when the client is seen not to read it.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +60,24 @@ _CLOSED = 128  # nothing is taken any more
 
 
 class ConnectionOwner(Protocol):
-    """What all connections of a process share; `listener.Server` is it."""
+    """The part of the server that connections need: limits and other things that all of them share; `listener.Server`
+    is it.
+    """
 
     loop: asyncio.AbstractEventLoop
     requests: RequestPipeline
     settings: ServerSettings
     memory: MemoryBudget
     receive_buffer: memoryview
-    """All connections receive into it, one after the other."""
+    """The buffer into which all connections receive, one after the other."""
     bytes_in: int
     bytes_out: int
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a connection in; False where a limit is reached."""
+        """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
 
     def release(self, connection: ClientConnection) -> None:
-        """Count a connection out."""
+        """Count a connection out that is closed."""
 
     def flush_soon(self, connection: ClientConnection) -> None:
         """Call `connection.flush` in the next turn of the loop."""
@@ -117,9 +123,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.info = ConnectionInfo("", "", 0, advertised)
         self.last_active = server.loop.time()
         self.unread_since = 0.0
-        """Since when the client has not read its answers, or 0."""
+        """The loop's time since which the client has not read its answers; 0 if it reads."""
         self.closing_since = 0.0
-        """Since when the connection is about to be closed, or 0."""
+        """The loop's time since which the connection is about to be closed; 0 if it is not."""
         self._mark = (0.0, 0, 0)
         # What came in: one frame, incomplete (in `_frames`) or whole and not to be started yet (`_ready`); then what
         # may not even be cut yet (`_held`).
@@ -136,7 +142,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # What goes out.
         self._responses = ResponseOrder()
         self._flushing = False
-        """`flush` is planned."""
+        """True if a call of `flush` is planned for the loop's next turn."""
         self._polling = False
         self._pending_bytes = 0
         self._unread = 0
@@ -145,7 +151,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection in, or close it where a limit is reached."""
+        """Count the new connection in, or close it if a limit on connections is reached."""
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername") or ("?", 0)
         local = transport.get_extra_info("sockname") or ("?", 0)
@@ -163,13 +169,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._server.release(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Room for what arrives: the rest of the incomplete frame, or the shared buffer."""
+        """Return the memory for the bytes that arrive next: the rest of the incomplete frame, or the shared buffer."""
         if self._frames.incomplete is not None:
             return self._frames.incomplete.room()
         return self._server.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what arrived."""
+        """Take the bytes that arrived in the buffer: start the requests among them, or keep them."""
         server = self._server
         self.last_active = server.loop.time()
         server.bytes_in += nbytes
@@ -194,11 +200,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._feeding = False
 
     def eof_received(self) -> bool:
-        """Let what the client sent take effect: a client that has closed its half gets no answers any more, as
-        with Kafka.
+        """Let the requests that the client sent take effect after it has closed its half of the connection; it gets no
+        answers any more, as with Kafka.
 
-        But what it sent takes effect: a producer with acks=0 may close right after its last request. Only a long poll
-        is not waited for.
+        A producer with acks=0 may close right after its last request. Only a long poll is not waited for.
         """
         if self._hold & _CLOSED or self._polling or not (self._held or self._ready is not None):
             return False
@@ -206,13 +211,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Note that the client does not read: take no more of its requests."""
+        """Take no more requests of the client, because it does not read its answers."""
         self.unread_since = self._server.loop.time()
         self._hold |= _UNREAD
         self.settle_unread()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Take requests again, because the client reads its answers."""
         self.unread_since = 0.0
         self.settle_unread()
         self._go_on(_UNREAD)
@@ -220,9 +225,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- frames
 
     def _feed(self, data: memoryview, *, own: bool) -> memoryview | None:
-        """Take frames from `data`; returns what may not be taken yet, or None.
+        """Start the requests whose frames are in `data`; return the part of it that may not be taken yet, or None.
 
-        `own`: the memory is this connection's alone, else it is the shared buffer.
+        `own` is true if the memory is this connection's alone; else it is the shared buffer.
         """
         data, copied = self._frames.joined(data)
         own = own or copied
@@ -260,7 +265,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._go_on, _TURN)
 
     def _take(self, data: memoryview) -> int:
-        """Put the start of `data`, which was held back, into the incomplete frame; returns how many bytes."""
+        """Move the start of `data` into the incomplete frame; return the number of bytes moved."""
         assert self._frames.incomplete is not None
         count, grown = self._frames.incomplete.take(data)  # no more memory than the piece held
         self._charge(grown)
@@ -270,9 +275,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return count
 
     def _frame_grown(self) -> None:
-        """Start the incomplete frame, into which bytes came, when it is whole, else see that there is room for
-        more.
-        """
+        """Start the incomplete frame's request if it is whole now; if not, see that there is memory for more of it."""
         frame = self._frames.incomplete
         assert frame is not None
         view = self._frames.completed()
@@ -294,7 +297,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- what may not be taken yet
 
     def _hold_back(self, data: memoryview) -> None:
-        """Keep a copy of what arrived, and stop reading where that is much."""
+        """Keep a copy of bytes that may not be taken yet, and stop reading the socket if they are many."""
         held = self._held
         if held and len(held[-1]) + len(data) <= MERGED:
             piece = memoryview(bytearray(b"".join((held.pop(), data))))
@@ -307,7 +310,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._pause()
 
     def _go_on(self, reason: int) -> None:
-        """Remove a reason to wait, and take what was held back where none is left."""
+        """Remove a reason to take no requests, and take the bytes that were held back if no reason is left."""
         self._hold &= ~reason
         if self._hold or self._feeding:
             return
@@ -360,8 +363,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- requests and answers
 
     def _may_start(self, frame: memoryview) -> bool:
-        """Return false while the request has to wait: for overlapping ones before it, or for memory where it
-        reads much.
+        """Return false if the request has to wait: for those before it, which may not overlap with it, or for memory to
+        read into.
         """
         short = self._memory.short
         if not self._responses and not short:
@@ -398,13 +401,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._hold |= _PENDING
 
     def answered(self, answer: Answer) -> None:
-        """See `AnswerTaker.answered`."""
+        """Plan a call of `flush`, because an answer is ready."""
         if not self._flushing:
             self._flushing = True
             self._server.flush_soon(self)
 
     def flush(self) -> None:
-        """Write the answers that are ready, and go on with what had to wait for them."""
+        """Write the answers that are ready, then take the requests that had to wait for them."""
         self._flushing = False
         if self._hold & _CLOSED:
             return
@@ -433,7 +436,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._go_on(reason)
 
     def _write_all(self, ready: Sequence[Answer]) -> None:
-        """Write the answers to successive requests, up to one instead of which the connection is closed."""
+        """Write the answers to successive requests, up to one that closes the connection instead."""
         buffers: list[bytes | bytearray | memoryview] = []
         now = clock.perf_counter()
         for answer in ready:
@@ -475,14 +478,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._memory.freed()
 
     def settle_unread(self) -> None:
-        """Charge what the client has not read by now."""
+        """Count the bytes of answers that the client has not read by now against the memory limit."""
         unsent = self.unsent
         if unsent != self._unread and not self._hold & _CLOSED:
             self._discharge(self._unread - unsent)
             self._unread = unsent
 
     def on_memory(self) -> None:
-        """Go on: there is the memory that this connection waits for."""
+        """Go on after a wait for memory: take more of an incomplete frame, or the requests that were held back."""
         frame = self._frames.incomplete
         if self._starved and frame is not None:
             self._starved = False
@@ -493,17 +496,17 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def frame_since(self) -> float:
-        """When the incomplete frame began, or 0."""
+        """The loop's time at which the incomplete frame began; 0 if there is none."""
         return 0.0 if self._frames.incomplete is None else self._frames.incomplete.since
 
     @property
     def charged(self) -> int:
-        """Bytes that this connection holds."""
+        """The bytes that this connection holds, which count against the memory limit of all."""
         return self._charged
 
     def stuck(self) -> bool:
-        """Return true if it holds memory and nothing has moved since the last call, for a reason that lies with the
-        peer.
+        """Return true if the connection holds memory and nothing has moved since the last call, for a reason that lies
+        with its peer.
         """
         mark = (self.last_active, self.unsent, 0 if self._transport is None else in_system(self._transport))
         moved, self._mark = mark != self._mark, mark
@@ -528,7 +531,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._discharge(self._charged)
 
     def _refuse(self, error: BaseException) -> None:
-        """Close because of what the peer sent or what became of it, with one log line.
+        """Close the connection because of an error, such as bytes that are no request, with one log line.
 
         Answers to what came before are still sent, unless the peer does not read.
         """
@@ -548,21 +551,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.close()
 
     def abort(self) -> None:
-        """Close at once, dropping what is unsent."""
+        """Close at once, without sending the rest of the answers."""
         self._leave()
         if self._transport is not None:
             self._transport.abort()
 
     def drain(self) -> bool:
-        """Start nothing new; True once nothing is under way but a long poll, and all answers are sent."""
+        """Start no more requests; return true once none is under way but a long poll, and all answers are sent."""
         self._hold |= _DRAINING
         return self._transport is None or ((self._polling or not self._responses) and not self.unsent)
 
     def end(self) -> None:
-        """Say that no more answers come. The peer closes then; what it still sends is not looked at.
+        """Shut down the sending half, so that the peer closes the connection; what it still sends is ignored.
 
-        Closing at once would make the system reset the connection where requests lie unread, and answers that are on
-        their way could be lost with it.
+        Closing at once would make the system reset the connection if requests lie unread, and answers that are on their
+        way could be lost with it.
         """
         self._leave()
         transport = self._transport
@@ -575,21 +578,21 @@ class ClientConnection(asyncio.BufferedProtocol):
                 transport.abort()
 
     def close(self) -> None:
-        """Close after what was written is sent."""
+        """Close the connection after all that was written is sent."""
         if self._transport is not None:
             self.closing_since = self.closing_since or self._server.loop.time()
             self._transport.close()
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that the client has not read."""
+        """The bytes of answers that the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def busy(self) -> bool:
-        """True while a request is under way."""
+        """True while a request of the connection is not answered."""
         return bool(self._responses)
 
     def gone_unnoticed(self) -> bool:
-        """Return true if the peer has closed while the socket is not read because of its long poll."""
+        """Return true if the peer has closed while its socket is not read because of its long poll."""
         return self._paused and self._polling and self._transport is not None and has_closed(self._transport)

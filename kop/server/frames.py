@@ -21,35 +21,43 @@ from kop.errors import FrameError
 from kop.wire.frame import foreign_protocol
 
 SMALLEST: Final = 10
-"""Bytes of the shortest request header."""
+"""The size in bytes of the shortest request header."""
 AT_ONCE: Final = 1024 * 1024
-"""A frame up to this size gets its memory at once while there is plenty, a larger one as it arrives."""
+"""The size in bytes up to which a frame gets its memory at once while there is plenty; a larger one gets it as it
+arrives.
+"""
 FIRST_MEMORY: Final = 4096
-"""Memory of a frame of which nearly nothing has arrived."""
+"""The bytes of memory for a frame of which nearly nothing has arrived."""
 _LOOKED_AT: Final = 12
-"""Bytes from which another protocol is recognised."""
+"""The number of first bytes by which another protocol than Kafka's is recognised."""
 
 
 class IncompleteFrame:
-    """`buffer` holds the first `filled` of the frame's `size` bytes and room for more."""
+    """A frame of which only a part has arrived. `buffer` holds the first `filled` of its `size` bytes and room for
+    more.
+    """
 
     __slots__ = ("buffer", "filled", "since", "size")
 
     def __init__(self, size: int, start: memoryview, *, plenty: bool) -> None:
-        """`start` is what has arrived, less than `size`; `plenty`: there is much memory."""
+        """Begin a frame. `start` is the part that has arrived, less than `size` bytes; `plenty` is true if there is
+        much memory.
+        """
         self.size = size
         self.filled = len(start)
         self.since = 0.0
-        """When it began; its caller sets it."""
+        """The time at which the frame began; its caller sets it."""
         self.buffer = bytearray(min(size, max(AT_ONCE if plenty else FIRST_MEMORY, 2 * self.filled)))
         self.buffer[: self.filled] = start
 
     def room(self) -> memoryview:
-        """Return where the next bytes go. Never empty after `grow`."""
+        """Return the part of the buffer for the next bytes. Never empty after `grow`."""
         return memoryview(self.buffer)[self.filled :]
 
     def take(self, data: memoryview) -> tuple[int, int]:
-        """Copy the start of `data`; returns how many bytes that were, and how much memory more it took."""
+        """Copy the start of `data` into the frame; return the number of bytes, and the bytes of memory that the frame
+        has grown by.
+        """
         count = min(len(data), self.size - self.filled)
         stop = self.filled + count
         grown = self.grow(stop) if stop > len(self.buffer) else 0
@@ -58,7 +66,9 @@ class IncompleteFrame:
         return count, grown
 
     def grow(self, least: int) -> int:
-        """Make room for `least` bytes in all and double the memory at least; returns how much more it is."""
+        """Make room for at least `least` bytes in all, at least double the memory; return the bytes that it has grown
+        by.
+        """
         grown = bytearray(min(self.size, max(least, 2 * len(self.buffer))))
         grown[: self.filled] = memoryview(self.buffer)[: self.filled]
         more = len(grown) - len(self.buffer)
@@ -67,21 +77,23 @@ class IncompleteFrame:
 
 
 class FrameSplitter:
-    """Cuts one stream. `incomplete` is the frame of which a part has arrived, or None."""
+    """The cutting of one connection's stream into frames. `incomplete` is the frame of which a part has arrived, or
+    None.
+    """
 
     __slots__ = ("_first", "_largest", "_prefix", "incomplete")
 
     def __init__(self, largest: int) -> None:
-        """`largest`: bytes that a frame may have."""
+        """Begin a stream. `largest` is the most bytes that a frame may have."""
         self._largest = largest
         self._first = True
         self._prefix = b""
-        """Up to three bytes of a size."""
+        """The first bytes of a frame's size, up to three, while the fourth has not arrived."""
         self.incomplete: IncompleteFrame | None = None
 
     def joined(self, data: memoryview) -> tuple[memoryview, bool]:
-        """Return what arrived, behind the bytes of a size that arrived before it; True where that took memory of its
-        own.
+        """Return the arrived bytes behind those of a frame's size that arrived before; and true if that took memory of
+        its own.
         """
         if not self._prefix:
             return data, False
@@ -90,10 +102,10 @@ class FrameSplitter:
         return whole, True
 
     def next(self, data: memoryview, pos: int, *, plenty: bool = True) -> memoryview | None:
-        """Return the frame whose size begins at `pos`, without its size.
+        """Return the frame whose size field begins at `pos`, without that field.
 
-        None where it is not whole: what there is of it was copied then, to `incomplete` if its size is known.
-        FrameError for a size that no request has. `plenty`: there is much memory.
+        None if it is not whole: the bytes of it that are there were copied then, to `incomplete` if the size is known.
+        FrameError for a size that no request has. `plenty` is true if there is much memory.
         """
         start = pos + 4
         end = len(data)

@@ -32,7 +32,7 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Handler]) -> tup
 
 
 def metrics_page(registry: CollectorRegistry) -> Handler:
-    """Make the page of all metrics, in Prometheus's text format."""
+    """Return the page /metrics: all metrics in Prometheus's text format."""
 
     async def page(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -46,9 +46,9 @@ async def health_page(_request: web.Request) -> web.Response:
 
 
 def readiness_page(not_ready: Callable[[], str | None], waiting_for: Callable[[], str | None]) -> Handler:
-    """Make the page that answers 503 with the line that `not_ready()` gives, and 200 if there is none.
+    """Return the page /readyz: 503 with the line that `not_ready()` gives, or 200 if it gives None.
 
-    A second line, by `waiting_for()`, names what is not served yet.
+    A second line, by `waiting_for()`, names the groups and transactional ids that are not served yet.
     """
 
     async def page(_request: web.Request) -> web.Response:

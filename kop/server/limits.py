@@ -16,16 +16,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 READ_SECONDS = 1.0
-"""Seconds after which a Fetch is taken to wait for records: it has read what it wanted to."""
+"""The seconds after which a Fetch is taken to wait for records, so that its read is over and frees its place."""
 _ROUNDS = 3
-"""Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
+"""The rounds of the event loop from the end of a Fetch until its answer is written, from when on the connection counts
+its bytes.
+"""
 
 
 class Waiter(Protocol):
     """A connection, or the queue of reads, that waits for memory."""
 
     def on_memory(self) -> None:
-        """Go on, as there is memory now, or wait again."""
+        """Go on if there is memory now, or wait for it again."""
 
 
 class MemoryBudget:
@@ -45,7 +47,7 @@ class MemoryBudget:
 
     @property
     def of_one(self) -> int:
-        """The most that unanswered requests of one connection, or one read, may hold."""
+        """The most bytes that unanswered requests of one connection, or one read, may hold."""
         return self.limit // 8
 
     @property
@@ -55,19 +57,21 @@ class MemoryBudget:
 
     @property
     def waiting(self) -> int:
-        """How many wait for memory."""
+        """The number of connections and others that wait for memory."""
         return len(self._waiting)
 
     def wait(self, waiter: Waiter) -> None:
-        """Call `waiter.on_memory` when there is memory, after those that waited before."""
+        """Call `waiter.on_memory` once there is memory, after those that waited before."""
         self._waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:
-        """Let `waiter` wait no more."""
+        """Take a waiter out of the queue for memory."""
         self._waiting.pop(waiter, None)
 
     def freed(self) -> None:
-        """Wake those that wait, in the next round of the loop, while there is memory. Call it once `used` is less."""
+        """Wake those that wait, one after the other in the next round of the loop, while there is memory. To be called
+        after `used` became less.
+        """
         if self._waiting and not self._planned and not self.short:
             self._planned = True
             self._loop.call_soon(self._wake)
@@ -83,14 +87,14 @@ class MemoryBudget:
 
 
 class ReadAdmission:
-    """Decides when a Fetch may read from storage, so that what many read at once fits into memory.
+    """The admission of Fetches that read from storage, so that the bytes that many read at once fit into memory.
 
-    What a Fetch reads is in no connection's bytes until its answer is written; until then it is counted here.
+    The bytes that a Fetch reads are counted here until its answer is written, and by its connection then.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, memory: MemoryBudget) -> None:
         self.used = 0
-        """Bytes that the reads under way may take."""
+        """The bytes that the reads under way may take together."""
         self._memory = memory
         self._loop = loop
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -140,7 +144,7 @@ class ReadAdmission:
 
 
 class _CallOnce:
-    """A function that does something at its first call and nothing later."""
+    """A callable that calls a function at its first call and does nothing later."""
 
     def __init__(self, call: Callable[[int], None], size: int) -> None:
         self._call: Callable[[int], None] | None = call
@@ -153,7 +157,7 @@ class _CallOnce:
 
 
 def _after_rounds(loop: asyncio.AbstractEventLoop, rounds: int, call: Callable[[], None]) -> None:
-    """Make the call after so many rounds of the loop."""
+    """Call a function after so many rounds of the event loop."""
     if rounds:
         loop.call_soon(_after_rounds, loop, rounds - 1, call)
     else:

@@ -31,35 +31,37 @@ _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
 """Seconds after which a connection with an incomplete frame or unread answer is closed once half the memory is used."""
 _CLOSING_SECONDS = 10.0
-"""How long a connection that is being closed may take to send its last answers."""
+"""The seconds that a connection which is being closed may take to send its last answers."""
 _LINGER_SECONDS = 0.5
-"""How long clients have at the stop to close their side."""
+"""The seconds that clients have at the stop to close their side."""
 _LINES_A_SECOND = 10
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 60
-"""A load that comes again within this time finds the pages of the last one: fresh ones cost a fifth of its CPU."""
+"""The seconds without traffic after which the allocator's free memory is given back to the system. A load that comes
+again earlier finds the memory of the last one: fresh pages cost a fifth of its CPU.
+"""
 _GROWN_BYTES = 16 * 1024 * 1024
 _OTHER_FILES = 64
-"""Open files that connections leave to storage and other parts where the system's limit is low."""
+"""The number of open files that connections leave to storage and other parts if the system's limit is low."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
-    """What all connections together have and use."""
+    """The numbers of all connections together, for a status page."""
 
     connections: int
     bytes_in: int
-    """Received from clients since the start."""
+    """The bytes received from clients since the start."""
     bytes_out: int
-    """Handed to clients' sockets since the start."""
+    """The bytes handed to clients' sockets since the start."""
     memory_used: int
-    """Bytes that requests not yet complete or answered hold."""
+    """The bytes that requests not yet complete or answered hold."""
 
 
 class Server:
-    """All listeners and connections of the process."""
+    """The listeners and connections of the process."""
 
     def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
@@ -69,10 +71,10 @@ class Server:
         requests.reads = ReadAdmission(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
-        """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""
+        """The bytes received from clients since the start."""
         self.bytes_out = 0
         self._answered: list[ClientConnection] = []
-        """Connections with answers that are ready and not written."""
+        """The connections with answers that are ready and not written."""
         self._traffic_seen = 0
         self._metrics = metrics
         self._connections: set[ClientConnection] = set()
@@ -82,7 +84,9 @@ class Server:
         self._draining = False
         self._quiet_seconds = 0
         self._resident = allocator.resident_bytes()
-        """What the process had after free memory went back to the system the last time, or the least since then."""
+        """The bytes of memory that the process had after free memory was given back to the system, or the least since
+        then.
+        """
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
@@ -93,9 +97,10 @@ class Server:
     async def listen(
         self, host: str, port: int, advertised: tuple[str, int] | None = None, *, shared: bool = False
     ) -> tuple[str, int]:
-        """Listen; `*` is every address. Returns the address bound (port 0 picks one). OSError where it is taken.
+        """Listen on an address, `*` for all addresses; return the address that was bound (port 0 picks one). OSError if
+        it is taken.
 
-        `shared`: other processes listen on the same address, the system deals connections out.
+        With `shared` other processes listen on the same address, and the system deals connections out.
         """
         listener = await self.loop.create_server(
             lambda: ClientConnection(self, advertised),
@@ -115,15 +120,15 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def snapshot(self) -> ServerSnapshot:
-        """Return what the connections have and use."""
+        """Return the numbers of connections, bytes and memory for a status page."""
         return ServerSnapshot(len(self._connections), self.bytes_in, self.bytes_out, self.memory.used)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the bytes received and sent, as they stand at a scrape."""
+        """Return metrics of the bytes received and sent, for a scrape."""
         now = self.snapshot()
         return (
             counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
@@ -131,7 +136,7 @@ class Server:
         )
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a connection in; False where a limit is reached."""
+        """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
         host = connection.info.client_host
         if self._draining:
             return False
@@ -156,7 +161,7 @@ class Server:
         return True
 
     def release(self, connection: ClientConnection) -> None:
-        """Count a connection out."""
+        """Count a connection out that is closed."""
         if connection in self._connections:
             self._connections.discard(connection)
             host = connection.info.client_host
@@ -166,7 +171,7 @@ class Server:
             self._metrics.connections.set(len(self._connections))
 
     def cut_connections(self) -> int:
-        """Close all connections at once, as a network that breaks does; returns how many there were."""
+        """Close all connections at once, as a network failure does, for tests; return their number."""
         connections = list(self._connections)
         for connection in connections:
             connection.abort()
@@ -184,12 +189,12 @@ class Server:
             connection.flush()
 
     def bad_frame(self, connection: ClientConnection, reason: str) -> None:
-        """Log and count a connection that is closed for what it sent."""
+        """Log and count a connection that is closed because its bytes are no Kafka request."""
         self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else "bad_frame").inc()
         self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
 
     def log_line(self, text: str, *values: object) -> None:
-        """Log what a peer did; ten lines a second at most, the rest are counted."""
+        """Log a line about a client's behaviour; of more than ten lines a second the rest is only counted."""
         self._lines += 1
         if self._lines <= _LINES_A_SECOND:
             log.warning(text, *values)
@@ -199,7 +204,7 @@ class Server:
     # --- time
 
     def sweep(self) -> None:
-        """Once a second: count, close idle connections, and stuck ones where memory is short."""
+        """Look at the traffic, close idle connections, and stuck ones if memory is short. Called once a second."""
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
@@ -217,9 +222,9 @@ class Server:
         self._make_room(now)
 
     def _count_traffic(self) -> None:
-        """Count bytes; after a quiet while return what the allocator kept from the busy time before.
+        """Give free memory back to the system after a quiet time, if the process has grown since it did so last.
 
-        Clients may have read little of what was read for them: so it goes by what the process has.
+        Clients may have read little of the bytes that were read from storage for them, so their traffic does not tell.
         """
         traffic = self.bytes_in + self.bytes_out - self._traffic_seen
         self._traffic_seen += traffic
@@ -272,7 +277,7 @@ class Server:
         connection.abort()
 
     def _busy(self) -> int:
-        """Tell all connections to start nothing new; how many still have something under way."""
+        """Tell all connections to start no more requests; return the number that still have some under way."""
         return sum([not connection.drain() for connection in self._connections])
 
     async def drain(self, timeout_ms: int) -> None:
@@ -295,6 +300,6 @@ class Server:
 
 
 def _most_files() -> int:
-    """Return how many connections the limit of open files leaves room for."""
+    """Return the number of connections for which the system's limit on open files leaves room."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 - 1 if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, soft // 2)

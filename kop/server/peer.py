@@ -14,19 +14,21 @@ from termios import TIOCOUTQ
 from kop.handlers.api import ConnectionInfo
 
 _SHOWN = 100
-"""Characters of what the client says of itself in a log line."""
+"""The number of characters of a client's text that a log line shows."""
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)
-"""Where the system has it; else getsockopt fails with OSError."""
+"""The socket option TCP_INFO; -1 if the system lacks it, so that getsockopt fails with OSError."""
 _ESTABLISHED = 1
 
 
 def plain_host(host: str) -> str:
-    """Return an IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
+    """Return an IPv4 address in its own form if a dual-stack socket shows it mapped into IPv6; any other address as it
+    is.
+    """
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def describe(info: ConnectionInfo) -> str:
-    """Return the peer, for the log."""
+    """Return the text by which a log line names the peer of a connection."""
     software = f" ({info.software_name} {info.software_version})"[:_SHOWN] if info.software_name else ""
     return f"{info.client_host}{software}"
 
@@ -41,7 +43,7 @@ def has_closed(transport: asyncio.Transport) -> bool:
 
 
 def in_system(transport: asyncio.Transport) -> int:
-    """Return bytes that the system is still sending, 0 where it does not tell.
+    """Return the number of written bytes that the system has not sent yet; 0 if the system does not tell.
 
     A socket takes more only once a good part of its buffer is free, megabytes of it: until then nothing else shows that
     the peer reads.

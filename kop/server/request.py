@@ -61,45 +61,47 @@ class _ServedApi:
         self.decode = api.decode or partial(_decode, request_class, api.slack)
         self.handler = _in_tasks(api.handler) if inspect.iscoroutinefunction(api.handler) else api.handler
         self.whole = tuple(need for need in api.needs if need.whole)
-        """Rights of which one that is refused refuses the whole request."""
+        """The rights that a request needs and whose refusal refuses the whole request."""
         self.finds = tuple(need for need in api.needs if api.finds and need.resource is ResourceType.TOPIC)
-        """Rights to topics that may have to be looked for."""
+        """The rights to topics that storage may first have to look for in other Pulsar namespaces."""
         self.groups = tuple(need for need in api.needs if api.tells_of_groups and need.resource is ResourceType.GROUP)
-        """Rights to groups whose coordinator has to be sure."""
+        """The rights to groups that the handler answers about from memory, so that it must be certain who coordinates
+        them.
+        """
         self.splits = not api.encodes and not api.long_poll and api.reads is None
-        """True if a large request is decoded beside the loop, and answered in parts where it has `rows`."""
+        """True if a large request is decoded in a thread, and answered in parts if the API has `rows`."""
         self.latencies = gw.metrics.latency.of(self.name)
         self.counts: dict[int, Count] = {}
-        """Requests by version."""
+        """The number of requests by version."""
 
 
 _LARGE = 16 * 1024
-"""Bytes of a body from which on the codec reads it, and writes the answer, beside the loop."""
+"""The size in bytes of a body from which on it is decoded, and its answer encoded, in a thread."""
 _PART_ROWS = 200
-"""See `Api.rows`."""
+"""The number of rows in each part of a large request, which is answered in parts; see `Api.rows`."""
 _SHOWN = 100
-"""Characters of a client id in a log line."""
+"""The number of characters of a client id that a log line shows."""
 
 
 class RequestPipeline:
-    """Takes the requests of all connections."""
+    """The pipeline that every request passes, from its frame to the bytes of its answer; one for all connections."""
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
         self._access = gw.access
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadAdmission | None = None
-        """Bounds what handlers read from storage at a time."""
+        """The bound on the bytes that handlers read from storage at a time."""
         self._direct = gw.direct_produce
         self._take_directly = gw.direct_produce.take
         self._clock = asyncio.get_running_loop().time
         self._loop_time = 0.0
         self.arrived = 0.0
-        """When the requests that are started now came in, by `clock.perf_counter`."""
+        """The time at which the requests that are started now arrived, by `clock.perf_counter`."""
         self._now_ms = 0
 
     def look_at_clocks(self) -> None:
-        """Note that the requests of one read, which start next, came in now."""
+        """Set the time of arrival for the requests that came in one read from a socket, and are started next."""
         self.arrived = clock.perf_counter()
         self._now_ms = clock.wall_ms()
         if self._take_directly is not None:
@@ -107,12 +109,14 @@ class RequestPipeline:
             self._direct.look()
 
     def look_at_the_time(self) -> float:
-        """Note that the next request of one read came in now, and return that time, by `clock.perf_counter`."""
+        """Set the time of arrival for the next of several requests that came in one read; return it, by
+        `clock.perf_counter`.
+        """
         self.arrived = now = clock.perf_counter()
         return now
 
     def api(self, frame: memoryview) -> Api | None:
-        """Return the API of a frame of which at least two bytes are there; None where it is not served."""
+        """Return the API that the first two bytes of a frame name; None if it is not served."""
         served = self._served.get(frame[0] << 8 | frame[1])
         return None if served is None else served.api
 
@@ -172,16 +176,17 @@ class RequestPipeline:
         return result
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
-        """Return the answer that is there already."""
+        """Return an answer to a request that needs no waiting, with the request counted."""
         answer = Answer()
         answer.started, answer.latencies = self.arrived, served.latencies
         answer.give(frame)
         return answer
 
     def _wait(self, served: _ServedApi, ctx: Context, later: Later, *, reads: int = 0, encoded: bool = False) -> Answer:
-        """Begin the wait for a handler's result. `encoded`: the result is the frame.
+        """Return an answer that waits for a handler's result; if `encoded`, the result is the frame.
 
-        `reads`: bytes that it may read from storage; it then waits for room.
+        `reads` is the number of bytes that the handler may read from storage; the request waits until there is room for
+        them.
         """
         later.started, later.latencies = self.arrived, served.latencies
         later.take = partial(self._take, served, ctx, encoded)
@@ -191,7 +196,7 @@ class RequestPipeline:
         return later
 
     def _take(self, served: _ServedApi, ctx: Context, encoded: bool, later: Later, result: Any) -> None:
-        """Give the answer that waited for its handler's result, or for the error that it ended with."""
+        """Make the frame of the handler's result, or of the error that it ended with, and give it to the answer."""
         try:
             if isinstance(result, FrameError | asyncio.CancelledError):
                 later.refuse(result)
@@ -217,7 +222,9 @@ class RequestPipeline:
         return served.handler(self._gw, ctx, request)
 
     async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
-        """Answer a large request: decode and encode on the side, and let others have their turn between its rows."""
+        """Answer a large request: decode and encode it in a thread, and let other clients have their turn between its
+        parts.
+        """
         api = served.api
         try:
             request = await asyncio.to_thread(served.decode, body, ctx.version)
@@ -244,7 +251,7 @@ class RequestPipeline:
         return frame
 
     async def _after(self, first: Awaitable[None], served: _ServedApi, ctx: Context, request: Any) -> Any:
-        """Run the handler once `first` is done, and return its result."""
+        """Run the handler once `first` is done, such as the look for topics in other namespaces; return its result."""
         await first
         return await _waited(served.handler(self._gw, ctx, request))
 
@@ -275,7 +282,9 @@ class RequestPipeline:
         return self._answer(served, (codec.encode_response(correlation_id, api.other_version()),))
 
     def _failed(self, served: _ServedApi, ctx: Context, error: BaseException) -> Frame:
-        """Return the answer to a request whose handler failed as a whole, where its API has a place for it."""
+        """Return the answer to a request whose handler raised an error. FrameError, which closes the connection, if the
+        API has no place for the error.
+        """
         code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
         if not isinstance(error, KopError):
             log.error("%s version %d from %s failed", served.name, ctx.version, ctx.conn.client_host, exc_info=error)
@@ -288,12 +297,12 @@ class RequestPipeline:
 
 
 def _in_tasks(handler: Handler) -> Handler:
-    """Return a handler that gives the coroutine of `handler` to be run as a task."""
+    """Return a handler for a coroutine function: it returns an `InTask`, which the pipeline runs as a task."""
     return lambda gw, ctx, request: InTask(handler(gw, ctx, request))
 
 
 async def _waited(result: Any) -> Any:
-    """Return a handler's result, once it is there."""
+    """Return a handler's result, after waiting for it if it comes later."""
     return await result if isinstance(result, Later) else result
 
 
@@ -310,7 +319,7 @@ def _shown(client_id: str | None) -> str:
 
 
 def _parts(request: Any, rows: str) -> list[Any]:
-    """Return the same request with some of its rows each."""
+    """Return copies of a request that have some of its rows each."""
     items = getattr(request, rows) or []
     if len(items) <= _PART_ROWS:
         return [request]
@@ -323,7 +332,7 @@ def _parts(request: Any, rows: str) -> list[Any]:
 
 
 def _answered(result: Any, rows: str) -> list[Any]:
-    """Return the answers of a part, to which those of the next one are added."""
+    """Return the list of answers in the response to a part of a request; those of the next part are appended to it."""
     answers: list[Any] = result.fields[rows] if isinstance(result, Response) else getattr(result, rows)
     return answers
 

@@ -6,7 +6,7 @@ from kop.values import INT_MAX, Advertised, Int, Long, OptionalAddress, Settings
 
 
 class ServerSettings(Settings):
-    """Where clients connect, and how much they may use, each and together."""
+    """The settings of listeners and connections: addresses, and limits for each client and for all together."""
 
     listen: SomeAddresses = setting(
         "listen",

@@ -21,7 +21,7 @@ from typing import Final
 from kop import clock
 
 _LIVED_SECONDS: Final = 30.0
-"""A worker that lived so long is started again at once."""
+"""The seconds after which a worker that ended is started again at once, rather than after a pause."""
 _LONGEST_PAUSE: Final = 30.0
 _STOP_SECONDS: Final = 30.0
 
@@ -34,7 +34,7 @@ class _Worker:
     def __init__(self, index: int, target: Callable[[int], None]) -> None:
         self.index = index
         self.due = 0.0
-        """Monotonic time from which it may be started."""
+        """The monotonic time from which on it may be started again."""
         self.process: BaseProcess | None = None
         self._target = target
         self._pause = 0.0
@@ -46,7 +46,9 @@ class _Worker:
         self._started = clock.monotonic()
 
     def ended(self) -> None:
-        """Plan the next start: at once after a long life, else after a pause that grows."""
+        """Set the time of the next start after the process has ended: at once after a long life, else after a pause
+        that grows.
+        """
         now = clock.monotonic()
         assert self.process is not None
         code = self.process.exitcode
@@ -57,7 +59,9 @@ class _Worker:
 
 
 def on_orphaned(callback: Callable[[], None]) -> None:
-    """Call `callback` on this loop once this worker's supervisor has died: nobody would ever stop the worker."""
+    """Call `callback` on this loop once the supervisor of this worker has died, since nobody would stop the worker
+    then.
+    """
     parent, loop = multiprocessing.parent_process(), asyncio.get_running_loop()
     if parent is None:
         return

@@ -41,7 +41,7 @@ _HOMES = {
     "track_progress": "kop.spark.listener",
     "write_stream": "kop.spark.streams",
 }
-"""Where the names of this package are. Each is imported when it is asked for: a task loads no more than it needs."""
+"""The modules of this package's names. Each is imported when it is asked for: a task loads no more than it needs."""
 
 
 def __getattr__(name: str) -> Any:

@@ -20,10 +20,12 @@ from kop.spark.reader import KopStreamReader
 
 
 class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
-    """A stream whose batches Spark limits."""
+    """The reader of a stream in PySpark 4.2 and later, whose batches Spark limits."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return what the options say: the limit that Spark passes back, unless its trigger wants all there is."""
+        """Return the limit of a batch by the options. Spark passes it back to `latestOffset`, unless its trigger wants
+        all there is.
+        """
         if self.options.max_offsets_per_trigger:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.min_offsets_per_trigger:
@@ -33,16 +35,16 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetDict, limit: ReadLimit) -> OffsetDict:
-        """Return where the batch after `start` ends; all limits of the options count unless Spark wants all
-        there is.
+        """Return the offsets at which the batch after `start` ends; all limits of the options count unless Spark wants
+        all there is.
         """
         return to_dict(self.stream.next_end(from_dict(start), limited=not isinstance(limit, ReadAllAvailable)))
 
     def reportLatestOffset(self) -> OffsetDict | None:
-        """Return the end of the logs as last seen, for the progress of the query."""
+        """Return the ends of the logs as last seen, which Spark shows in the query's progress."""
         latest = self.stream.latest
         return None if latest is None else to_dict(latest)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the end of the logs as it is now: the query ends there."""
+        """Keep the present ends of the logs as the end of the query (Trigger.AvailableNow)."""
         self.stream.stop_at_latest()

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a read starts, or where it ends (that offset is not read any more).
+    """The start or the end of a read; the offset of an end is not read any more.
 
-    One of the five is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for all, a
-    time for each (ms since the epoch), or a message for each. `option` is the name of the option that said so, for
-    errors.
+    One of the five fields is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for
+    all, a time for each (ms since the epoch), or a message for each. `option` is the name of the option that gave it,
+    for errors.
     """
 
     option: str
@@ -33,18 +33,18 @@ class Bound:
     times: Mapping[TopicPartition, int] | None = None
     messages: Mapping[TopicPartition, MessageId] | None = None
     behind: bool = False
-    """The offset behind the message is meant, not its own."""
+    """True if the offset behind the message is meant, not its own."""
 
     @property
     def named(self) -> Collection[TopicPartition] | None:
-        """The partitions that it names; None where it is for all."""
+        """The partitions that the bound names; None if it is for all."""
         for given in (self.each, self.times, self.messages):
             if given is not None:
                 return given.keys()
         return None
 
     def only(self, partitions: Collection[TopicPartition]) -> Bound:
-        """Return the same for some of the partitions that it names."""
+        """Return the bound for some of its partitions only."""
         return replace(
             self,
             each=_only(self.each, partitions),

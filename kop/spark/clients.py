@@ -25,16 +25,18 @@ _NAMED: Final = re.compile(
         )
     )
 )
-"""The place before each property that an error of a client may name."""
+"""The pattern of places before each property of Kafka that an error of a client may name."""
 
 
 def in_options(text: str) -> str:
-    """Return an error's text with the names of options in the place of Kafka's."""
+    """Return an error's text with the options of Spark in the place of Kafka's properties: `kafka.` before each."""
     return _NAMED.sub("kafka.", text)
 
 
 class AttemptFencedError(FencedError):
-    """A newer attempt of the same task has begun, or its transaction was aborted in time."""
+    """An error for a task's attempt that is fenced: a newer attempt has begun, or its transaction was aborted at its
+    timeout.
+    """
 
     def __str__(self) -> str:
         return (
@@ -45,7 +47,7 @@ class AttemptFencedError(FencedError):
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Turn errors of clients into those that a user of Spark is told."""
+    """Turn errors of Kafka clients, inside the block, into errors that name the options of Spark."""
     try:
         yield
     except NoTransactionsError as error:
@@ -62,11 +64,13 @@ def naming_options() -> Iterator[None]:
 
 @naming_options()
 def read_client(settings: Mapping[str, Any], patience_ms: int) -> ReadClient:
-    """Return a client that reads, connected; see `ReadClient`."""
+    """Return a connected client that reads topics; see `ReadClient`. Its errors name Spark's options."""
     return ReadClient(settings, patience_ms)
 
 
 @naming_options()
 def write_client(settings: Mapping[str, Any], patience: float) -> WriteClient:
-    """Return a client that writes, connected; see `WriteClient`. Its own errors are turned by who calls it."""
+    """Return a connected client that writes to topics; see `WriteClient`. Errors of its methods are left to the caller
+    to turn into Spark's words.
+    """
     return WriteClient(settings, patience)

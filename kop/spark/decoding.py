@@ -24,28 +24,32 @@ _NO_METADATA: Final = {MESSAGE_ID: None, PUBLISH_TIME: None}
 
 
 class RecordDecodeError(Exception):
-    """The function does not take a record, or is not there; the text says which record, and what to do."""
+    """An error for a record that the user's function cannot decode, or for a function that does not exist; the text
+    names the record, and what to do.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """Which function decodes, and what it gives."""
+    """The options of the decoder: the user's function, its result's columns, and the handling of its errors."""
 
     function: str
-    """`module:function`. It gets a DecoderRecord, and returns a mapping of names to values, or None for null."""
+    """The name of the function, `module:function`. It gets a DecoderRecord, and returns a mapping of names to values,
+    or None for null.
+    """
     schema: str
-    """The columns of what it returns, in Spark's words: `id BIGINT, name STRING`."""
+    """The columns of the function's result, in Spark's words: `id BIGINT, name STRING`."""
     permissive: bool
-    """A record that it does not take has null and the error's text, instead of ending the read."""
+    """True if a record that the function refuses gets null and the error's text, instead of ending the read."""
 
     def columns(self) -> str:
-        """Return the columns that come behind a record's own, in Spark's words."""
+        """Return the columns that the decoder adds behind a record's own, in Spark's words."""
         error = f", {ERROR} STRING" if self.permissive else ""
         return f"{DECODED} STRUCT<{self.schema}>{error}"
 
 
 class DecoderRecord(NamedTuple):
-    """A record as the function gets it."""
+    """A record as the user's function gets it."""
 
     key: bytes | None
     value: bytes | None
@@ -54,15 +58,15 @@ class DecoderRecord(NamedTuple):
     offset: int
     timestamp: datetime
     timestamp_type: int
-    """0 for CreateTime, 1 for LogAppendTime."""
+    """The kind of the timestamp: 0 for CreateTime, 1 for LogAppendTime."""
     headers: list[tuple[str, bytes | None]]
     message_id: str | None = None
-    """Pulsar's, LEDGER:ENTRY:BATCH-INDEX; None without includeMetadata, as the next one."""
+    """Pulsar's message id, LEDGER:ENTRY:BATCH-INDEX; None without the option includeMetadata, as in the next field."""
     publish_time: datetime | None = None
 
 
 class Decoder:
-    """The function of the option, imported; `kind` is the Arrow type of the column `decoded`."""
+    """The user's function, imported; `kind` is the Arrow type of the column `decoded`."""
 
     def __init__(self, options: DecoderOptions, kind: pa.DataType) -> None:
         self._options = options
@@ -70,8 +74,8 @@ class Decoder:
         self._function = _imported(options.function)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows, which have headers and maybe metadata, with the column `decoded`, and `decodeError` where it
-        is permissive.
+        """Return the rows, which have headers and maybe metadata, with the column `decoded` added, and `decodeError` if
+        the decoder is permissive.
         """
         import pyarrow as pa  # noqa: PLC0415
 
@@ -141,7 +145,7 @@ def _imported(name: str) -> Callable[[DecoderRecord], Any]:
 
 
 def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
-    """ValueError where pyarrow cuts the fraction of a number off to make it a whole one."""
+    """Raise ValueError if pyarrow cuts off the fraction of a number to make it a whole one."""
     from pyarrow import types  # noqa: PLC0415
 
     if types.is_integer(kind):
@@ -170,7 +174,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; None for a time that Python does not hold."""
+    """Return the values of a column as Python's; None for a time that Python cannot hold."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 METADATA: Final = "metadata"
 MESSAGE_ID: Final = "message_id"
-"""LEDGER:ENTRY:BATCH-INDEX, as startingMessageId takes it; the index is -1 for a message that is not in a batch."""
+"""The name of the field with the message id: LEDGER:ENTRY:BATCH-INDEX, as startingMessageId takes it; the index is -1
+for a message that is not in a batch.
+"""
 PUBLISH_TIME: Final = "publish_time"
 _LATEST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that Spark's timestamps have."""
+"""The end of the year 9999, the last time that Spark's timestamps can hold, in ms."""
 
 
 class NoMetadataError(Exception):
-    """The servers do not say where Pulsar keeps records; the text says what to do."""
+    """An error for servers that do not tell at which places Pulsar keeps records; the text says what to do."""
 
 
 def with_metadata(
     batches: Iterable[pa.RecordBatch], places: Sequence[PlacedEntry], partition: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the column; NoMetadataError where no place is told for one. `partition` is how errors name
-    it.
+    """Yield the rows with the column `metadata` added; NoMetadataError if the answer gives no place for one.
+    `partition` names the partition in errors.
     """
     bases = [place.base_offset for place in places]
     entries = _entries(places)
@@ -47,7 +49,7 @@ def with_metadata(
 
 
 def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
-    """Return a row for each entry, made once for all batches of an answer."""
+    """Return a row of the column `metadata` for each entry, made once for all batches of an answer."""
     import pyarrow as pa  # noqa: PLC0415
 
     times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]
@@ -61,7 +63,9 @@ def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
 
 
 def _column(offsets: pa.Array, entries: pa.RecordBatch, of_row: list[int]) -> pa.Array:
-    """Return the column of rows with these offsets; `of_row` has the index in `entries` of each one's entry."""
+    """Return the column `metadata` for rows with these offsets; `of_row` is the index in `entries` of each row's
+    entry.
+    """
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 

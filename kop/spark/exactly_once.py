@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_PREFIX = "__kop.spark."
-"""Groups of this prefix hold markers; the gateway does not let their offsets expire."""
+"""The prefix of the consumer groups that hold the markers of sinks; the gateway does not let their offsets expire."""
 MARKER_TOPIC = "__kop_spark_markers"
 """The topic whose partitions the markers are committed for. It never holds a record."""
 _DIGEST_BITS = 128
 
 
 class SinkError(Exception):
-    """A write that cannot be done; the text says what to do about it. Trying again does not help."""
+    """An error for a write that cannot be done; the text says what to do about it. Trying again does not help."""
 
 
 class Digest:
-    """Which rows a task had, whatever their order: a shuffle does not give them in the same order twice.
+    """A digest of the rows of a task, whatever their order: a shuffle does not give them in the same order twice.
 
-    The sum of a hash of each row, so a row that comes twice counts twice.
+    It is the sum of a hash of each row, so a row that comes twice counts twice.
     """
 
     __slots__ = ("_sum", "rows")
@@ -56,12 +56,12 @@ class Digest:
         self._sum = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of a batch of `kop.spark.sink_columns` in."""
+        """Add the rows of a batch, in the form of `kop.spark.sink_columns`, to the digest."""
         self._sum = (self._sum + digest(batch)) % (1 << _DIGEST_BITS)
         self.rows += batch.num_rows
 
     def counted(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the rows on, counting each in."""
+        """Yield the batches of rows unchanged, and add each to the digest."""
         for batch in rows:
             self.add(batch)
             yield batch
@@ -73,10 +73,12 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a task wrote last."""
+    """The progress of one task, kept as a committed offset with metadata: the next batch, and the rows that the task
+    wrote last.
+    """
 
     next_batch: int
-    """The number of the batch after it: the committed offset."""
+    """The number of the batch after the one that was written: the committed offset."""
     tasks: int
     rows: int
     digest: str
@@ -87,7 +89,7 @@ class Marker:
 
     @classmethod
     def read(cls, offset: int, metadata: str) -> Marker:
-        """Return the marker of a committed offset. SinkError where another program committed it."""
+        """Return the marker in a committed offset. SinkError if another program committed it."""
         try:
             fields = json.loads(metadata)
             if fields["v"] != 1:
@@ -103,37 +105,39 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """One task of one batch of a sink."""
+    """A task of a batch of an exactly-once sink."""
 
     sink_id: str
     batch: int
     task: int
     tasks: int
-    """How many tasks write each batch; fixed for the life of the sink."""
+    """The number of tasks that write each batch; fixed for the life of the sink."""
     first_batch: int = 0
-    """The batch with which the sink began: markers are missing in it, and in no later one."""
+    """The number of the batch with which the sink began: in it markers are missing, in no later one."""
 
     @property
     def group(self) -> str:
-        """The consumer group that holds the markers of the sink."""
+        """The consumer group whose committed offsets are the markers of the sink."""
         return GROUP_PREFIX + self.sink_id
 
     @property
     def transactional_id(self) -> str:
-        """The name by which the coordinator fences earlier attempts of this task."""
+        """The transactional id of the task, by which the coordinator fences earlier attempts of it."""
         return f"{self.sink_id}-{self.task}"
 
     @property
     def name(self) -> str:
-        """The task in words, for errors."""
+        """The text by which errors name the task."""
         return f"task {self.task} of {self.tasks} in batch {self.batch} of the exactly-once sink {self.sink_id!r}"
 
 
 class TaskTransactions(Protocol):
-    """The transactions of one task, as a client sends them. Every method returns when it is done or raises."""
+    """The transactions of one task, as its client sends them. Every method returns when it is done, or raises."""
 
     def fence(self) -> None:
-        """FindCoordinator and InitProducerId: fence earlier attempts, abort what they left open."""
+        """Send FindCoordinator and InitProducerId: fence earlier attempts of the task, and abort what they left
+        open.
+        """
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
         """Return offset and metadata of the committed markers by task.
@@ -145,25 +149,25 @@ class TaskTransactions(Protocol):
         """Write rows in the transaction; they are durable when it returns."""
 
     def commit_marker(self, offset: int, metadata: str) -> None:
-        """AddOffsetsToTxn and TxnOffsetCommit."""
+        """Send AddOffsetsToTxn and TxnOffsetCommit: commit the task's marker in the transaction."""
 
     def end(self) -> None:
-        """EndTxn with commit."""
+        """Send EndTxn: commit the transaction."""
 
 
 class TaskOutcome(NamedTuple):
-    """What became of a task."""
+    """The outcome of a task that has ended well."""
 
     rows: int
     repeated: bool
-    """True if an earlier attempt had committed, so that nothing was written."""
+    """True if an earlier attempt had committed the batch, so that nothing was written."""
 
 
 def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: TaskTransactions) -> TaskOutcome:
     """Write the rows of a task exactly once.
 
-    Raises SinkError where that cannot be: other rows than before, another number of tasks, a lost marker. Whatever
-    else is raised leaves a transaction that the next attempt aborts.
+    Raises SinkError if that is impossible: other rows than before, another number of tasks, a lost marker. Any other
+    exception leaves a transaction open that the next attempt aborts.
     """
     if not 0 <= task.task < task.tasks:
         raise SinkError(
@@ -195,7 +199,9 @@ def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: Tas
 
 
 def _check(task: SinkTask, markers: Mapping[int, Marker]) -> None:
-    """Refuse what markers, or the lack of one, show to be wrong before anything is written."""
+    """Raise SinkError, before anything is written, if the markers show that the sink was used otherwise, or that one is
+    lost.
+    """
     for marker in markers.values():
         if marker.tasks != task.tasks:
             raise SinkError(

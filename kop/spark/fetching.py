@@ -29,35 +29,35 @@ READ_COMMITTED = 1
 
 
 class EventTimeError(Exception):
-    """Records of a topic have no time of an event; the text says what to do."""
+    """An error for records of a topic whose timestamps are no event times; the text says what to do."""
 
 
 class MayLoseData(Protocol):
-    """What says whether a read goes on where data is lost."""
+    """The part of a read's options that says if the read goes on after data is lost."""
 
     @property
     def fail_on_data_loss(self) -> bool:
-        """True if it ends."""
+        """True if lost data ends the read with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How ranges are read: the same for every task of a read."""
+    """The settings by which ranges of offsets are read, the same for every task of a read."""
 
     fetch: FetchSettings
     headers: bool
     fail_on_data_loss: bool
     poll_timeout_ms: int
     event_times: tuple[int | None, int | None] = (None, None)
-    """The first time (ms) of rows that are wanted, and the first that is not."""
+    """The first event time (ms) of rows that are wanted, and the first that is not; None for no limit."""
     max_rows: int = 16_384
     max_bytes: int = 8 << 20
 
 
 def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range. At the end every offset of it was passed, those without a record too.
+    """Yield the rows of a range of offsets, also passing offsets without a record, up to its end.
 
-    What is in memory at a time: the answer to one Fetch, and one batch of rows. DataLossError where offsets of it are
+    In memory at a time are the answer to one Fetch and one batch of rows. DataLossError if offsets of the range are
     gone; with `fail_on_data_loss` off a warning, and the rows that are left.
     """
     partition = (wanted.topic, wanted.partition)
@@ -120,7 +120,9 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
 
 
 def _of_times(rows: Iterable[pa.RecordBatch], first: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows whose time is in the range. A record that the server gave its time has none of an event."""
+    """Yield the rows whose event time is in the range. EventTimeError for records whose timestamp the server has
+    set.
+    """
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
@@ -146,7 +148,7 @@ def _name(wanted: OffsetRange) -> str:
 
 
 def lost(settings: MayLoseData, what: str) -> None:
-    """Raise DataLossError, or warn where the read was told to go on."""
+    """Raise DataLossError, or log a warning if the read is to go on after lost data."""
     if settings.fail_on_data_loss:
         raise DataLossError(f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}")
     log.warning("some data may have been lost, %s: the read goes on, failOnDataLoss is false", what)

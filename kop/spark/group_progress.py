@@ -26,22 +26,22 @@ from kop.spark.write_options import PRODUCER_OPTIONS
 _log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 10.0
 RETRY_SECONDS = 10.0
-"""How long after a failure the commit is tried again."""
+"""The seconds after which a commit that has failed is tried again."""
 
 
 class PartitionProgress(NamedTuple):
-    """How far a query has read a partition."""
+    """The progress of a query in one partition."""
 
     topic: str
     partition: int
     offset: int
-    """The next one to be read."""
+    """The offset of the next record to be read."""
     end: int | None
-    """The end of the partition, where the source said it."""
+    """The end offset of the partition; None if the source did not tell it."""
 
     @property
     def lag(self) -> int | None:
-        """Records that are left to be read."""
+        """The number of records left to be read; None if the end is not known."""
         return None if self.end is None else max(self.end - self.offset, 0)
 
 
@@ -64,7 +64,7 @@ def _field(source: Any, name: str) -> Any:
 
 
 def _offsets(value: Any) -> dict[TopicPartition, int]:
-    """Return offsets by partition; nothing where it is not JSON of the form `{"topic": {"0": 7}}`."""
+    """Return the offsets in JSON of the form `{"topic": {"0": 7}}` by partition; none if it is of another form."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         return {
@@ -89,7 +89,7 @@ def lag_table(partitions: Iterable[PartitionProgress]) -> str:
 
 
 def print_lag(query: Any, file: IO[str] | None = None) -> None:
-    """Print how far a running query has read, as of its last batch."""
+    """Print offset, end and lag of each partition of a running query, as of its last batch."""
     progress = query.lastProgress
     if progress is None:
         print("the query has not finished a batch yet", file=file or sys.stdout)
@@ -98,9 +98,9 @@ def print_lag(query: Any, file: IO[str] | None = None) -> None:
 
 
 def progress_settings(options: Mapping[str, str]) -> Mapping[str, Any]:
-    """kafka-python's settings for the connection that the options of a read or a write say; OptionError.
+    """Return kafka-python's settings for the connection, by the options of a read or a write; OptionError.
 
-    What else they say is left out of account, but a `kafka.*` that nothing knows is refused.
+    Options that do not concern the connection are ignored, but an unknown `kafka.*` is refused.
     """
     others = {name.lower() for name in (*FETCH_OPTIONS, *PRODUCER_OPTIONS)}
     names = {name.lower(): name for name in options}
@@ -120,7 +120,9 @@ class GroupProgress:
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, patience: float = PATIENCE_SECONDS) -> None:
-        """`settings`: kafka-python's; `patience`: seconds for which a commit is tried again."""
+        """Start the thread that commits. `settings` are kafka-python's; `patience` is the seconds for which a commit is
+        tried again.
+        """
         self._patience = patience
         self._settings = settings
         self._group = group
@@ -132,13 +134,13 @@ class GroupProgress:
         atexit.register(self.close)
 
     def commit(self, partitions: Iterable[PartitionProgress]) -> None:
-        """Commit these offsets soon; returns at once."""
+        """Commit these offsets soon, in the background; return at once."""
         with self._changed:
             self._waiting |= {(row.topic, row.partition): row.offset for row in partitions}
             self._changed.notify()
 
     def close(self, seconds: float = PATIENCE_SECONDS * 2) -> None:
-        """Commit what waits, and end."""
+        """Commit the offsets that wait, and end."""
         atexit.unregister(self.close)
         with self._changed:
             self._closed = True

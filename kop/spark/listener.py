@@ -18,7 +18,7 @@ SETTLE_SECONDS: Final = 5.0
 
 
 class ProgressListener(StreamingQueryListener):
-    """Hears of each finished batch. Progress comes after the batch is in the checkpoint."""
+    """A listener of PySpark that commits the offsets of each finished batch, which it hears of after the checkpoint."""
 
     def __init__(self, progress: GroupProgress, query_name: str | None) -> None:
         self._progress = progress
@@ -27,28 +27,30 @@ class ProgressListener(StreamingQueryListener):
         self._changed = threading.Condition()
 
     def onQueryStarted(self, event: Any) -> None:
-        """Do nothing: nothing is read yet."""
+        """Remember the run of a query that has started, for `settle`. Nothing is read yet, so nothing is committed."""
         with self._changed:
             self._runs.add(f"{event.runId}")
 
     def onQueryProgress(self, event: Any) -> None:
-        """Commit what the batch has read."""
+        """Commit the offsets up to which the finished batch has read."""
         with self._changed:
             self._runs.add(f"{event.progress.runId}")
         if self._query_name in (None, event.progress.name):
             self._progress.commit(partitions_of(event.progress.sources))
 
     def onQueryIdle(self, event: Any) -> None:
-        """Do nothing: nothing is new."""
+        """Do nothing: an idle query has read nothing new."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Note that the progress of the last batch has come by then."""
+        """Remember that the query has ended, so that the progress of its last batch has come."""
         with self._changed:
             self._runs.discard(f"{event.runId}")
             self._changed.notify()
 
     def settle(self, spark: Any) -> None:
-        """Wait until the last progress of queries that have ended has come, which Spark tells later; SETTLE_SECONDS."""
+        """Wait up to SETTLE_SECONDS for the last progress of queries that have ended, which Spark tells later than
+        their end.
+        """
         try:
             active = {f"{query.runId}" for query in spark.streams.active}
         except Exception:  # the session has ended, and has told all

@@ -26,16 +26,20 @@ _SCHEME: Final = "persistent://"
 _NAMESPACE: Final = "kop.pulsar.namespace"
 _OFFSETS: Final = "kop.pulsar.offsets"
 SETTINGS: Final = (_NAMESPACE, _OFFSETS)
-"""The settings of the gateway that say which topic of Pulsar a short name is, and which offsets its messages have."""
+"""The gateway's settings that say in which namespace of Pulsar a short topic name is, and how offsets of messages are
+made.
+"""
 
 
 class MessageBoundError(Exception):
-    """A bound that could not be found; the text says what to do."""
+    """An error for a message id of an option whose offset could not be found; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarAdmin:
-    """How Pulsar is asked. `offsets` is `index` or `packed`, None for what the gateway says (kop.pulsar.offsets)."""
+    """The access to Pulsar's admin REST. `offsets` is `index` or `packed`; None for the gateway's own setting
+    (kop.pulsar.offsets).
+    """
 
     url: str
     auth: str = ""
@@ -44,7 +48,9 @@ class PulsarAdmin:
 
 
 def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
-    """Return the messages of `{"topic": {"0": "12:5:-1"}}`; ValueError says what is wrong with it."""
+    """Return the message ids of JSON such as `{"topic": {"0": "12:5:-1"}}`, by partition; ValueError if it is
+    malformed.
+    """
     topics = parse_json(text)
     messages: dict[TopicPartition, MessageId] = {}
     try:
@@ -65,7 +71,7 @@ def offsets_of(
 ) -> Offsets:
     """Return the offset of each message, or the one behind it; MessageBoundError.
 
-    `settings` are those of SETTINGS that the gateway told.
+    `settings` are the values of SETTINGS that the gateway told.
     """
     offsets = admin.offsets or settings.get(_OFFSETS)
     if offsets is None:
@@ -83,7 +89,7 @@ def offsets_of(
 
 
 def _full_name(topic: str, settings: Mapping[str, str]) -> str:
-    """Return the name of a topic in Pulsar; MessageBoundError where nobody says its namespace."""
+    """Return the full name of a topic in Pulsar; MessageBoundError if its namespace is not known."""
     local = topic.removeprefix(_SCHEME)
     if "/" in local:
         return _SCHEME + local

@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias
 from kop.client.offsets import Offsets, TopicPartition
 
 OffsetDict: TypeAlias = dict[str, dict[str, int]]
-"""The same as Spark keeps it in its checkpoint: topic -> partition, as text -> offset."""
+"""The type of offsets as Spark keeps them in its checkpoint: topic -> partition, as text -> offset."""
 
 
 _LIMIT: Final = 2**63
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; ValueError says what is wrong with it, and which name an object has twice."""
+    """Return the value of a JSON text; ValueError for malformed JSON, or for an object that has a name twice."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -36,7 +36,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Return the partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
+    """Return the number for each partition in JSON such as `{"topic": {"0": 23}}`; ValueError if it is malformed."""
     topics = parse_json(text)
     offsets: Offsets = {}
     for topic, partitions in _object(topics).items():
@@ -54,7 +54,7 @@ def parse_offsets(text: str) -> Offsets:
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
-    """Return the partitions of `{"topic": [0, 1]}`; ValueError says what is wrong with it."""
+    """Return the partitions in JSON such as `{"topic": [0, 1]}`; ValueError if it is malformed."""
     topics = parse_json(text)
     assigned: list[TopicPartition] = []
     for topic, partitions in _object(topics).items():

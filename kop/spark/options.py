@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INT32: Final = 2**31 - 1
-"""The most that Kafka has room for where it counts bytes of a request, or its milliseconds."""
+"""The largest value of Kafka's fields of 32 bits, such as a request's limit of bytes or milliseconds."""
 UNITS_OF_TIME: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNITS_OF_SIZE: Final = {
     "": 1,
@@ -89,7 +89,7 @@ OPTIONS: Final = (
     "partitionDiscoveryInterval",
     "neverAvailableNow",
 )
-"""All of a read but `kafka.*`."""
+"""The names of all options of a read but `kafka.*`."""
 
 REFUSED: Final = {
     "kafka.auto.offset.reset": "set startingOffsets instead: Spark keeps track of what was read",
@@ -121,20 +121,22 @@ REFUSED: Final = {
     "subscriptionType": "leave it out: Spark reads ranges of offsets; use a share group where consumers compete",
     "subscriptionName": "leave it out, and call kop.spark.track_progress: it shows the progress as a group's",
 }
-"""Options that some other connector has and this one cannot keep, with what to do."""
+"""The options of other connectors that this one cannot honour, each with advice on what to do."""
 
 
 SECRETS: Final = {"pulsar.auth"}
-"""Options whose values no error may have: it goes to logs and to Spark's pages. `kop.client.properties` has others."""
+"""The options whose values no error may show, since it goes to logs and to Spark's pages. `kop.client.properties` has
+others.
+"""
 
 
 class OptionError(ValueError):
-    """An option that cannot be kept; the first line says what to do."""
+    """An error for an option that is unknown, wrong, or cannot be honoured; the first line says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Where the servers are and how to talk to them: `settings` are kafka-python's."""
+    """The options of the connection: the servers' addresses, and kafka-python's `settings` for talking to them."""
 
     settings: Mapping[str, Any]
     patience_ms: int = DEFAULT_PATIENCE_MS
@@ -142,7 +144,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Everything that a read was told. One of `topics`, `pattern` and `assign` is set; times in ms."""
+    """All options of a read. One of `topics`, `pattern` and `assign` is set; times in ms."""
 
     connection: ConnectionOptions
     fetch: FetchSettings
@@ -163,16 +165,18 @@ class ReadOptions:
     poll_timeout_ms: int = 120_000
     discovery_ms: int = 5_000
     event_times: tuple[int | None, int | None] = (None, None)
-    """Rows of earlier times than the first, and not earlier than the second, are left out; ms."""
+    """The event times, in ms, of the first row that is wanted and of the first later one that is not; None for no
+    limit.
+    """
     decoder: DecoderOptions | None = None
     pulsar: PulsarAdmin | None = None
-    """Set where a bound is of message ids."""
+    """The access to Pulsar's admin REST, if a bound is given by message ids; else None."""
     never_available_now: bool = False
-    """The query never runs with Trigger.AvailableNow, which PySpark before 4.2 does not tell its readers."""
+    """True if the query never runs with Trigger.AvailableNow, which PySpark before 4.2 does not tell its readers."""
 
     @property
     def limited(self) -> bool:
-        """True if a batch of a stream takes less than all there is."""
+        """True if the options limit a batch of a stream, so that it may take less than all there is."""
         return bool(self.max_offsets_per_trigger or self.min_offsets_per_trigger or self.max_bytes_per_trigger)
 
 
@@ -187,17 +191,17 @@ def stream_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 class Given:
-    """Options as they were given, each taken once by its name; what is left over is unknown."""
+    """The options that a user gave, each taken once by its name; one that is left over is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._given = {name.lower(): (name, str(value)) for name, value in options.items()}
 
     def has(self, name: str) -> bool:
-        """Return true if it was given."""
+        """Return true if the user gave the option."""
         return name.lower() in self._given
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the value of an option, or the default; OptionError where `parse` raises ValueError."""
+        """Return the value of an option, or the default; OptionError if `parse` raises ValueError."""
         given = self._given.pop(name.lower(), None)
         if given is None:
             return default
@@ -208,12 +212,14 @@ class Given:
             raise OptionError(f"set {name} to another value: {value} {error}") from None
 
     def left(self) -> list[str]:
-        """Return names nobody took, as they were given."""
+        """Return the names of the options that were not taken, as the user wrote them."""
         return sorted(name for name, _ in self._given.values())
 
 
 def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], what: str) -> None:
-    """Raise OptionError where an option is left over: with the reason, or with the name that was meant."""
+    """Raise OptionError if an option is left over: with the reason why it is refused, or with the known name nearest to
+    it.
+    """
     for name in given.left():
         for refused, advice in REFUSED.items():
             if refused.lower() == name.lower():
@@ -228,7 +234,7 @@ def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], 
 
 
 def flag(value: str) -> bool:
-    """`true` or `false`."""
+    """Parse the value of an option that is `true` or `false`; ValueError for another one."""
     if value.strip().lower() not in {"true", "false"}:
         raise ValueError("is neither true nor false")
     return value.strip().lower() == "true"
@@ -242,12 +248,12 @@ def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
 
 
 def duration(value: str) -> int:
-    """Return milliseconds: `500`, `500ms`, `30s`, `15m`, `2h`."""
+    """Parse a duration such as `500`, `500ms`, `30s`, `15m` or `2h`, and return it in milliseconds."""
     return _with_unit(value, UNITS_OF_TIME, "duration")
 
 
 def size(value: str) -> int:
-    """Return bytes: `1048576`, `64k`, `16m`, `1g`."""
+    """Parse a size such as `1048576`, `64k`, `16m` or `1g`, and return it in bytes."""
     byte_count = _with_unit(value, UNITS_OF_SIZE, "size")
     if byte_count < 1:
         raise ValueError("is below 1")
@@ -258,11 +264,11 @@ def size(value: str) -> int:
 
 
 CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
-"""Options of the connection: a read and a write have the same."""
+"""The names of the options of the connection, which a read and a write share."""
 
 
 def connection_options(given: Given) -> ConnectionOptions:
-    """Take the options of the connection; OptionError."""
+    """Take the options of the connection out of those that were given; OptionError."""
     if not given.has("kafka.bootstrap.servers"):
         table = (
             ""
@@ -368,7 +374,7 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
 
 
 def _take_without_effect(given: Given) -> None:
-    """Take options without effect, so that a user of Spark's Kafka source need not remove them."""
+    """Take options that have no effect here, so that users of Spark's Kafka source need not remove them."""
     given.take("groupIdPrefix", text, "")
     given.take("kafka.group.id", text, "")
     given.take("kafka.max.poll.records", whole(1), 1)
@@ -397,7 +403,7 @@ def _pattern(value: str) -> str:
 
 
 def _namespace(given: Given, subscribed: str) -> Callable[[str], str]:
-    """Return what gives topics without a namespace the one that was asked for."""
+    """Return a function that puts the namespace of the option topicNamespace before a topic's name that has none."""
     if given.take("topicDomain", text, "persistent") != "persistent":
         raise OptionError("leave topicDomain out: only persistent topics have offsets to read by")
     namespace = given.take("topicNamespace", _namespace_name, "")
@@ -456,7 +462,7 @@ def _pulsar(given: Given, wanted: bool) -> PulsarAdmin | None:
 
 
 def _inclusive(given: Given, bound: str, *, when: bool, default: bool) -> bool:
-    """Return the value of an option NAMEInclusive; OptionError where its bound (`when`) was not given."""
+    """Return the value of an option NAMEInclusive; OptionError if its bound (`when`) was not given."""
     name = f"{bound}Inclusive"
     if given.has(name) and not when:
         raise OptionError(f"set {bound} as well, or leave {name} out")
@@ -483,8 +489,8 @@ def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]
 
 
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
-    """Return the bound of the option that counts: a message for each partition, and else as in Spark's source, one time
-    for all, then times, then offsets.
+    """Return the bound by the option that has precedence: a message for each partition, else as in Spark's source, one
+    time for all, then times, then offsets.
     """
     by_message, by_time = f"{which}MessageId", f"{which}Timestamp"
     asked = [given.has(name) for name in (by_message, by_time, f"{which}OffsetsByTimestamp")]
@@ -526,7 +532,7 @@ def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
 
 
 def _refuse_backwards(starting: Bound, ending: Bound) -> None:
-    """Raise OptionError where a read ends before it starts, as far as the options alone say it."""
+    """Raise OptionError if a read ends before it starts, as far as the options alone show it."""
     first, end = starting.time, ending.time
     if first is not None and end is not None and end < first:
         raise OptionError(

@@ -15,12 +15,16 @@ from kop.client.offsets import Offsets, TopicPartition
 
 
 class DataLossError(Exception):
-    """Records that a read asks for are gone: retention, a deletion of records, or another topic of the same name."""
+    """An error for records that a read asks for and that are gone: by retention, a deletion of records, or another
+    topic of the same name.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What a task reads: the offsets from `start` up to `end`, without it. `topic_id` is None where there are none."""
+    """The range of offsets of a partition that a task reads, from `start` up to `end`, without it. `topic_id` is None
+    if the servers have no topic ids.
+    """
 
     topic: str
     topic_id: str | None
@@ -30,7 +34,7 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets there are in it; compaction and transactions may have left fewer records."""
+        """The number of offsets in the range; compaction and transactions may have left fewer records."""
         return max(0, self.end - self.start)
 
 
@@ -82,10 +86,10 @@ def limit_bytes(
     each: Mapping[TopicPartition, float],
     most: int,
 ) -> Offsets:
-    """Return the end of a batch of about `most` bytes.
+    """Return the offsets at which a batch of about `most` bytes ends.
 
-    `each` is how many bytes an offset takes in a partition, for those that have new ones. Each partition gives the same
-    part of what is new in it, and one offset at least.
+    `each` is the bytes that an offset takes in a partition, for partitions with new ones. Each partition gives the same
+    part of its new offsets, and one offset at least.
     """
     new = {partition: latest[partition] - start[partition] for partition in each}
     total = sum(count * each[partition] for partition, count in new.items())
@@ -95,5 +99,5 @@ def limit_bytes(
 
 
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
-    """Return how many offsets lie between the two, in partitions that both have."""
+    """Return the number of offsets between the two positions, over the partitions that both have."""
     return sum(max(0, end - start[partition]) for partition, end in latest.items() if partition in start)

@@ -34,7 +34,7 @@ CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
 @dataclass(frozen=True, slots=True)
 class ProduceSettings:
-    """How records are written; bytes and milliseconds."""
+    """The settings by which records are written; sizes in bytes, times in milliseconds."""
 
     codec: int = Codec.NONE
     max_batch_bytes: int = BATCH_BYTES
@@ -44,9 +44,10 @@ class ProduceSettings:
 
 
 class Partitioner:
-    """Chooses partitions as Kafka's Java client does: by murmur2 of the key; rows without one in turns of a batch.
+    """The choice of partitions by the rule of Kafka's Java client: murmur2 of the key; rows without a key in turn,
+    batch by batch.
 
-    `first`: whose turn it is first, modulo the number of partitions.
+    `first` is the partition whose turn is first, modulo the number of partitions.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -79,7 +80,7 @@ class RowProducer:
 
     @naming_options()
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch; returns when they are durable."""
+        """Write the rows of a batch, and return when they are durable."""
         waiting: dict[TopicPartition, deque[bytearray]] = {}
         now = clock.wall_ms()
         transactional = self.identity.transactional_id is not None
@@ -114,7 +115,7 @@ class RowProducer:
             waiting = {place: ready for place, ready in waiting.items() if ready}
 
     def _placed(self, batch: pa.RecordBatch) -> Mapping[TopicPartition, pa.RecordBatch]:
-        """Return the rows of each partition, in their order."""
+        """Yield the rows of each partition, in their order."""
         from pyarrow import compute  # noqa: PLC0415
 
         placed: dict[TopicPartition, pa.RecordBatch] = {}
@@ -152,7 +153,9 @@ class ClientTransactions:
 
     @naming_options()
     def fence(self) -> None:
-        """FindCoordinator and InitProducerId."""
+        """Send FindCoordinator and InitProducerId: fence earlier attempts of the task, and abort what they left
+        open.
+        """
         try:
             self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
         except ClientError as error:
@@ -167,7 +170,7 @@ class ClientTransactions:
 
     @naming_options()
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        """OffsetFetch with require_stable."""
+        """Send OffsetFetch with require_stable: return offset and metadata of the committed markers, by task."""
         task = self._task
         places = [(MARKER_TOPIC, number) for number in range(task.tasks)]
         others = [place for place in places if place[1] != task.task]
@@ -175,19 +178,19 @@ class ClientTransactions:
         return {number: marker for (_, number), marker in markers.items()}
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """AddPartitionsToTxn for each new partition, and Produce."""
+        """Send AddPartitionsToTxn for each new partition, and Produce: write rows in the transaction."""
         for batch in rows:
             self._fenced.write(batch)
 
     @naming_options()
     def commit_marker(self, offset: int, metadata: str) -> None:
-        """AddOffsetsToTxn and TxnOffsetCommit."""
+        """Send AddOffsetsToTxn and TxnOffsetCommit: commit the task's marker in the transaction."""
         place = MARKER_TOPIC, self._task.task
         self._client.commit_in_transaction(self._fenced.identity, self._task.group, {place: offset}, metadata)
 
     @naming_options()
     def end(self) -> None:
-        """EndTxn with commit."""
+        """Send EndTxn: commit the transaction."""
         self._client.end_transaction(self._fenced.identity)
 
     @property

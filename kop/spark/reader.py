@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _clients: dict[str, ReadClient] = {}
-"""Of this process, by settings: Spark reuses a worker for many tasks, which run one after the other."""
+"""The clients of this process, by their settings: Spark reuses a worker process for many tasks, one after the other."""
 
 
 def client_of_process(connection: ConnectionOptions) -> ReadClient:
@@ -43,13 +43,13 @@ def client_of_process(connection: ConnectionOptions) -> ReadClient:
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """A task: the range that it reads."""
+    """A task of a read in Spark's terms, with the range of offsets that it reads."""
 
     value: OffsetRange
 
 
 def read_settings(options: ReadOptions) -> ReadSettings:
-    """Return what a task needs of the options."""
+    """Return the settings that a task needs, by the options of the read."""
     return ReadSettings(
         options.fetch,
         options.include_headers or options.decoder is not None,
@@ -62,9 +62,10 @@ def read_settings(options: ReadOptions) -> ReadSettings:
 def read_task(
     options: ReadOptions, decoded: pa.DataType | None, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value.
+    """Yield the rows of a task; for a task without a range, which Spark 4.3 and later gives as a partition without a
+    value, none.
 
-    `decoded` is the type of the column `decoded`, where there is a decoder.
+    `decoded` is the type of the column `decoded`, if there is a decoder.
     """
     if partition is None or partition.value is None:
         return
@@ -84,28 +85,28 @@ def read_task(
 
 
 def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangePartition]:
-    """Return the tasks of some ranges."""
+    """Return the tasks that Spark runs for these ranges of offsets."""
     return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
 
 class KopBatchReader(DataSourceReader):
-    """A read of what is there when Spark plans it."""
+    """The reader of a batch query: a read of the records that exist when Spark plans it."""
 
     def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
         self._options = options
         self._decoded = decoded
 
     def partitions(self) -> list[RangePartition]:
-        """Return the tasks, from the starting offsets to the ending ones as they are now."""
+        """Return the tasks of the read, from its starting offsets to its ending ones as they are now."""
         return as_tasks(self._options, find_ranges(client_of_process(self._options.connection), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a task."""
+        """Return the rows that a task of a batch query reads."""
         return read_task(self._options, self._decoded, partition)
 
 
 class KopStreamReader(DataSourceStreamReader):
-    """A stream, but for `latestOffset`, which differs between versions of PySpark."""
+    """The reader of a stream without `latestOffset`, which differs between versions of PySpark."""
 
     def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
         self.options = options
@@ -114,21 +115,21 @@ class KopStreamReader(DataSourceStreamReader):
 
     @property
     def stream(self) -> StreamState:
-        """The state of the query, in the driver alone."""
+        """The state of the streaming query; it exists in the driver only."""
         if self._state is None:
             self._state = StreamState(client_of_process(self.options.connection), self.options)
         return self._state
 
     def initialOffset(self) -> OffsetDict:
-        """Return where a new query starts."""
+        """Return the offsets at which a new query starts."""
         return to_dict(self.stream.initial())
 
     def partitions(self, start: OffsetDict, end: OffsetDict) -> list[RangePartition]:
-        """Return the tasks of a batch."""
+        """Return the tasks of a batch, which reads between these offsets."""
         return as_tasks(self.options, self.stream.ranges(from_dict(start), from_dict(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a task."""
+        """Return the rows that a task of a streaming query reads."""
         return read_task(self.options, self._decoded, partition)
 
 
@@ -140,5 +141,5 @@ class KopPlainStreamReader(KopStreamReader):
     """
 
     def latestOffset(self) -> OffsetDict:
-        """Return where the next batch ends."""
+        """Return the offsets at which the next batch ends."""
         return to_dict(self.stream.next_end())

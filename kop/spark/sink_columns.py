@@ -29,11 +29,11 @@ ALLOWED: Final = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
 }
-"""The columns that may be written, with their types in Spark's words."""
+"""The columns that can be written, with their allowed types in Spark's words."""
 NOT_WRITTEN: Final = frozenset(name.lower() for name in ("offset", "timestampType", METADATA, DECODED, ERROR))
-"""What a read gives beyond that. It is left out, as by Spark's Kafka sink, so that what was read can be written."""
+"""The columns of a read that are ignored on writing, as by Spark's Kafka sink, so that what was read can be written."""
 _ROWS: Final = 4096
-"""Rows of a batch where the rows come one by one."""
+"""The number of rows in a batch if Spark gives them one by one."""
 
 
 def schema() -> pa.Schema:
@@ -57,12 +57,12 @@ def schema() -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where the columns of a DataFrame are that is to be written."""
+    """The positions of the columns of a DataFrame that are written."""
 
     places: dict[str, int]
-    """Index of each column, by its name in small letters."""
+    """The index of each column, by its name in small letters."""
     topic: str | None
-    """The topic of every row; None: the column says it."""
+    """The topic of every row; None if a column gives it row by row."""
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
@@ -93,7 +93,7 @@ class SinkColumns:
         return cls(places, topic)
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch with the columns of the DataFrame, in the form of `schema()`."""
+        """Return the rows of a DataFrame's batch in the form of `schema()`."""
         import pyarrow as pa  # noqa: PLC0415
 
         rows = batch.num_rows
@@ -117,7 +117,9 @@ class SinkColumns:
         return made
 
     def batches(self, rows: Iterable[Sequence[Any]]) -> Iterable[pa.RecordBatch]:
-        """Yield the same for rows that come one by one, as a Spark without Arrow writers gives them."""
+        """Yield batches in the form of `schema()` from rows that come one by one, as a Spark without Arrow writers
+        gives them.
+        """
         held: list[Sequence[Any]] = []
         for row in rows:
             held.append(row)
@@ -139,7 +141,7 @@ class SinkColumns:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as pyarrow takes it for the types of `schema()`."""
+    """Return a value in the form that pyarrow takes for the types of `schema()`."""
     if isinstance(value, datetime):
         return value.astimezone()  # a row's time has no zone and is that of the process
     if isinstance(value, str):

@@ -46,12 +46,12 @@ class KopDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what is given to `format`."""
+        """Return the name by which users ask for the source in `format`."""
         return "kop"
 
     def schema(self) -> StructType | str:
-        """Return the columns of a read, all nullable: `headers` and `metadata` where they are wanted, what a decoder
-        gives.
+        """Return the columns of a read, all nullable: those of Spark's Kafka source, then `headers` and `metadata` if
+        they are wanted, and those of a decoder.
         """
         options = {name.lower(): value for name, value in self.options.items()}
         own = self._own_columns()
@@ -72,14 +72,14 @@ class KopDataSource(DataSource):
         return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch; OptionError."""
+        """Return the reader of a batch query; OptionError."""
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
         return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return what reads a stream; OptionError."""
+        """Return the reader of a streaming query; OptionError."""
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)
@@ -96,8 +96,8 @@ class KopDataSource(DataSource):
         return KopLimitedStreamReader(options, decoded)
 
     def _checked(self, schema: StructType, options: ReadOptions) -> Any:
-        """Return the Arrow type of the column `decoded`, None without a decoder; OptionError where the columns are
-        others.
+        """Return the Arrow type of the column `decoded`, None without a decoder; OptionError if the user's schema has
+        other columns.
         """
         own = self._own_columns()
         if options.decoder is None:
@@ -112,11 +112,11 @@ class KopDataSource(DataSource):
         return to_arrow_type(schema[DECODED].dataType)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """Return what writes a batch."""
+        """Return the writer of a batch query."""
         return import_module("kop.spark.writer").make_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """Return what writes a stream."""
+        """Return the writer of a streaming query."""
         return import_module("kop.spark.writer").make_stream_writer(dict(self.options), schema, overwrite)
 
 

@@ -36,7 +36,9 @@ from kop.spark.subscription import (
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 0.1
-"""A query without a trigger asks at once where nothing was new. The servers are asked no sooner than this."""
+"""The seconds between two looks for new records: a query without a trigger would ask at once again after it found
+none.
+"""
 OFFSETS_SETTING: Final = "kop.pulsar.offsets"
 
 
@@ -51,7 +53,7 @@ class StreamState:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.latest: Offsets | None = None
-        """The end of each log as last seen, whatever the limits."""
+        """The end offset of each log as last seen, without any limits of a batch."""
         self._lookup = lookup
         self._options = options
         self._now = now
@@ -62,7 +64,9 @@ class StreamState:
         self._partitions: Partitions = {}
         self._gone: set[TopicPartition] = set()
         self._missing: tuple[str, ...] = ()
-        """Names that the last discovery missed, beside partitions that were known: no other one waits for them."""
+        """The names that the last discovery did not find although other partitions were there; no look-up waits for
+        them again.
+        """
         self._discovered = -float("inf")
         self._asked = -float("inf")
         self._idle = False
@@ -73,7 +77,7 @@ class StreamState:
         self._target: Offsets | None = None
 
     def initial(self) -> Offsets:
-        """Return where a new query starts; the same each time it is asked."""
+        """Return the offsets at which a new query starts; the same each time it is asked."""
         if self._initial is None:
             self._discover(strict=True)
             self._initial, self._at_latest = find_start(self._lookup, self._options, self._partitions.keys())
@@ -81,15 +85,16 @@ class StreamState:
         return dict(self._initial)
 
     def stop_at_latest(self) -> None:
-        """Let no batch go beyond the end of the logs as it is now, and add no partition."""
+        """Keep the present ends of the logs as the end of the query, and add no partition from now on."""
         self._discover()
         self._target = self._ask_latest(self._partitions)
 
     def next_end(self, start: Offsets | None = None, *, limited: bool = True) -> Offsets:
-        """Return where the next batch ends. It is `start` where there is nothing to read.
+        """Return the offsets at which the next batch ends; those of `start` if there is nothing to read.
 
-        Without `start` the batch goes on where the last one ended, of which `ranges` or this method heard, and a query
-        of which neither did is a new one. Waits up to IDLE_SECONDS where nothing was new the last time, either.
+        Without `start` the batch goes on where the last one ended, according to earlier calls of this method or of
+        `ranges`; without such calls the query is a new one. Waits up to IDLE_SECONDS if the last call found nothing
+        new, either.
         """
         start = start if start is not None else self._reached
         start = self.initial() if start is None else start
@@ -104,7 +109,9 @@ class StreamState:
         return dict(self._reached)
 
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """Return what a batch reads. Partitions that `start` does not have are read from their first offset on."""
+        """Return the ranges of offsets that a batch reads. Partitions that `start` does not have are read from their
+        first offset on.
+        """
         self._reached = end
         if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
             start = {p: min(offset, end.get(p, offset)) for p, offset in start.items()}
@@ -142,14 +149,14 @@ class StreamState:
         return ranges
 
     def _has_packed_offsets(self) -> bool:
-        """Return true if offsets are made of Pulsar's message ids: no log begins at 0 then."""
+        """Return true if the gateway makes offsets of Pulsar's message ids, so that no log begins at 0."""
         return self._lookup.server_configs([OFFSETS_SETTING]).get(OFFSETS_SETTING) == "packed"
 
     def _is_first(self, start: Offsets) -> bool:
-        """Return true if the batch from there on is the first of a query some of whose partitions start at their
-        latest.
+        """Return true if the batch from `start` on is the first of a query some of whose partitions start at their
+        latest offset.
 
-        Spark keeps where a batch ends, and asks anew where the first one starts if that was not finished: by then
+        Spark keeps the end of a batch, and asks anew for the start of the first one if that was not finished: by then
         latest is another offset, and nobody would read what lies between. So the first batch reads nothing of these
         partitions, and its end says where the query began.
         """
@@ -159,10 +166,11 @@ class StreamState:
     # -- the end of the logs
 
     def _discover(self, read: Collection[TopicPartition] = (), *, strict: bool = False) -> None:
-        """Find the partitions; a topic that is not there any more, or is another one, is lost data.
+        """Look for the partitions of the read; one that was known and is gone, or whose topic is another one now, is
+        lost data.
 
-        A server that is asked may not have heard yet of what another one knows: of partitions that were there, or
-        `read` before, it is believed after SETTLE_SECONDS that they are gone.
+        A server may not have heard yet of partitions that another one knows: of those that were there, or that `read`
+        names, it is believed after SETTLE_SECONDS that they are gone.
         """
         known = {*self._partitions, *read}
         partitions, missing = settle_partitions(
@@ -229,7 +237,7 @@ class StreamState:
         return latest
 
     def _known_ends(self, bound: Bound, partitions: Collection[TopicPartition]) -> Offsets:
-        """Return the stop points of those partitions that have one already: a time may still be to come."""
+        """Return the stop offsets of those partitions that have one already: a stop time may still be to come."""
         left = [p for p in partitions if p not in self._ends]
         if left:
             asked = bound.only(left) if self._ends_asked else bound
@@ -258,7 +266,9 @@ class StreamState:
         return self._within_bytes(begin, end, options.max_bytes_per_trigger) if options.max_bytes_per_trigger else end
 
     def _within_bytes(self, begin: Offsets, end: Offsets, most: int) -> Offsets:
-        """As many offsets as take `most` bytes where the records of a log are of the same size."""
+        """Return offsets at which the batch takes about `most` bytes, supposing that all records of a log have the same
+        size.
+        """
         new = [p for p, offset in end.items() if offset > begin[p]]
         if not new:
             return end
@@ -278,8 +288,8 @@ class StreamState:
 
 
 def _no_further(latest: Offsets, ends: Offsets, start: Mapping[TopicPartition, int]) -> Offsets:
-    """Return where a batch ends that goes no further than `ends`, where there is one: not before its start because of
-    that.
+    """Return the end of a batch, cut to the stop offsets `ends` of those partitions that have one, but never before its
+    start.
     """
     return {p: min(end, max(ends.get(p, end), start.get(p, 0))) for p, end in latest.items()}
 

@@ -27,7 +27,7 @@ def write_stream(
 ) -> Any:
     """Start a query that writes a streaming DataFrame to topics; returns PySpark's StreamingQuery.
 
-    `options`: those of `format("kop")`, OptionError where they cannot be kept; `checkpoint`: a folder that every worker
+    `options`: those of `format("kop")`, OptionError if they cannot be kept; `checkpoint`: a folder that every worker
     reaches; `output_mode`: append, complete or update; `trigger`: what DataStreamWriter.trigger takes, such as
     `{"availableNow": True}`.
 
@@ -71,7 +71,9 @@ def _tells_query_ids(frame: Any) -> bool:
 
 
 def _query_id(batch: Any) -> str:
-    """Return the id of the streaming query that calls: it stays the same when the query is started again."""
+    """Return the id of the streaming query that calls a batch function; it stays the same when the query is started
+    again.
+    """
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise ValueError("set exactlyOnceId to a name of this query: this Spark does not tell its id")

@@ -21,30 +21,32 @@ from kop.spark.options import OptionError, ReadOptions
 from kop.spark.planning import OffsetRange
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
-"""What Pulsar calls a partition of a topic; no topic of a gateway over Pulsar has such a name."""
+"""The pattern of Pulsar's names for a topic's partitions; no topic of a gateway over Pulsar has such a name."""
 
 Partitions: TypeAlias = dict[TopicPartition, str | None]
-"""Every partition of a read, with the id of its topic where the servers have ids."""
+"""The type of all partitions of a read, each with the id of its topic, or None if the servers have no ids."""
 
 
 class OffsetLookup(Protocol):
-    """What is asked of the servers; `kop.client.read_client.ReadClient` is one."""
+    """The questions of a read to the servers; `kop.client.read_client.ReadClient` answers them."""
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
-        """Return the topics of these names that there are, or all."""
+        """Return those topics of these names that exist, or all topics."""
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
-        """Return the offset for each time, EARLIEST or LATEST; -1 where no record is that late."""
+        """Return for each partition the first offset at or after a time, or at EARLIEST or LATEST; -1 if no record is
+        that late.
+        """
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return bytes of each log as its server says; 0 where it does not."""
+        """Return the bytes of each log as its server tells; 0 if it does not."""
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """Return the settings of these names that a server has and tells."""
+        """Return those of the named settings that a server has and tells."""
 
 
 class MissingTopicError(Exception):
-    """Topics or partitions that were named are not there."""
+    """An error for topics or partitions that an option names and that do not exist."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(f"create it, or name another one: there is no {', '.join(names)} (UnknownTopicOrPartition)")
@@ -56,7 +58,7 @@ def find_partitions(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Partitions:
-    """Return all partitions of the read, in order; MissingTopicError where one that was named is not there."""
+    """Return all partitions of the read, in order; MissingTopicError if one that an option names does not exist."""
     partitions, missing = settle_partitions(lookup, options, now, sleep)
     if missing:
         raise MissingTopicError(missing)
@@ -72,10 +74,10 @@ def settle_partitions(
     known: Collection[TopicPartition] = (),
     given_up: Collection[str] = (),
 ) -> tuple[Partitions, tuple[str, ...]]:
-    """Return all partitions of the read, in order, and the names of those that were named and are not there.
+    """Return all partitions of the read, in order, and the names of those that an option names and that do not exist.
 
-    A server may be asked that has not heard of them yet. So `known` partitions, and named ones that are not in
-    `given_up`, are looked for again for SETTLE_SECONDS.
+    A server may not have heard of new ones yet. So `known` partitions, and named ones that are not in `given_up`, are
+    looked for again for SETTLE_SECONDS.
     """
     end = now() + SETTLE_SECONDS
     while True:
@@ -119,9 +121,10 @@ def find_ranges(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[OffsetRange]:
-    """Return what a batch reads: each partition as it is now, from its starting offset to its ending one.
+    """Return the ranges that a batch query reads: each partition, as it is now, from its starting offset to its ending
+    one.
 
-    DataLossError where an option names an offset behind the end of a log.
+    DataLossError if an option names an offset behind the end of a log.
     """
     partitions = find_partitions(lookup, options, now, sleep)
     ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
@@ -143,17 +146,15 @@ def find_ranges(
 
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
-    """Return the first offset of each partition that is read; OptionError where the option does not fit the
-    partitions.
-    """
+    """Return the offset at which reading starts in each partition; OptionError if the option names other partitions."""
     return find_start(lookup, options, partitions)[0]
 
 
 def find_start(
     lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
 ) -> tuple[Offsets, set[TopicPartition]]:
-    """Return the same, and the partitions that are read from the end of their logs on, which is elsewhere the next
-    time.
+    """Return the offset at which reading starts in each partition, and the partitions that start at the end of their
+    logs, which is another offset the next time.
     """
     bound = options.starting
     starts = find_offsets(lookup, options, bound, partitions)
@@ -172,8 +173,8 @@ def find_start(
 def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return the first offset of each partition that is not read any more; where no record is that late, the log's
-    end.
+    """Return the offset at which reading ends in each partition, the first that is not read; the log's end if no record
+    is as late as the option's time.
     """
     ends = find_offsets(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
@@ -183,9 +184,9 @@ def resolve_end(
 def find_offsets(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return the offset that `bound` names in each partition; -1 where no record is that late.
+    """Return the offset that `bound` names in each partition; -1 if no record is that late.
 
-    OptionError where it names other partitions than these.
+    OptionError if it names other partitions than these.
     """
     isolation = options.fetch.isolation
     if bound.everywhere is not None:

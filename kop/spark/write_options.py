@@ -74,33 +74,35 @@ _IGNORED: Final[Mapping[str, Callable[[str], Any]]] = {
     "checkpointLocation": str,
     "path": str,
 }
-"""Taken so that a user of Spark's Kafka sink need not remove them: each batch of rows is sent when it is there."""
+"""The options that are accepted and have no effect, so that users of Spark's Kafka sink need not remove them: each
+batch of rows is sent at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """What an exactly-once sink was told."""
+    """The options of an exactly-once sink."""
 
     tasks: int
     sink_id: str | None = None
-    """None: the id of the streaming query."""
+    """The name of the sink; None for the id of the streaming query."""
     first_batch: int = 0
     batch: int | None = None
-    """None: the batch of the streaming query."""
+    """The number of the batch that is written; None for that of the streaming query."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Everything that a write was told."""
+    """All options of a write."""
 
     settings: Mapping[str, Any]
-    """kafka-python's."""
+    """The settings for kafka-python's client."""
     patience: float
-    """Seconds for which what fails for a time is tried again."""
+    """The seconds for which a request that fails for a time is tried again."""
     produce: ProduceSettings
     topic: str | None
     exactly_once: ExactlyOnce | None
-    """None: at least once."""
+    """The options of an exactly-once sink; None for at-least-once."""
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
-"""How Spark tells a task which query and batch it belongs to. The names are not documented; a test holds them."""
+"""The property of Spark that tells a task the number of its batch. Such names are not documented; a test holds them."""
 
 HAS_ARROW_STREAMS: Final = hasattr(api, "DataSourceStreamArrowWriter")
 """True if this PySpark has Arrow writers of streams: from 4.1 on."""
@@ -40,7 +40,7 @@ _ArrowStreamBase: Any = getattr(api, "DataSourceStreamArrowWriter", DataSourceSt
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a finished task to the driver."""
 
     rows: int
     repeated: bool = False
@@ -48,19 +48,19 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a task needs to write its rows; it is pickled."""
+    """The settings and columns of a write, pickled for its tasks."""
 
     options: WriteOptions
     columns: SinkColumns
     transactions: Callable[[WriteClient, SinkTask, ProduceSettings], TaskTransactions] = ClientTransactions
-    """What an exactly-once task writes through."""
+    """The function that makes the transactions through which an exactly-once task writes."""
 
     def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a batch query."""
+        """Write the rows of a task of a batch query; return the message for the driver."""
         return self._write(rows, None, None)
 
     def stream(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a streaming query."""
+        """Write the rows of a task of a streaming query; return the message for the driver."""
         context = _context()
         query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
         return self._write(rows, query, None if batch is None else int(batch))
@@ -96,7 +96,9 @@ def _task(wanted: ExactlyOnce, query: str | None, batch: int | None) -> SinkTask
 
 
 class _Kept:
-    """The connections of this process to one cluster, and the producer of records that need no transaction."""
+    """The connections of this process to one cluster, kept between tasks, and the producer of records that need no
+    transaction.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self.client = write_client(options.settings, options.patience)
@@ -104,11 +106,11 @@ class _Kept:
 
 
 _kept: dict[tuple[int, str], _Kept] = {}
-"""By process and options: Spark forks its worker processes, and each runs one task at a time."""
+"""The kept connections, by process and options: Spark forks its worker processes, and each runs one task at a time."""
 
 
 class _Connected:
-    """Kept connections for the time of a task. They are given up where it fails: what they know may be wrong."""
+    """The kept connections during a task. They are given up if it fails, since what they know may be wrong."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._key = os.getpid(), repr((options.settings, options.patience, options.produce))
@@ -127,7 +129,9 @@ class _Connected:
 
 
 def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int:
-    """Write rows as an idempotent producer. The process keeps its id: brokers need not know one for each task."""
+    """Write rows as an idempotent producer. Its producer id is kept for the process: brokers need not know one for each
+    task.
+    """
     count = 0
     with _Connected(options) as connected:
         for batch in rows:
@@ -144,28 +148,28 @@ def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("kop")`."""
+    """The writer of a batch query, `df.write.format("kop")`."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task to topics; return the message for the driver."""
         return self._write.batch(map(self._write.columns.batch, iterator))
 
     def commit(self, messages: list[Any]) -> None:
-        """See `_check_tasks`."""
+        """Check that all promised tasks of an exactly-once batch wrote; their records are durable already."""
         exactly_once = self._write.options.exactly_once
         _check_tasks(exactly_once, messages, 0 if exactly_once is None else exactly_once.batch or 0)
 
 
 class _StreamEnd:
-    """What a stream's writer does when all tasks have ended."""
+    """The end of a stream's batch, after all its tasks, for both writers of streams."""
 
     _write: Write
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """See `_check_tasks`."""
+        """Check that all promised tasks of an exactly-once batch wrote; their records are durable already."""
         _check_tasks(self._write.options.exactly_once, messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
@@ -175,29 +179,32 @@ class _StreamEnd:
 
 
 class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
-    """`df.writeStream.format("kop")` from PySpark 4.1 on."""
+    """The writer of a streaming query, `df.writeStream.format("kop")`, from PySpark 4.1 on."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task, which come as Arrow batches; return the message for the driver."""
         return self._write.stream(map(self._write.columns.batch, iterator))
 
 
 class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
-    """`df.writeStream.format("kop")` with PySpark 4.0, whose writers of streams get one row after the other."""
+    """The writer of a streaming query, `df.writeStream.format("kop")`, with PySpark 4.0, which gives one row after the
+    other.
+    """
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of a task."""
+        """Write the rows of a task, which come one by one; return the message for the driver."""
         return self._write.stream(self._write.columns.batches(iterator))
 
 
 def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) -> None:
-    """Refuse a batch that had fewer tasks than were promised: the next one might have more, in other places.
+    """Raise SinkError for an exactly-once batch with another number of tasks than promised: the next one might have
+    more, with rows in other tasks.
 
     A task is not told how many others there are, so this is found out when the batch is written.
     """
@@ -211,20 +218,20 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
 
 
 def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
-    """Return what the tasks need; OptionError, SinkError."""
+    """Return the settings and columns that the tasks of a write need; OptionError, SinkError."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     return Write(made, SinkColumns.of(fields, made.topic))
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
-    """Return what writes a batch; OptionError, SinkError."""
+    """Return the writer of a batch query; OptionError, SinkError."""
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
     return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
-    """Return what writes a stream; OptionError, SinkError. In complete mode each batch is written whole."""
+    """Return the writer of a streaming query; OptionError, SinkError. In complete mode each batch is written whole."""
     write = make_write(options, schema, streaming=True)
     return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

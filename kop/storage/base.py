@@ -41,13 +41,13 @@ class TopicInfo:
     topic_id: UUID
     partitions: int
     configs: Mapping[str, str] = field(default_factory=dict)
-    """What was set on the topic itself, by Kafka's names; defaults are not in it."""
+    """The configs that were set on the topic itself, by Kafka's names; defaults are not in it."""
     internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBroker:
-    """A live broker on the same data, and where clients reach it."""
+    """A live broker on the same data, with the address at which clients reach it."""
 
     node_id: int
     host: str
@@ -56,92 +56,98 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """What an engine has to know of a topic's effective configs (its own, then the broker's defaults)."""
+    """The part of a topic's effective configs (its own, then the broker's defaults) that an engine acts on."""
 
     delete: bool = True
-    """cleanup.policy holds `delete`: retention_ms and retention_bytes apply."""
+    """True if cleanup.policy holds `delete`, so that retention_ms and retention_bytes apply."""
     compact: bool = False
-    """cleanup.policy holds `compact`: only the newest record of each key has to stay (null keys were refused)."""
+    """True if cleanup.policy holds `compact`: only the newest record of each key has to stay (null keys were
+    refused).
+    """
     retention_ms: int = 604_800_000
-    """-1: no limit. A batch goes when its max timestamp is older."""
+    """The age in ms, by its max timestamp, at which a batch is deleted; -1 for no limit."""
     retention_bytes: int = -1
-    """Per partition; -1: no limit."""
+    """The bytes of a partition above which its oldest batches are deleted; -1 for no limit."""
     log_append_time: bool = False
-    """message.timestamp.type is LogAppendTime."""
+    """True if message.timestamp.type is LogAppendTime."""
     delete_retention_ms: int = 86_400_000
-    """How long a tombstone stays after the compaction that first saw it."""
+    """The ms that a tombstone stays after the compaction that first saw it."""
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = 9_223_372_036_854_775_807
     min_cleanable_dirty_ratio: float = 0.5
     raw_entries: bool = False
-    """kop.entry.format is `kafka`: batches are stored as they came, also where other clients cannot read them then.
+    """True if kop.entry.format is `kafka`: batches are stored as they came, even if other clients cannot read them
+    then.
 
     Never with `compact`. An engine that always stores them so has nothing to do.
     """
     max_uncompressed_bytes: int = 64 << 20
-    """Where the records of a batch have to be walked: the most that they may decompress to."""
+    """The most bytes that a batch's records may decompress to, if they have to be decompressed and looked at."""
     max_message_bytes: int = 1_048_588
-    """The largest batch that is taken; whoever takes them checks that."""
+    """The largest batch in bytes that the topic accepts; the engine's caller checks that."""
     time_limits: TimeLimits = NEAR_THE_CLOCK
-    """What timestamps records may have, unless `log_append_time`. An engine that checks records keeps to it."""
+    """The limits for the timestamps of records, unless `log_append_time`. An engine that checks records keeps to it."""
     limits_messages: bool = False
-    """max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
+    """True if max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
 
 
 MOST_UNCOMPRESSED: Final = 2**31 - 1
-"""Bytes that the records of a stored batch may decompress to where an engine reads them again.
+"""The most bytes that the records of a stored batch may decompress to if an engine reads them again.
 
-It is more than any topic's setting: what was taken by the settings of its day has to be read for ever, or compaction
+It is more than any topic's setting: what was accepted by the settings of its day has to be read for ever, or compaction
 would let a tombstone go and keep what it deleted.
 """
 
 
 class AppendResult(NamedTuple):
-    """Where a batch came to lie."""
+    """The result of an append: the offset at which the batch lies, and its times."""
 
     base_offset: int
     log_append_time: int
-    """Milliseconds since the epoch for LogAppendTime topics, else -1."""
+    """The append time in ms since the epoch for LogAppendTime topics, else -1."""
     log_start_offset: int
     throttle_ms: int = 0
-    """How long the client should send nothing, because the storage holds back what is under way (KIP-219)."""
+    """The ms for which the client should send nothing, because the storage holds back what is under way (KIP-219)."""
 
 
 class AppendWaiter(Protocol):
-    """Whoever submitted batches; one object for all batches of a request. See `PartitionLog.submit`.
+    """The submitter of batches, which is told of their ends; one object for all batches of a request. See
+    `PartitionLog.submit`.
 
     `appended` and `append_failed` only take note and return: they raise nothing and ask nothing of a log.
     """
 
     def reserve(self, size: int) -> None:
-        """Note that an engine that checks records (`Promises.checks_records`) will decompress a batch to at most `size`
-        bytes.
+        """Take in that an engine that checks records (`Promises.checks_records`) will decompress a batch to at most
+        `size` bytes.
 
-        Below zero: so many fewer they were. BackendError where the request had its share: the batch is refused.
+        Below zero: so many fewer they were. BackendError if the request had its share: the batch is refused.
         """
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Note that the batch that was submitted with `place` is durable."""
+        """Take in that the batch that was submitted with `place` is durable."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Note that this batch was refused, or it is not known whether it is stored. Others may be given the same
+        """Take in that this batch was refused, or that it is not known if it is stored. Others may be given the same
         `error`: who keeps or raises it makes a `fresh_copy`.
         """
 
 
 class ReadResult(NamedTuple):
-    """Whole batches, ready to send: base offsets and epochs are already in the bytes."""
+    """The result of a read: whole batches, ready to send, with base offsets and epochs in their bytes."""
 
     buffers: Sequence[Buffer]
     size: int
-    """Bytes in all."""
+    """The bytes of all batches."""
     places: Sequence[PlacedEntry] = ()
-    """Where Pulsar keeps the batches, for who asked: their entries, in their order; a filled gap has none."""
+    """The entries of Pulsar that keep the batches, in their order, if the reader asked for them; a filled gap has
+    none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TimestampOffset:
-    """The answer to a look-up by time, both of one record."""
+    """The answer to a look-up by time: timestamp and offset of one record."""
 
     offset: int
     timestamp: int
@@ -161,60 +167,69 @@ class ProducerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What an engine does beyond what the protocols ask of every engine. Callers and tests of all engines go by it."""
+    """The guarantees of an engine beyond those that the protocols ask of every engine. Callers and tests of all engines
+    go by it.
+    """
 
     checks_records: bool
-    """True if `submit` walks the records and refuses what is malformed or, on a compacted topic, has no key
+    """True if `submit` checks the records, and refuses those that are malformed or, on a compacted topic, have no key
     (errors as of `kop.records.validation.check_records`); else its caller has to.
     """
     durable: bool
-    """What was acknowledged is there after the process was killed."""
+    """True if acknowledged records are still there after the process was killed."""
     upkeep_on_request: bool
-    """`Engine.maintain` does what is due at the time that it is given; else storage does it, by its own clock."""
+    """True if `Engine.maintain` does all that is due at the time that it is given; else storage does that by its own
+    clock.
+    """
     remembers_producers: bool
-    """Idempotent producers and their last batches are known after a restart as before it.
+    """True if idempotent producers and their last batches are known after a restart as before it.
 
-    Else a duplicate may be DUPLICATE_SEQUENCE_NUMBER then, by which clients learn that it is stored, and not where.
+    Else a duplicate may be DUPLICATE_SEQUENCE_NUMBER then, by which clients learn that it is stored, but not at which
+    offset.
     """
     append_time_of_caller: bool
-    """LogAppendTime is the time given to `submit`; else storage's own clock."""
+    """True if LogAppendTime is the time given to `submit`; else it is that of storage's own clock."""
     exact_sizes: bool
-    """`size_bytes` is that of the batches as they were appended; else of what storage made of them."""
+    """True if `size_bytes` is the size of the batches as they were appended; else that of their form in storage."""
     writes_markers: bool
-    """Each log is a `MarkedLog`."""
+    """True if each log is a `MarkedLog`, in which markers end transactions."""
     orders_producers: bool
-    """Batches of different producers lie in the order of the calls of `submit`; else only those of each producer."""
+    """True if batches of different producers lie in the order of the calls of `submit`; else only those of each
+    producer do.
+    """
 
 
 class LeaderOfLog(Protocol):
     """The leadership of a log: whoever keeps state in it has to be its only writer."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log: what another broker appends from now on fails.
+        """Become the only writer of the log: appends of another broker fail from now on.
 
-        `lost` is called once when another one leads, or the log can be written no more. What is read after this has
-        ended holds all that was ever acknowledged. An engine of one process has nothing to do.
+        `lost` is called once when another one leads, or the log can be written no more. Reads after this has ended
+        bring all that was ever acknowledged. An engine of one process has nothing to do.
         """
 
     @property
     def leads(self) -> bool:
-        """True if this broker leads the log since `lead`, and surely nobody else has begun to.
+        """True if this broker leads the log since `lead`, and surely no other broker has taken the lead.
 
-        False some seconds after storage was last asked: what is in memory may be of the past then.
+        False some seconds after storage was last asked, since what is in memory may be out of date then.
         """
 
     async def verify_lead(self) -> None:
-        """Ask storage; `leads` is true afterwards where it is so, and `lost` was called where another one leads."""
+        """Ask storage who leads the log; afterwards `leads` is true, or `lost` was called because another broker
+        leads.
+        """
 
     async def resign(self) -> None:
-        """Lead no more. Nothing where it did not lead."""
+        """Give up the lead of the log. Do nothing if this broker does not lead it."""
 
 
 class PartitionLog(LeaderOfLog, Protocol):
-    """One partition's log. Errors of append, read and look-ups are KopErrors."""
+    """The log of one partition. Errors of append, read and look-ups are KopErrors."""
 
     topic: TopicInfo
-    """The newest value: configs changed a moment ago are in it."""
+    """The partition's topic in its newest value, with configs that were changed a moment ago."""
     index: int
 
     @property
@@ -227,15 +242,16 @@ class PartitionLog(LeaderOfLog, Protocol):
 
     @property
     def last_stable_offset(self) -> int:
-        """Where readers of committed records have to stop: at the oldest open transaction, else the high watermark.
+        """The offset up to which readers of committed records may read: the oldest open transaction's first, else the
+        high watermark.
 
-        It is the high watermark where storage shows no reader a record of a transaction that has not ended.
+        It is the high watermark in a storage that shows readers no record of a transaction that has not ended.
         """
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
         """Return the aborted transactions of which records may lie from the offset `start` on and before `end`.
 
-        Readers of committed records step over those records. There are none where storage shows no reader such records.
+        Readers of committed records skip those records. None in a storage that shows readers no such records.
         """
 
     @property
@@ -244,26 +260,30 @@ class PartitionLog(LeaderOfLog, Protocol):
 
     @property
     def attached(self) -> bool:
-        """True when bounds and `read_cached` may be used. Always true of the embedded engine.
+        """True if the log's bounds and `read_cached` may be used. Always true of the embedded engine.
 
         `submit` needs no attaching: an engine that has to attach first keeps the order of the calls.
         """
 
     @property
     def sole_writer(self) -> bool:
-        """True where nobody but this process writes the log or deletes from it: then `refresh` has nothing to bring."""
+        """True if nobody but this process writes to the log or deletes from it, so that `refresh` has nothing to
+        bring.
+        """
 
     async def attach(self) -> None:
-        """Make the log ready to serve. Cheap to call again."""
+        """Make the log ready to serve: bounds and the end of the log are known afterwards. Cheap to call again."""
 
     async def measure(self) -> int:
-        """Return bytes of the stored batches, without attaching."""
+        """Return the bytes of the stored batches, without attaching the log."""
 
     async def refresh(self) -> None:
-        """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches where that is needed."""
+        """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches the log if need be."""
 
     async def refresh_start(self) -> None:
-        """Bring `log_start_offset` up to where the log begins now, whoever deleted from it. Attaches if need be."""
+        """Bring `log_start_offset` up to the present start of the log, whoever deleted from it. Attaches the log if
+        need be.
+        """
 
     def submit(
         self,
@@ -280,9 +300,10 @@ class PartitionLog(LeaderOfLog, Protocol):
         It may be told before this returns. The order of calls is the order in the log. The engine keeps `batch` (no
         view into a buffer that is used again), writes the base offset and leader epoch 0 into it or into a copy, and on
         a LogAppendTime topic the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a
-        duplicate ends with the original's result once that is durable.
-        `from_zero`: the producer begins each of its epochs at sequence 0, so that where it is not known another batch
-        is OUT_OF_ORDER_SEQUENCE_NUMBER: the first one comes again.
+        duplicate ends with the original's result once that is durable. `from_zero`: the producer begins each of its
+        epochs at sequence 0, so that another batch of an unknown producer is OUT_OF_ORDER_SEQUENCE_NUMBER: the first
+        one comes again.
+
         Errors go to `waiter`, nothing is raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
         """
 
@@ -294,30 +315,31 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Submit one batch, and return a future of its result or KopError; see `submit`."""
+        """Submit one batch, and return a future of its result or KopError; rules as of `submit`."""
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return what is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
+        """Return the batches in memory from the one that holds `offset` on; None if storage has to be read.
 
-        Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An
-        offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one
-        behind the high watermark where another broker may have moved that.
+        Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An offset at
+        the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one behind the
+        high watermark if another broker may have moved that.
         """
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Read batches from storage; see `read_cached`. Where compaction took the batch of `offset`, the next one
-        answers. With `places` the result has them, where the engine keeps its records in Pulsar.
+        """Read batches from storage, by the rules of `read_cached`. If compaction took the batch of `offset`, the next
+        one answers. With `places` the result has them, if the engine keeps its records in Pulsar.
         """
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return true if transactional batches of that producer id and epoch may be submitted as they are.
+        """Return true if transactional batches of that producer id and epoch may be submitted without asking the
+        coordinator.
 
-        Else the coordinator has to be asked, and `join_transaction` to be called, be it again: storage may have lost
-        what it had of the producer.
+        Else it has to be asked, and `join_transaction` to be called, be it again: storage may have lost its knowledge
+        of the producer.
         """
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """Note that the partition is in the open transaction of that producer, and was prepared
+        """Take in that the partition is in the open transaction of that producer, and was prepared
         (`TransactionStorage.add`).
 
         Transactional batches of that producer id and epoch that are submitted from now on belong to it, until the next
@@ -325,29 +347,32 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` each time one of the log's bounds moves, or the topic goes; returns the undo.
+        """Call `callback` each time one of the log's bounds moves, or the topic goes; return the function that ends
+        this.
 
         The bounds are the log start, the high watermark and the last stable offset.
         """
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return the first record whose timestamp is at or after `timestamp` (ms), or None."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp, or None on an empty log (KIP-734)."""
+        """Return timestamp and offset of the first record with the largest timestamp; None on an empty log
+        (KIP-734).
+        """
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start to `before_offset` (-1: the high watermark); returns the new log start.
+        """Move the log start to `before_offset` (-1: the high watermark); return the new log start.
 
         OFFSET_OUT_OF_RANGE beyond the high watermark; below the log start nothing changes.
         """
 
     def producers(self) -> Sequence[ProducerView]:
-        """Idempotent producers that the log remembers now."""
+        """Return the idempotent producers that the log remembers now."""
 
 
 class MarkedLog(PartitionLog, Protocol):
-    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
+    """A log in which markers end transactions, as in Kafka. Each buffer that it reads has one batch."""
 
     def end_transaction(
         self,
@@ -368,7 +393,7 @@ class MarkedLog(PartitionLog, Protocol):
 
 
 EPOCH_BUMPED_AT_END: Final = 2
-"""The version of transactions from which on each end bumps the epoch (KIP-890, part 2)."""
+"""The version of transactions from which on each end bumps the producer's epoch (KIP-890, part 2)."""
 
 
 class EndedTransaction(NamedTuple):
@@ -377,53 +402,55 @@ class EndedTransaction(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    """Of the markers: above that of the data where the end bumped the epoch."""
+    """The epoch of the markers: above that of the data if the end bumped the epoch."""
     partitions: frozenset[tuple[str, int]]
-    """Topics, by the names of `Topics`, and partitions."""
+    """The transaction's partitions: topics, by the names of `Topics`, and partition numbers."""
     commit: bool
     client_version: int
     """The version of transactions that the client goes by (KIP-890). See `EPOCH_BUMPED_AT_END`."""
     storage_transaction: bytes = b""
-    """What `TransactionStorage.begin` gave."""
+    """The name of the transaction in storage, which `TransactionStorage.begin` gave."""
 
 
 class TransactionStorage(Protocol):
-    """How storage makes the records of a transaction readable all at once, or never.
+    """The part of storage that makes the records of a transaction readable all at once, or never.
 
-    The transaction coordinator decides, and keeps what it decided. After a failure a method is called again, maybe by
+    The transaction coordinator decides, and keeps its decisions. After a failure a method is called again, maybe by
     another broker: that does no harm. Errors are KopErrors.
     """
 
     @property
     def refusal(self) -> str | None:
-        """None where storage has transactions; else one line that says why not, and what to do about it."""
+        """None if storage has transactions; else one line that says why not, and what to do about it."""
 
     async def begin(self, timeout_ms: int) -> bytes:
         """Begin a transaction that the coordinator ends within `timeout_ms` of the client, or soon after.
 
-        The result names it in storage. The coordinator keeps it in its record; empty where storage needs no name.
+        Returns its name in storage, which the coordinator keeps in its record; empty if storage needs no name.
         """
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """Prepare partitions, before a producer appends to them: see `PartitionLog.join_transaction`.
 
-        Topics go by the names of `Topics`. UNKNOWN_TOPIC_OR_PARTITION where one is not there.
+        Topics go by the names of `Topics`. UNKNOWN_TOPIC_OR_PARTITION if one does not exist.
         """
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """Raise TRANSACTION_ABORTABLE where storage has ended the transaction by itself, or somebody else has.
+        """Raise TRANSACTION_ABORTABLE if storage, or somebody else than the coordinator, has ended the transaction.
 
         `partitions`: those that were added. Ended so, nothing of it can be committed any more.
         """
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
-        """Return whether surely no other process can write into the transaction any more.
+        """Return true if surely no other process can write into the transaction any more.
 
-        It may take long, and does no harm where it is cancelled. An error, too, is a False.
+        It may take long, and does no harm if it is cancelled. It returns false also after an error.
         """
 
     async def end(self, ended: EndedTransaction) -> None:
-        """Make its records readable, or hide them for good. Partitions that are gone are passed over."""
+        """Make the records of a transaction readable, or hide them for good. Partitions that do not exist any more are
+        skipped.
+        """
 
 
 class Topics(Protocol):
@@ -435,30 +462,34 @@ class Topics(Protocol):
 
     @property
     def namespace(self) -> str | None:
-        """`tenant/namespace` of the topics without one in their names; None: no name may have one."""
+        """The namespace `tenant/namespace` of topics without one in their names; None if no name may have one."""
 
     def get(self, name: str) -> TopicInfo | None:
-        """Return the topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
+        """Return the topic of that name; None if it is not known. A topic of another namespace is named
+        `tenant/namespace/topic`.
+        """
 
     async def find(self, names: Collection[str]) -> None:
         """Look at topics in storage: those of other namespaces that `get` does not know, and all those that another
-        broker may have made, deleted or made again a moment ago. Then `get` knows them, or `missing` says why not.
+        broker may have made, deleted or made again a moment ago. Then `get` knows them, or `missing` has the error.
         """
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""
+        """Return the error for which `find` did not find that topic a moment ago; None if it did not look lately."""
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """Return the topic of that id, or None. A deleted and recreated topic has a new id."""
+        """Return the topic of that id; None if it is not known. A deleted and recreated topic has a new id."""
 
     def all(self) -> Sequence[TopicInfo]:
-        """Return every topic, internal ones too, ordered by name."""
+        """Return every topic, internal ones among them, ordered by name."""
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Configs of which storage holds other values than the topic's configs say: somebody changed them there."""
+        """Return the configs that have other values in storage than in the topic's configs, because somebody changed
+        them there.
+        """
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at a topic again: another process may have changed it this moment."""
+        """Read a topic from storage again, since another process may have changed it this moment."""
 
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
         """Call `callback(old, new)` after each change: (None, t) created, (t, None) deleted, (t, t') changed."""
@@ -466,33 +497,33 @@ class Topics(Protocol):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic. TOPIC_ALREADY_EXISTS where the name is taken."""
+        """Make a topic. TOPIC_ALREADY_EXISTS if the name is taken."""
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic and its records; waits on its logs end. UNKNOWN_TOPIC_ID where it is not there."""
+        """Delete a topic and its records; waits on its logs end. UNKNOWN_TOPIC_ID if it does not exist."""
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions. INVALID_PARTITIONS where it would not grow."""
+        """Raise the number of partitions. INVALID_PARTITIONS if it would not grow."""
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
         """Replace the topic's own configs by `configs`, all of them; in force when it returns.
 
-        `named`: those that a client asks for. They are brought into force also where the topic has them already, and
+        `named`: those that a client asks for. They are brought into force also if the topic has them already, and
         somebody gave the storage other values (`differing_configs`).
         """
 
 
 class SmallValues(Protocol):
-    """Small durable values that all brokers share: dynamic broker configs."""
+    """The small durable values that all brokers share, such as altered broker configs, by key."""
 
     async def get_state(self, key: str) -> str | None:
-        """Return the value, or None."""
+        """Return the value of a key; None if it has none."""
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set or, with None, remove a value; durable when it returns."""
+        """Set the value of a key, or with None remove it; durable when this returns."""
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another process may have changed a value."""
+        """Call `callback` when another process may have changed one of the values."""
 
 
 class Brokers(Protocol):
@@ -500,22 +531,22 @@ class Brokers(Protocol):
 
     @property
     def brokers(self) -> Sequence[LiveBroker]:
-        """All live brokers, this one included once it has joined. Empty where there can be no other broker."""
+        """The live brokers, this one among them once it has joined. Empty if there can be no other broker."""
 
     @property
     def brokers_fresh(self) -> bool:
-        """False where `brokers` may be out of date: then another broker may have taken over what this one leads."""
+        """True if `brokers` is up to date; while it is not, another broker may have taken over what this one leads."""
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `brokers`, and after a time in which there may have been some."""
+        """Call `callback` after each change of `brokers`, and after a time in which there may have been one."""
 
     async def join(self, broker: LiveBroker) -> None:
-        """Become one of `brokers`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
+        """Become one of `brokers`, until `close`. BROKER_ID_NOT_REGISTERED if another live broker has the id."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """What an engine says of itself; see its properties of the same names."""
+    """The engine's state for a status page; see the engine's properties of the same names."""
 
     healthy: str | None
     about: str | None
@@ -531,7 +562,7 @@ class Engine(SmallValues, Brokers, Protocol):
 
     @property
     def promises(self) -> Promises:
-        """What it does beyond these protocols."""
+        """The guarantees of this engine beyond the protocols of every engine."""
 
     @property
     def topics(self) -> Topics:
@@ -539,49 +570,53 @@ class Engine(SmallValues, Brokers, Protocol):
 
     @property
     def transactions(self) -> TransactionStorage:
-        """How it carries out transactions."""
+        """The part of the engine that carries out transactions."""
 
     @property
     def cluster_id(self) -> str:
-        """22 characters, stable for the life of the data."""
+        """The id of the cluster: 22 characters, stable for the life of the data."""
 
     @property
     def read_budget(self) -> ReadBudget:
-        """The bound on what reads hold in memory: what is read ahead, and results that wait for their reader."""
+        """The bound on the memory that reads hold: for what is read ahead, and for results that wait for their
+        reader.
+        """
 
     @property
     def directory(self) -> Path | None:
-        """Where on this machine the data is; None where it is on no disk of this machine."""
+        """The directory of this machine in which the data is; None if it is on no disk of this machine."""
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, or None where there is no such partition. The same object each time."""
+        """Return the log of a partition, the same object each time; None if there is no such partition."""
 
     async def reserve_producer_ids(self) -> range:
-        """Reserve a block of producer ids for good: nobody had one of them before. Its size is the engine's choice."""
+        """Reserve a block of producer ids for good, none of which was given before. Its size is the engine's choice."""
 
     def policies_changed(self) -> None:
-        """Ask for every topic's policy again: a broker default was altered."""
+        """Ask for the policy of every topic again, because a broker default was altered."""
 
     async def maintain(self, now_ms: int) -> None:
-        """Do what is due at `now_ms`, as retention and compaction. See `Promises.upkeep_on_request`."""
+        """Do all that is due at `now_ms`, such as retention and compaction. See `Promises.upkeep_on_request`."""
 
     def snapshot(self) -> EngineSnapshot:
-        """Return what the engine says of itself now."""
+        """Return the engine's state for a status page."""
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the snapshot, and those that only this engine has, read off at a scrape."""
+        """Return metrics of the engine for a scrape: those of every engine, and those that only this one has."""
 
     @property
     def healthy(self) -> str | None:
-        """None when records can be written, else one line that says why not (for /readyz and the log)."""
+        """None while records can be written; else one line that says why not, for /readyz and the log."""
 
     @property
     def about(self) -> str | None:
-        """The server in which the data is, in one line for the person at the terminal; None if there is no such one."""
+        """One line for the person at the terminal about the server that has the data; None if there is no such
+        server.
+        """
 
     @property
     def losses(self) -> str | None:
-        """What this start has found to be lost of what was stored before, in one line; None for nothing."""
+        """One line about stored records that this start has found to be lost; None if none are."""
 
     async def close(self) -> None:
-        """Finish what was taken, sync, let go. Appends after it fail."""
+        """Finish the appends that were submitted, sync, and release all resources. Later appends fail."""

@@ -24,11 +24,11 @@ from kop.storage.base import MOST_UNCOMPRESSED, Buffer, LogPolicy
 from kop.storage.transaction_index import AbortedRecords, AbortedTransaction
 
 _LAST_MS: Final = 2**63 - 1
-"""The last time that a batch can name: of a tombstone that stays for ever, by the largest delete.retention.ms."""
+"""The last time that a batch can name, in ms: the delete horizon of a tombstone that stays for ever."""
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
-    """Return true if a log has enough that no compaction has seen, or something that has waited too long.
+    """Return true if enough of a log was not seen by a compaction, or if some of it has waited too long.
 
     `cleanable_bytes` are those of the part that may be cleaned, the dirty ones among them; `oldest_ms` is the oldest
     max timestamp of the dirty part.
@@ -40,16 +40,17 @@ def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_
 
 
 def delete_horizon(policy: LogPolicy, now_ms: int) -> int:
-    """Return from which time (ms) on a tombstone may go that a compaction at `now_ms` is the first to see."""
+    """Return the time (ms) from which on a tombstone may go that a compaction at `now_ms` is the first to see."""
     return min(now_ms + policy.delete_retention_ms, _LAST_MS)
 
 
 class NewestOffsets:
-    """Of each key the offset of its newest record; some 150 bytes a key, whatever the key's length.
+    """The offset of the newest record of each key, for one pass of compaction; some 150 bytes a key, whatever the key's
+    length.
 
-    One is made for each pass. `aborted` are the aborted transactions of the log: their records are no newer values and
-    go. A marker goes, too, once no record of its transaction is left: as a tombstone, a pass after its delete horizon,
-    so that a reader who has seen records of the transaction learns how it ended.
+    `aborted` are the aborted transactions of the log: their records are no newer values and go. A marker goes, too,
+    once no record of its transaction is left: as a tombstone, a pass after its delete horizon, so that a reader who has
+    seen records of the transaction learns how it ended.
     """
 
     def __init__(self, max_keys: int = 2**63, aborted: Iterable[AbortedTransaction] = ()) -> None:
@@ -57,14 +58,14 @@ class NewestOffsets:
         self._offsets: dict[bytes, int] = {}
         self._aborted = AbortedRecords(aborted)
         self._with_records: set[int] = set()
-        """Producers of whose present transaction this pass has left records."""
+        """The producers of whose present transaction this pass has left records."""
 
     def has_room_for(self, header: BatchHeader) -> bool:
-        """Return true if the batch may be added; the first one always may."""
+        """Return true if there is memory for the keys of the batch; the first one always fits."""
         return not self._offsets or len(self._offsets) + header.record_count <= self._max_keys
 
     def add(self, data: Buffer, header: BatchHeader) -> None:
-        """Take the keys of a batch that follows those added before. PeerError where it cannot be read."""
+        """Add the keys of a batch that follows those added before. PeerError if it cannot be read."""
         if header.control or self._is_aborted(header):
             return
         for record in iter_records(data, header, max_bytes=MOST_UNCOMPRESSED):
@@ -72,11 +73,11 @@ class NewestOffsets:
                 self._offsets[_digest(record.key)] = record.offset
 
     def clean(self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int) -> Buffer | None:
-        """Return what stays of a batch: `data` itself where nothing changes, None where no record stays.
+        """Return the batch without superseded records: `data` itself if nothing changes, None if no record stays.
 
-        Batches come in the order of the log, from its start on.
-        Records without a key go, and so do tombstones whose delete horizon has come; a tombstone that is seen for the
-        first time gets `delete_horizon_ms` as its horizon. PeerError where the batch cannot be read.
+        Batches come in the order of the log, from its start on. Records without a key go, and so do tombstones whose
+        delete horizon has come; a tombstone that is seen for the first time gets `delete_horizon_ms` as its horizon.
+        PeerError if the batch cannot be read.
         """
         if header.control:
             return self._clean_control(data, header, now_ms, delete_horizon_ms)

@@ -36,22 +36,22 @@ from kop.records.markers import EndMarker
 from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 WINDOW: Final = 5
-"""Batches remembered of each producer: as many as a client may have in flight."""
+"""The number of batches that are remembered of each producer: as many as a client may have in flight."""
 
 _FOREVER: Final = 2**63 - 1
 IN_TRANSACTION: Final = "has an open transaction, and the batch is not transactional"
-"""Why such a batch is refused."""
+"""The text of the error for a batch without a transaction from a producer that has one open."""
 
 Snapshot: TypeAlias = list[Any]
-"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...], begins,
-last_timestamp] each.
+"""The type of committed producer states as JSON can hold them: [producer_id, epoch, last_used, [[base_sequence, ...],
+...], begins, last_timestamp] each.
 
 `begins` is the first offset of the producer's open transaction, or -1.
 """
 
 
 class Sequenced(Protocol):
-    """What a window asks of the batches that it remembers."""
+    """The sequences that a window needs of a batch to remember it."""
 
     @property
     def base_sequence(self) -> int:
@@ -67,7 +67,7 @@ BatchT = TypeVar("BatchT", bound=Sequenced)
 
 @dataclass(slots=True, eq=False)
 class BatchMetadata:
-    """One batch in a producer's window. Duplicates of it are answered with its offsets."""
+    """A batch in a producer's window. Duplicates of it are answered with its offsets."""
 
     producer_id: int
     base_sequence: int
@@ -79,11 +79,11 @@ class BatchMetadata:
     pending: bool = True
     """True if the batch is not durable yet, so that a duplicate has to wait for it."""
     owner: object = None
-    """The caller's, untouched here: who is told when the pending batch is durable, say."""
+    """An object of the caller's, untouched here, such as the waiter to be told when the pending batch is durable."""
 
 
 class Kind(Enum):
-    """What a batch is, seen from the window."""
+    """The kind of a batch for its producer's window: new, a duplicate, or refused."""
 
     NEW = "new"
     DUPLICATE = "duplicate"
@@ -91,29 +91,31 @@ class Kind(Enum):
 
 
 class IdempotenceVerdict(NamedTuple, Generic[BatchT]):
-    """The answer of `check`."""
+    """The result of `check`: the kind of the batch, and its original or its error."""
 
     kind: Kind
     batch: BatchT | None = None
-    """The original of a DUPLICATE."""
+    """The original batch of a DUPLICATE."""
     error: PeerError | None = None
-    """Why it is REFUSED."""
+    """The error of a batch that is REFUSED."""
 
 
 _NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict(Kind.NEW)
 
 
 class ProducerWindow(NamedTuple, Generic[BatchT]):
-    """A producer as a partition knows it: its epoch, where it stands, and its last batches. A value, never changed."""
+    """The state of an idempotent producer in a partition: its epoch, last sequence and last batches. An immutable
+    value.
+    """
 
     epoch: int
     last_sequence: int
-    """The sequence of the last record, in `epoch`."""
+    """The sequence of the producer's last record in `epoch`."""
     batches: tuple[BatchT, ...] = ()
-    """Oldest first, at most `WINDOW`, all of `epoch`. None where only `last_sequence` is known."""
+    """The last batches, oldest first, at most `WINDOW`, all of `epoch`. Empty if only `last_sequence` is known."""
 
     def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchT]:
-        """NEW, DUPLICATE of a batch in the window, or REFUSED.
+        """Return if a batch is NEW, a DUPLICATE of a batch in the window, or REFUSED.
 
         REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER.
         """
@@ -136,18 +138,18 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         )
 
     def then(self, epoch: int, batch: BatchT) -> ProducerWindow[BatchT]:
-        """Return the window after a batch of that epoch was taken."""
+        """Return the window with one more batch of that epoch."""
         older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
         return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
 
 
 class ProducerInfo(NamedTuple):
-    """What DescribeProducers tells of a producer."""
+    """An idempotent producer as DescribeProducers shows it."""
 
     producer_id: int
     producer_epoch: int
     last_sequence: int
-    """-1 where its epoch began with the end of a transaction and nothing came since."""
+    """The sequence of its last record; -1 if its epoch began with the end of a transaction and nothing came since."""
     last_timestamp: int
     """The max timestamp (ms) of its last batch or marker."""
     transaction_start: int = -1
@@ -156,27 +158,28 @@ class ProducerInfo(NamedTuple):
 
 class _Producer(NamedTuple):
     last_used: int
-    """By a clock that does not jump."""
+    """The time at which the producer was last seen, in ms of a clock that does not jump."""
     window: ProducerWindow[BatchMetadata]
     last_timestamp: int
 
 
 class ProducerStates:
-    """The producers of one partition. Calls come in log order: check, append, later commit or rollback."""
+    """The idempotent producers of one partition. Calls come in log order: check, append, later commit or rollback."""
 
     def __init__(self) -> None:
         self.transactions = TransactionIndex()
         self._producers: dict[int, _Producer] = {}
         self._pending: deque[tuple[BatchMetadata, _Producer | None]] = deque()
-        """Appends not committed yet in log order, each with the state that it replaced."""
+        """The appends that are not committed yet, in log order, each with the producer state that it replaced."""
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> IdempotenceVerdict[BatchMetadata]:
-        """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known.
+        """Return if a batch is NEW, a DUPLICATE or REFUSED, by its producer's window; NEW also without a producer id or
+        of an unknown producer.
 
-        `from_zero`: one that is not known has to begin at sequence 0. While a producer has an open transaction, a new
+        `from_zero`: an unknown producer has to begin at sequence 0. While a producer has an open transaction, a new
         batch that is not transactional is INVALID_TXN_STATE.
         """
         known = self._producers.get(header.producer_id)
@@ -192,10 +195,11 @@ class ProducerStates:
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, used_ms: int, owner: object = None) -> BatchMetadata | None:
-        """Take a batch that `check` found NEW, to lie at `offset`; None if it has no producer id.
+        """Add a batch that `check` found NEW, to lie at `offset`, to its producer's window; None if it has no producer
+        id.
 
-        It counts from now on, and is pending until `commit`. `used_ms` is when the producer was last seen. If this
-        raises, `rollback` of the offset undoes what was done.
+        It counts from now on, and is pending until `commit`. `used_ms` is the time at which the producer was last seen.
+        If this raises, `rollback` of the offset undoes it.
         """
         if header.producer_id < 0:
             return None
@@ -208,7 +212,7 @@ class ProducerStates:
         return batch
 
     def check_marker(self, producer_id: int, epoch: int, *, bumps_epoch: bool) -> PeerError | None:
-        """Return why a producer's transaction may not be ended under that epoch: INVALID_PRODUCER_EPOCH, or None.
+        """Return INVALID_PRODUCER_EPOCH if a marker of that epoch may not end the producer's transaction, else None.
 
         `bumps_epoch`: its client goes by version 2 of transactions, where a marker's epoch lies above that of the data
         (KIP-890, KIP-1228).
@@ -225,15 +229,15 @@ class ProducerStates:
         )
 
     def needs_marker(self, producer_id: int, epoch: int) -> bool:
-        """Return false if a marker of that epoch changes nothing: it was written before, and only the answer
-        was lost.
+        """Return false if a marker of that epoch would change nothing, because it was written before and only the
+        answer was lost.
         """
         known = self._producers.get(producer_id)
         open_one = self.transactions.first_offset(producer_id) is not None
         return open_one or known is None or known.window.epoch < epoch
 
     def pending_marker(self, producer_id: int) -> BatchMetadata | None:
-        """Return the producer's last marker where that is not durable yet."""
+        """Return the producer's last marker if it is not durable yet, else None."""
         return next(
             (
                 batch
@@ -254,7 +258,8 @@ class ProducerStates:
         *,
         commit: bool,
     ) -> BatchMetadata:
-        """Take a marker that lies at `offset`: it ends the producer's transaction, its epoch is the producer's now.
+        """Add a marker that lies at `offset`: it ends the producer's transaction, and its epoch is the producer's from
+        now on.
 
         `timestamp` is the marker's. The result is for `commit`, as that of `append`. It is in no window.
         """
@@ -266,7 +271,7 @@ class ProducerStates:
         return marker
 
     def commit(self, batch: BatchMetadata) -> None:
-        """`batch`, and with it every pending batch before it, is durable."""
+        """Count a batch, and with it every pending batch before it, as durable."""
         if not batch.pending:
             return
         if all(pending is not batch for pending, _ in self._pending):
@@ -276,7 +281,9 @@ class ProducerStates:
             self._pending.popleft()[0].pending = False
 
     def rollback(self, offset: int) -> list[BatchMetadata]:
-        """Undo every pending batch that lies at or beyond `offset`; returns them, oldest first, without owners."""
+        """Undo every pending batch that lies at or beyond `offset`, since it was not stored; return them, oldest first,
+        without owners.
+        """
         undone: list[BatchMetadata] = []
         while self._pending and self._pending[-1][0].base_offset >= offset:
             batch, before = self._pending.pop()
@@ -291,7 +298,7 @@ class ProducerStates:
         return undone
 
     def expire(self, used_ms: int, ttl_ms: int) -> int:
-        """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); returns how many.
+        """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); return their number.
 
         `used_ms` is now, by the clock of `append`. Those with pending batches or an open transaction stay.
         """
@@ -312,10 +319,10 @@ class ProducerStates:
         used_ms: int,
         marker: EndMarker | None = None,
     ) -> None:
-        """Take a stored batch into the state, on start: batches in log order, from where the snapshot was made.
+        """Add a stored batch to the state, on start: batches in log order, from the offset of the snapshot on.
 
         Nothing is checked, the log is the truth; a batch that the snapshot holds already changes nothing. `marker` is
-        what a control batch says of a transaction.
+        the transaction's end that a control batch stands for.
         """
         if header.producer_id < 0:
             return
@@ -340,7 +347,7 @@ class ProducerStates:
             self.transactions.commit(offset + 1)
 
     def snapshot(self, wall_ahead_ms: int = 0) -> Snapshot:
-        """Return the committed state; what is pending is not in it. For `restore`, by way of JSON.
+        """Return the committed state, without pending batches, for `restore`, by way of JSON.
 
         `wall_ahead_ms` is the wall clock less the clock of `append`, now.
         """
@@ -369,7 +376,7 @@ class ProducerStates:
         wall_ahead_ms: int = 0,
         used_ms: int = _FOREVER,
     ) -> ProducerStates:
-        """Return the state that `snapshot` gave. InternalError if it is something else.
+        """Return the producers of a snapshot. InternalError if it is none.
 
         `aborted` are the partition's aborted transactions, which no snapshot holds. For `wall_ahead_ms` see `snapshot`.
         No producer was last seen after `used_ms`, which is now.
@@ -426,14 +433,14 @@ class ProducerStates:
 
 
 _MARKER: Final = -1
-"""The sequence of markers, which have none."""
+"""The number that stands for the sequence of a marker, which has none."""
 _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
 
 
 def with_batch(
     header: BatchHeader, offset: int, used_ms: int, before: _Producer | None, owner: object = None
 ) -> tuple[BatchMetadata, _Producer]:
-    """Return a batch at that offset, pending, and its producer after it."""
+    """Return a pending batch at that offset, and the state of its producer after it."""
     batch = BatchMetadata(
         header.producer_id,
         header.base_sequence,
@@ -456,7 +463,7 @@ def _with_marker(
     before: _Producer | None,
     owner: object = None,
 ) -> tuple[BatchMetadata, _Producer]:
-    """Return a marker at that offset, pending, and its producer after it."""
+    """Return a pending marker at that offset, and the state of its producer after it."""
     window = _NO_BATCHES if before is None else before.window
     if epoch > window.epoch:
         window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0

@@ -14,9 +14,13 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.storage.base import EPOCH_BUMPED_AT_END, EndedTransaction, MarkedLog, Topics
 
 _COORDINATOR_EPOCH = 0
-"""Of the markers. One process writes the logs: no older coordinator can come after a younger one."""
+"""The coordinator epoch in all markers. One process writes the logs, so no older coordinator can come after a younger
+one.
+"""
 _NOTHING_TO_END = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
-"""The topic was deleted meanwhile, or the log has a marker of a later end."""
+"""The errors of a log that has nothing to end: the topic was deleted meanwhile, or the log has a marker of a later
+end.
+"""
 
 
 class MarkedTransactions:
@@ -33,24 +37,26 @@ class MarkedTransactions:
         self._wall_ms = wall_ms
 
     async def begin(self, timeout_ms: int) -> bytes:
-        """See `TransactionStorage.begin`. The first transactional batch begins a transaction in a log."""
+        """Return an empty name: the first transactional batch begins a transaction in a log by itself."""
         return b""
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """See `TransactionStorage.add`."""
+        """Check that the partitions exist; nothing else has to be prepared in logs that hold markers."""
         for name, partition in partitions:
             if self._find(name, partition) is None:
                 raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """See `TransactionStorage.confirm`. Nobody but the coordinator ends a transaction here."""
+        """Do nothing: nobody but the coordinator ends a transaction here."""
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
-        """See `TransactionStorage.nobody_else_writes`. One process writes the logs."""
+        """Return true: one process writes the logs."""
         return True
 
     async def end(self, ended: EndedTransaction) -> None:
-        """See `TransactionStorage.end`. Raises the error of the first partition whose marker is not durable."""
+        """Write the markers of a transaction's end to its logs. Raises the error of the first partition whose marker is
+        not durable.
+        """
         markers = [
             log.end_transaction(
                 ended.producer_id,

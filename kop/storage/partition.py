@@ -18,13 +18,13 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, Read
 from kop.storage.transaction_index import AbortedTransaction
 
 NOTHING_TO_READ = ReadResult((), 0)
-"""The answer to a read at the high watermark."""
+"""The result of a read at the high watermark: no batches."""
 
 _log = logging.getLogger(__name__)
 
 
 class AppendFuture:
-    """An `AppendWaiter` for one batch."""
+    """An `AppendWaiter` for one batch, with a future of its result."""
 
     __slots__ = ("future",)
 
@@ -32,21 +32,21 @@ class AppendFuture:
         self.future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
     def reserve(self, size: int) -> None:
-        """Do nothing: one batch by itself is not bounded."""
+        """Do nothing: the bytes of a single batch need no bound across a request."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """End the future, where nobody has given it up."""
+        """Set the append's result on the future, unless it was cancelled."""
         if not self.future.done():
             self.future.set_result(result)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """End the future with an error of its own, since it will be raised."""
+        """Set the append's error on the future, as a copy of its own, since it will be raised."""
         if not self.future.done():
             self.future.set_exception(error.fresh_copy())
 
 
 class MarkerFuture:
-    """An `AppendWaiter` for a marker."""
+    """An `AppendWaiter` for a transaction's marker, with a future of its end."""
 
     __slots__ = ("future",)
 
@@ -54,21 +54,23 @@ class MarkerFuture:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def reserve(self, size: int) -> None:
-        """Do nothing: a marker is never compressed."""
+        """Do nothing: a marker is never compressed, so nothing is decompressed."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """End the future, where nobody has given it up."""
+        """End the future, unless it was cancelled: the marker is durable."""
         if not self.future.done():
             self.future.set_result(None)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """As `appended`. The future gets an error of its own: it will be raised."""
+        """Set the error on the future, as a copy of its own, since it will be raised."""
         if not self.future.done():
             self.future.set_exception(error.fresh_copy())
 
 
 class Partition:
-    """The bounds of one partition's log and those who watch them; an engine's `PartitionLog` derives from it."""
+    """The bounds of one partition's log and the callbacks for their moves; an engine's `PartitionLog` derives from
+    it.
+    """
 
     __slots__ = ("_observers", "deleted", "high_watermark", "index", "log_start_offset", "policy", "topic")
 
@@ -99,52 +101,52 @@ class Partition:
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take a batch; see `PartitionLog.submit`."""
+        """Take a batch; `waiter` is told when it is durable or has failed. See `PartitionLog.submit`."""
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Take a batch; see `PartitionLog.append`."""
+        """Take a batch and return a future of its result; see `PartitionLog.append`."""
         waiter = AppendFuture()
         self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
         return waiter.future
 
     def direct_writer(self, header: BatchHeader) -> object | None:
-        """See `PartitionLog.direct_writer`."""
+        """Return None: batches have to go to `submit`, unless an engine's log has a writer for compiled code."""
         return None
 
     # --- transactions
 
     @property
     def last_stable_offset(self) -> int:
-        """See `PartitionLog.last_stable_offset`."""
+        """The last stable offset; the high watermark, unless an engine's log knows open transactions."""
         return self.high_watermark
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
-        """See `PartitionLog.aborted_between`."""
+        """Return no aborted transactions, unless an engine's log knows some; see `PartitionLog.aborted_between`."""
         return ()
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """See `PartitionLog.in_transaction`. A batch itself says what it belongs to."""
+        """Return true: a batch itself names its producer's transaction, so none has to be joined first."""
         return True
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """See `PartitionLog.join_transaction`. There is nothing to do where a batch itself says what it belongs to."""
+        """Do nothing: a batch itself names its producer's transaction."""
 
     # --- offsets
 
     def check_there(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic was deleted."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic was deleted."""
         if self.deleted:
             raise self.gone()
 
     def check_offset(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE where `offset` cannot be read; the high watermark can, it gives nothing."""
+        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read; the high watermark can, and gives nothing."""
         if self.log_start_offset <= offset <= self.high_watermark and not self.deleted:
             return
         self.check_there()
         raise self._out_of_range(offset, self.log_start_offset)
 
     def deletable(self, before_offset: int) -> int:
-        """Return the offset that DeleteRecords with `before_offset` asks the log to start at; -1 is the high watermark.
+        """Return the log start that a DeleteRecords with `before_offset` asks for; -1 is the high watermark.
 
         Raises OFFSET_OUT_OF_RANGE beyond the high watermark. An offset below the log start comes back as it is: the
         caller has nothing to do then.
@@ -157,7 +159,7 @@ class Partition:
         return before_offset
 
     def gone(self) -> PeerError:
-        """Return the error of everything that is asked of a log whose topic was deleted."""
+        """Return the error UNKNOWN_TOPIC_OR_PARTITION for requests to a log whose topic was deleted."""
         return PeerError(f"topic {self.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _out_of_range(self, offset: int, first: int) -> PeerError:
@@ -169,11 +171,13 @@ class Partition:
 
     @property
     def observed(self) -> bool:
-        """True if somebody waits for the log to move."""
+        """True if a callback waits for the log's bounds to move."""
         return self._observers is not None
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the high watermark or the log start moves or the topic goes; returns the undo."""
+        """Call `callback` when the high watermark or the log start moves or the topic goes; return the function that
+        ends this.
+        """
         if self._observers is None:
             self._observers = []
         self._observers.append(callback)
@@ -187,7 +191,9 @@ class Partition:
         return undo
 
     def tell(self) -> None:
-        """Call the observers. One that fails is logged and does not keep the others from being called."""
+        """Call the callbacks for moved bounds. One that fails is logged and does not keep the others from being
+        called.
+        """
         for callback in tuple(self._observers or ()):
             try:
                 callback()
@@ -195,9 +201,7 @@ class Partition:
                 _log.exception("an observer of %s failed", self.title)
 
     def remove(self) -> None:
-        """End the log of a deleted topic: the observers are told for the last time, everything asked from now on is
-        refused.
-        """
+        """End the log of a deleted topic: callbacks are called for the last time, and later requests are refused."""
         self.deleted = True
         self.tell()
         self._observers = None

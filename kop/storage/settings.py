@@ -8,7 +8,7 @@ from kop.values import Int, Long, Settings, setting
 
 
 class StorageOptions(Settings):
-    """The settings for people."""
+    """The settings of storage on this machine that people can set."""
 
     log_retention_check_interval_ms: Long = setting(
         "log.retention.check.interval.ms", 300_000, "Milliseconds between two looks for records past retention.", ge=1
@@ -22,9 +22,11 @@ class StorageOptions(Settings):
 
 
 class LocalSettings(StorageOptions):
-    """All that each of these engines is told."""
+    """The settings that each engine with its data on this machine gets."""
 
     cleaner_interval_ms: Callable[[], int] = lambda: 15_000
-    """Tells the time between looks for logs to compact, which may change while the engine runs."""
+    """A function that returns the ms between looks for logs to compact, which may change while the engine runs."""
     maintain: bool = True
-    """Run retention, compaction and the like in the background; without it only `maintain()` does."""
+    """True to run retention, compaction and the like in the background; false to leave them to calls of
+    `maintain()`.
+    """

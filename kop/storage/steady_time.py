@@ -10,10 +10,12 @@ from kop import clock
 
 
 def steady_ms() -> int:
-    """Return milliseconds since a moment of which nothing is known, whatever becomes of the wall clock."""
+    """Return ms of a clock that never jumps, since an unknown moment."""
     return clock.monotonic_ns() // 1_000_000
 
 
 def wall_ahead_ms() -> int:
-    """Return what turns a time of `steady_ms` into one that another process understands, as the wall clock goes now."""
+    """Return the ms by which the wall clock is ahead of `steady_ms` now: added to a time of that, it gives one that
+    another process understands.
+    """
     return clock.wall_ms() - steady_ms()

@@ -14,14 +14,14 @@ from collections import deque
 from kop.storage.base import Buffer
 
 _ENTRY_BYTES = 200
-"""What a kept batch costs beside its bytes: its objects and its places in the lists."""
+"""The bytes that a kept batch costs beside its own: its objects and its places in the lists."""
 _TRIM_AT = 64
 _LEAST_READS, _MOST_READS = 64 << 20, 256 << 20
 
 
 def reads_bytes(cache_bytes: int) -> int:
-    """Return how much of `kop.cache.bytes` reads may hold: a quarter, at most 256 MiB; at least 64 MiB, though it is
-    more than that, because readers of a few partitions need so much.
+    """Return the part of `kop.cache.bytes` that reads may hold: a quarter, at most 256 MiB; at least 64 MiB, even if
+    that is more, because readers of a few partitions need so much.
     """
     return min(max(cache_bytes // 4, _LEAST_READS), _MOST_READS)
 
@@ -35,18 +35,19 @@ class Tail:
         self.lasts: list[int] = []
         self.buffers: list[Buffer] = []
         self.first = 0
-        """Index of the oldest batch kept; the places before it are cut off now and then."""
+        """The index of the oldest batch kept; the places before it are cut off now and then."""
         self.start = 0
-        """Base offset of that batch."""
+        """The base offset of the oldest batch kept."""
         self.stale = 0
-        """Batches that were dropped before their turn, still counted in the cache's queue."""
+        """The number of batches that were dropped before their turn and that the cache's queue still counts."""
 
     def get(
         self, offset: int, max_bytes: int, min_one: bool, end: int | None = None
     ) -> tuple[list[Buffer], int] | None:
-        """Return batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it.
+        """Return the batches from the one that holds `offset` on, and their bytes; None if the cached end of the log
+        begins later.
 
-        With `end`, those that lie before that offset.
+        With `end`, only batches before that offset.
         """
         lasts, buffers = self.lasts, self.buffers
         if self.first == len(lasts) or offset < self.start:
@@ -64,11 +65,11 @@ class Tail:
         return batches, size
 
     def holds(self, offset: int) -> bool:
-        """Return true if what is kept begins at or before `offset`."""
+        """Return true if the cached end of the log begins at or before `offset`."""
         return self.first < len(self.lasts) and self.start <= offset
 
     def pop(self) -> int:
-        """Drop the oldest batch; returns what it cost."""
+        """Drop the oldest batch; return the bytes that this frees."""
         i = self.first
         cost = len(self.buffers[i]) + _ENTRY_BYTES
         self.buffers[i] = b""
@@ -81,9 +82,9 @@ class Tail:
 
 
 class TailCache:
-    """All tails and the bound on them.
+    """The newest batches of all logs, and the bound on their bytes.
 
-    What others hold of the same memory is taken off the bound, up to half of it.
+    Bytes that others hold of the same memory are taken off the bound, up to half of it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -91,17 +92,17 @@ class TailCache:
         self._others: dict[object, int] = {}
         self._order: deque[Tail] = deque()
         self._stale = 0
-        """How many places of `_order` are of batches that were dropped before their turn."""
+        """The number of places in `_order` of batches that were dropped before their turn."""
         self.size = 0
-        """Bytes kept, with an allowance for each batch."""
+        """The bytes kept, with an allowance for each batch."""
 
     @property
     def places(self) -> int:
-        """How many places the queue has, those of batches that were dropped before their turn among them."""
+        """The number of places in the queue, those of batches that were dropped before their turn among them."""
         return len(self._order)
 
     def push(self, tail: Tail, base: int, last: int, data: Buffer) -> None:
-        """Add the batch that follows in a log; the oldest ones of any log go where there is no room."""
+        """Add the batch that follows in a log; the oldest batches of any log are dropped to make room."""
         if tail.first == len(tail.lasts):
             tail.start = base
         tail.lasts.append(last)
@@ -112,7 +113,7 @@ class TailCache:
             self._fit()
 
     def leave(self, who: object, size: int) -> None:
-        """Leave `size` bytes of the memory to `who`, instead of what it was left before."""
+        """Leave `size` bytes of the memory to `who`, in the place of those that it was left before."""
         self._others[who] = size
         self._max_bytes = self._whole - min(sum(self._others.values()), self._whole // 2)
         self._fit()
@@ -127,7 +128,7 @@ class TailCache:
                 self.size -= oldest.pop()
 
     def drop(self, tail: Tail, before: int | None = None) -> None:
-        """Forget the batches of a log that end before offset `before`, or all."""
+        """Drop the cached batches of a log that end before offset `before`, or all of them."""
         while tail.first < len(tail.lasts) and (before is None or tail.lasts[tail.first] < before):
             self.size -= tail.pop()
             tail.stale += 1

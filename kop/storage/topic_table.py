@@ -52,15 +52,15 @@ class TopicTable:
 
     @property
     def version(self) -> int:
-        """Grows with every change of any topic, also over restarts."""
+        """A number that grows with every change of any topic, also over restarts."""
         return self._version
 
     def get(self, name: str) -> TopicInfo | None:
-        """Return the topic of that name, or None."""
+        """Return the topic of that name; None if it is not known."""
         return self._by_name.get(name)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """Return the topic of that id, or None."""
+        """Return the topic of that id; None if it is not known."""
         return self._by_id.get(topic_id)
 
     def all(self) -> Sequence[TopicInfo]:
@@ -68,7 +68,9 @@ class TopicTable:
         return [self._by_name[name] for name in self._names]
 
     def on_change(self, callback: ChangeCallback) -> None:
-        """Call `callback(old, new)` after each change."""
+        """Call `callback(old, new)` after each change of a topic; `old` is None for a new topic, `new` for a deleted
+        one.
+        """
         self._listeners.append(callback)
 
     # --- for the engine's part
@@ -93,7 +95,7 @@ class TopicTable:
             )
 
     def _enter(self, topic: TopicInfo) -> None:
-        """Enter a new topic, or the new value of a known one."""
+        """Put a new topic, or the new value of a known one, into the table."""
         if topic.name not in self._by_name:
             insort(self._names, topic.name)
         self._by_name[topic.name] = self._by_id[topic.topic_id] = topic

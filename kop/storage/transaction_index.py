@@ -27,18 +27,20 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
     """The offset of the marker."""
     last_stable_offset: int
-    """Behind the marker when it was stored: a transaction that ends later begins at or behind it."""
+    """The last stable offset behind the marker when it was stored: a transaction that ends later begins at or behind
+    it.
+    """
 
 
 class _Step(NamedTuple):
-    """A change that is not durable yet: a transaction began at `offset`, or ended there."""
+    """A change that is not durable yet: a transaction that began at `offset`, or ended there."""
 
     producer_id: int
     offset: int
     first_offset: int
-    """The first offset of the transaction. It equals `offset` where the transaction began."""
+    """The first offset of the transaction; equal to `offset` if the step is its begin."""
     commit: bool | None
-    """None: it began."""
+    """True for a commit, false for an abort; None if the step is the transaction's begin."""
 
 
 _LAST_OFFSET: Final = attrgetter("last_offset")
@@ -46,38 +48,44 @@ _MARKERS: Final = AbortedTransaction._fields.index("last_offset")
 
 
 class TransactionIndex:
-    """The transactions of one partition."""
+    """The open and the aborted transactions of one partition."""
 
     def __init__(
         self, open_transactions: Mapping[int, int] | None = None, aborted: Iterable[AbortedTransaction] = ()
     ) -> None:
-        """`open_transactions`: first offsets by producer id, as `open_transactions` gave them; `aborted` likewise."""
+        """Begin with the transactions of a stored state: `open_transactions` are first offsets by producer id, as the
+        property of that name gives them; `aborted` likewise.
+        """
         begun = sorted((open_transactions or {}).items(), key=lambda item: item[1])
         self._first_offsets: OrderedDict[int, int] = OrderedDict((first, producer) for producer, first in begun)
-        """Producer ids by the first offsets of transactions whose marker is not durable, in the order of the log."""
+        """The producer ids by the first offsets of transactions whose marker is not durable, in the order of the
+        log.
+        """
         self._producers: dict[int, int] = dict(begun)
-        """First offsets by the ids of producers whose transaction has no marker yet."""
+        """The first offsets by producer ids of transactions that have no marker yet."""
         self._aborted = _columns(aborted)
         """The aborted transactions in the order of their markers, as numbers: there may be hundreds of thousands."""
         self._steps: deque[_Step] = deque()
 
     @property
     def first_open(self) -> int | None:
-        """The first offset of the oldest open transaction; None where none is open. It is the last stable offset."""
+        """The first offset of the oldest open transaction, at which readers of committed records stop; None if none is
+        open.
+        """
         return next(iter(self._first_offsets), None)
 
     def last_stable(self, log_start_offset: int, high_watermark: int) -> int:
-        """Return the last stable offset of a log with those bounds."""
+        """Return the last stable offset of the log, given its log start offset and high watermark."""
         first_open = self.first_open
         return high_watermark if first_open is None else min(max(first_open, log_start_offset), high_watermark)
 
     def first_offset(self, producer_id: int) -> int | None:
-        """Return where a producer's open transaction begins; None where it has none."""
+        """Return the first offset of a producer's open transaction; None if it has none."""
         return self._producers.get(producer_id)
 
     @property
     def open_transactions(self) -> Mapping[int, int]:
-        """First offsets by producer ids, of what is durable."""
+        """The first offsets of the open transactions by producer ids, counting only durable batches and markers."""
         durable = {producer_id: first for first, producer_id in self._first_offsets.items()}
         for step in reversed(self._steps):
             if step.commit is None and durable.get(step.producer_id) == step.first_offset:
@@ -88,19 +96,17 @@ class TransactionIndex:
 
     @property
     def aborted(self) -> list[AbortedTransaction]:
-        """All of them that may be read, in the order of their markers. Each call makes the list."""
+        """The aborted transactions that may still be read, in the order of their markers. Each call makes the list."""
         return [AbortedTransaction._make(row) for row in zip(*self._aborted, strict=True)]
 
     def aborted_copy(self) -> Iterator[AbortedTransaction]:
-        """Return all of `aborted` as they are now, one by one, for another thread: a copy is taken at once, and is
-        small.
-        """
+        """Return the present `aborted`, one by one, for another thread: a copy is taken at once, and is small."""
         columns = [column[:] for column in self._aborted]
         return map(AbortedTransaction._make, zip(*columns, strict=True))
 
     def aborted_from(self, offset: int) -> Iterator[AbortedTransaction]:
-        """Yield those of `aborted` whose markers lie at or behind the offset, one by one; meanwhile nothing may
-        change.
+        """Yield those of `aborted` whose markers lie at or behind the offset, one by one; nothing may change
+        meanwhile.
         """
         for index in range(self._aborted_before(offset), len(self._aborted[0])):
             yield AbortedTransaction._make(column[index] for column in self._aborted)
@@ -113,14 +119,14 @@ class TransactionIndex:
         return bisect_left(self._aborted[_MARKERS], offset)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """Note that a transactional batch has the offset; it begins a transaction where the producer has none."""
+        """Take in that a transactional batch lies at the offset; it begins a transaction if its producer has none."""
         if producer_id not in self._producers:
             self._steps.append(_Step(producer_id, offset, offset, None))  # first: it undoes the rest
             self._producers[producer_id] = offset
             self._first_offsets[offset] = producer_id
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
-        """Note that a marker has the offset. Nothing changes where the producer has no transaction: markers may be
+        """Take in that a marker lies at the offset. Nothing changes if the producer has no transaction: markers may be
         repeated.
         """
         first_offset = self._producers.get(producer_id)
@@ -129,7 +135,7 @@ class TransactionIndex:
             del self._producers[producer_id]
 
     def commit(self, end: int) -> None:
-        """Note that all that lies before the offset `end` is durable."""
+        """Take in that all batches and markers before the offset `end` are durable."""
         while self._steps and self._steps[0].offset < end:
             step = self._steps.popleft()
             if step.commit is None:
@@ -144,7 +150,7 @@ class TransactionIndex:
                     column.append(value)
 
     def rollback(self, offset: int) -> None:
-        """Note that what lies at or behind the offset, and was not durable, is not stored."""
+        """Undo the begins and ends at or behind the offset, which are not stored."""
         while self._steps and self._steps[-1].offset >= offset:
             step = self._steps.pop()
             if step.commit is None:
@@ -172,14 +178,14 @@ class TransactionIndex:
         self._aborted = tuple(array("q", compress(column, kept)) for column in self._aborted)
 
     def drop_before(self, log_start_offset: int) -> None:
-        """Forget aborted transactions that end before the log starts. Open ones stay open."""
+        """Forget the aborted transactions that end before the log's new start. Open ones stay open."""
         before = self._aborted_before(log_start_offset)
         for column in self._aborted:
             del column[:before]
 
 
 def _columns(aborted: Iterable[AbortedTransaction]) -> Sequence[array[int]]:
-    """Return the fields of the transactions, each as an array."""
+    """Return the fields of aborted transactions, each as an array over all transactions."""
     columns = tuple(array("q") for _ in AbortedTransaction._fields)
     for transaction in aborted:
         for column, value in zip(columns, transaction, strict=True):
@@ -188,7 +194,7 @@ def _columns(aborted: Iterable[AbortedTransaction]) -> Sequence[array[int]]:
 
 
 class AbortedRecords:
-    """Tells of batches whether they are of an aborted transaction."""
+    """The aborted transactions of a partition, in a form that tells if a batch belongs to one."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._of_producer: dict[int, list[AbortedTransaction]] = {}

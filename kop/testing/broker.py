@@ -42,11 +42,13 @@ DEFAULTS: Mapping[str, str] = {
     "kop.drain.timeout.ms": "0",
     "kop.cache.bytes": str(64 << 20),
 }
-"""Settings that differ from those of `kop serve`: any free port, records in memory, no waits of no use to tests."""
+"""The settings that differ from those of `kop serve`: any free port, records in memory, no waits that tests do not
+need.
+"""
 
 
 class ClusterPlace(NamedTuple):
-    """Where a broker of a cluster runs: on the cluster's thread, on the memory of all its brokers."""
+    """The place of a broker in a test's cluster: the cluster's thread, and the memory that all its brokers share."""
 
     thread: LoopThread
     memory: MemoryStore
@@ -79,7 +81,7 @@ class Broker(Startable):
 
     @property
     def bootstrap(self) -> str:
-        """`HOST:PORT` for `bootstrap_servers` and `bootstrap.servers`."""
+        """The address `HOST:PORT` for `bootstrap_servers` and `bootstrap.servers`."""
         host, port = self._running().serving.listeners[0]
         return f"{host}:{port}"
 
@@ -185,7 +187,7 @@ class Broker(Startable):
         self._call(_later(partial(requests.delay, api, seconds, times)))
 
     def heal(self) -> None:
-        """Forget what `fail` and `delay` have left."""
+        """Drop all faults and delays that `fail` and `delay` have set."""
         __tracebackhide__ = True
         self._call(_later(self._running().requests.heal))
 
@@ -196,7 +198,7 @@ class Broker(Startable):
         return Paused(self)
 
     def resume(self) -> None:
-        """Answer what has waited, and go on."""
+        """Answer the requests that have waited since `pause`, and go on."""
         __tracebackhide__ = True
         self._call(_later(self._running().requests.resume))
 
@@ -365,7 +367,7 @@ class Broker(Startable):
 
 
 class Paused:
-    """A broker that answers nothing, until the end of a `with` block if it is used so."""
+    """A broker that answers nothing, until the end of a `with` block if it is used as one."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -381,7 +383,7 @@ class Paused:
 
 
 async def _later(call: Callable[[], T]) -> T:
-    """Call something on the loop on which this is awaited."""
+    """Call a function on the event loop that runs this coroutine."""
     return call()
 
 

@@ -17,7 +17,9 @@ DEFAULTS: Final = {
     "offsets_topic_num_partitions": "10",
     "transaction_state_log_num_partitions": "10",
 }
-"""Settings that differ from those of a lone broker: each broker coordinates some groups and transactional ids."""
+"""The settings of a test's cluster that differ from those of a lone broker: each broker coordinates some groups and
+transactional ids.
+"""
 
 
 class Cluster(Startable):
@@ -38,7 +40,7 @@ class Cluster(Startable):
 
     @property
     def bootstrap(self) -> str:
-        """`HOST:PORT,HOST:PORT,...` of the brokers that run."""
+        """The addresses of the brokers that run, as `HOST:PORT,HOST:PORT,...`."""
         return ",".join(broker.bootstrap for broker in self.brokers if broker.is_running)
 
     def leader(self, topic: str, partition: int = 0) -> Broker:

@@ -22,15 +22,15 @@ _SECONDS = 30.0
 
 
 class Startable(ABC):
-    """An object that runs during a `with` or `async with` block."""
+    """An object that is started by a `with` or `async with` block and stopped at its end."""
 
     @abstractmethod
     def start(self) -> Self:
-        """Start; returns this object."""
+        """Start the object; return it."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop."""
+        """Stop the object."""
 
     def __enter__(self) -> Self:
         return self.start()

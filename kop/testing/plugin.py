@@ -25,7 +25,7 @@ _BROKERS = pytest.StashKey[list["Broker"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, for runs with --strict-markers."""
+    """Register the marker `kop` with pytest, for runs with --strict-markers."""
     config.addinivalue_line(
         "markers",
         "kop(**settings): settings of the broker of kop_broker, or of kop_cluster, with _ for . in their names",
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a test that failed what its brokers have."""
+    """Add a section about its brokers to the report of a failed test: topics, groups, last requests."""
     report = yield
     if report.failed and report.when == "call":
         brokers = item.stash.get(_BROKERS, [])
@@ -51,7 +51,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def kop_broker_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Broker]]:
-    """Start brokers with settings of their own: `kop_broker_factory(num_partitions=3)`. They stop with the test."""
+    """Give the test a function that starts brokers with settings of their own: `kop_broker_factory(num_partitions=3)`.
+    They stop with the test.
+    """
     with ExitStack() as stack:
 
         def start(**settings: Any) -> Broker:
@@ -70,7 +72,8 @@ def kop_broker(request: pytest.FixtureRequest, kop_broker_factory: Callable[...,
 
 @pytest.fixture
 def kop_functions(request: pytest.FixtureRequest, kop_broker: Broker) -> Iterator[Functions]:
-    """Yield what starts functions on `kop_broker`, each in a thread of the test: `kop_functions(process, inputs="a")`.
+    """Give the test a function that starts functions on `kop_broker`, each in a thread: `kop_functions(process,
+    inputs="a")`.
 
     They stop with the test, which fails if one of them ended by an error.
     """

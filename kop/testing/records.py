@@ -20,31 +20,33 @@ from kop.storage.base import MOST_UNCOMPRESSED, PartitionLog
 
 _READ_BYTES: Final = 4 << 20
 _AT_ONCE: Final = 1000
-"""Records of a batch."""
+"""The number of records in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaRecord:
-    """A record. Those that a test reads have a partition, an offset and a timestamp."""
+    """A record of a test. Those that a test reads have a partition, an offset and a timestamp."""
 
     value: bytes | None
-    """None for a tombstone."""
+    """The value; None for a tombstone."""
     key: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp: int | None = None
-    """Milliseconds since the epoch; now, if a test gives none."""
+    """The timestamp in ms since the epoch; None for now."""
     partition: int | None = None
-    """The key decides if a test gives none, as with Kafka's own producer; records without a key are spread."""
+    """The partition; None to let the key decide, as with Kafka's own producer; records without a key are spread."""
     offset: int | None = None
-    """Not for records that are produced."""
+    """The offset of a record that was stored; None for one to be produced."""
 
 
 Given = KafkaRecord | bytes | str | None | tuple[bytes | str | None, bytes | str | None]
-"""A record as a test may give it: whole, as its value, or as key and value."""
+"""The type of a record as a test may give it: whole, as its value, or as key and value."""
 
 
 def record_of(given: Given) -> KafkaRecord:
-    """Return the record that a test means. TypeError for anything else."""
+    """Return the record for a value, a pair of key and value, or a record that a test gives. TypeError for anything
+    else.
+    """
     if isinstance(given, KafkaRecord):
         return given
     if isinstance(given, tuple) and len(given) == 2:
@@ -71,7 +73,9 @@ def by_partition(given: Iterable[Given], partitions: int) -> Mapping[int, list[K
 
 
 async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
-    """Append records to a partition; returns them with their places. Raises KopError as the log does."""
+    """Append records to a partition; return them with partition, offset and timestamp. Raises KopError as the log
+    does.
+    """
     appended: list[KafkaRecord] = []
     for begin in range(0, len(records), _AT_ONCE):
         now = clock.wall_ms()

@@ -14,23 +14,23 @@ from kop.storage.base import PartitionLog, TopicInfo
 from kop.testing.requests import SeenRequest
 
 _MOST_LINES: Final = 30
-"""Lines of each part of a report."""
+"""The number of lines of each part of a report."""
 _MOST_NAMES: Final = 10
-"""Names in request line."""
+"""The number of names that one line shows."""
 
 
 class Group(NamedTuple):
-    """A consumer group."""
+    """A consumer group, as reports and tests see it."""
 
     group_id: str
     state: str
-    """As Kafka names it: `Stable`, `Empty`, `PreparingRebalance`, ..."""
+    """The state by Kafka's name: `Stable`, `Empty`, `PreparingRebalance`, ..."""
     members: tuple[str, ...]
-    """Client ids of the members."""
+    """The client ids of the members."""
 
 
 def line(address: str, topics: Sequence[TopicInfo], groups: Sequence[Group]) -> str:
-    """Return a broker in request line."""
+    """Return one line about a broker, for its `repr`."""
     of_topics = _names(f"{topic.name}[{topic.partitions}]" for topic in topics) or "none"
     of_groups = _names(f"{group.group_id} ({group.state})" for group in groups) or "none"
     return f"<Broker {address}: topics {of_topics}; groups {of_groups}>"
@@ -41,7 +41,7 @@ def text(
     groups: Iterable[tuple[Group, Mapping[tuple[str, int], int]]],
     requests: Sequence[SeenRequest],
 ) -> str:
-    """Return the topics with their ends, the groups with their offsets, and the last requests, a line each."""
+    """Return a report of several lines: topics with their ends, groups with their offsets, the last requests."""
     parts = (
         ("topics", list(_topic_lines(topics))),
         ("groups", list(_group_lines(groups))),
@@ -56,7 +56,9 @@ def text(
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a part of a sentence that names what may have been meant; nothing if no name is near."""
+    """Return the end of an error message that names the known name nearest to a wrong one; an empty text if none is
+    near.
+    """
     near = difflib.get_close_matches(name, names, 1)
     return f"; do you mean {near[0]!r}?" if near else f"; there are {_names(names) or 'none'}"
 

@@ -24,9 +24,9 @@ from kop.wire.messages import REQUESTS, RESPONSES, ProduceRequest
 from kop.wire.refusals import refusal
 
 MOST_SEEN: Final = 20
-"""Requests that are remembered."""
+"""The number of requests that are remembered."""
 _MOST_BYTES: Final = 16 * 1024
-"""A larger answer is not kept for its error codes."""
+"""The size in bytes of an answer above which it is not kept for its error codes."""
 _APIS: Final = {cls.__name__.removesuffix("Request"): key for key, cls in REQUESTS.items()}
 _NAMES: Final = {key: name for name, key in _APIS.items()}
 
@@ -39,11 +39,11 @@ class SeenRequest(NamedTuple):
     version: int
     client_id: str
     outcome: str
-    """`ok`, names of error codes, or what else became of the request."""
+    """The outcome of the request: `ok`, names of error codes, or words such as why the connection was closed."""
 
 
 class _Seen:
-    """A request that is remembered, with its answer, or with the bytes of a small one."""
+    """A remembered request, with its answer, or with the bytes of a small one."""
 
     def __init__(self, key: int, version: int, client_id: str | None, answer: Answer) -> None:
         self.at = clock.monotonic()
@@ -53,10 +53,10 @@ class _Seen:
         self.answer: Answer | None = answer
         self.frame: Frame | None = None
         self.ended = ""
-        """How the request ended, if not with an answer that is kept."""
+        """The outcome in words if no answer is kept; an empty text otherwise."""
 
     def settle(self) -> None:
-        """Let go of an answer that is ready, and of what it holds if that is much."""
+        """Replace an answer that is ready by its bytes, or, if they are many, by an outcome in words."""
         answer = self.answer
         if answer is None or not answer.ready:
             return
@@ -87,7 +87,7 @@ class _Seen:
 
 
 class _Fault:
-    """An error for the next `times` requests of an API, or for all of them; or some seconds to wait."""
+    """A fault for the next `times` requests of an API, or for all of them: an error, or some seconds to wait."""
 
     def __init__(self, code: ErrorCode | None, seconds: float, times: int | None) -> None:
         self.code = code
@@ -96,10 +96,10 @@ class _Fault:
 
 
 class WatchedRequests(RequestPipeline):
-    """The request pipeline of a test's broker."""
+    """The request pipeline of a test's broker, which adds faults and pauses and remembers requests."""
 
     def __init__(self, gateway: Gateway, server: Server) -> None:
-        """Take the place of the server's own pipeline."""
+        """Take the place of the server's own request pipeline."""
         super().__init__(gateway)
         self.reads = server.requests.reads
         server.requests = self
@@ -107,7 +107,7 @@ class WatchedRequests(RequestPipeline):
         self._seen: deque[_Seen] = deque(maxlen=MOST_SEEN)
         self._faults: dict[int, list[_Fault]] = {}
         self._paused: asyncio.Event | None = None
-        """What requests wait for while the broker is paused."""
+        """The event that requests wait for while the broker is paused; None while it is not."""
 
     # --- what a test wants
 
@@ -128,7 +128,7 @@ class WatchedRequests(RequestPipeline):
         self._paused = self._paused or asyncio.Event()
 
     def resume(self) -> None:
-        """Go on with what has waited."""
+        """Start the requests that have waited since `pause`."""
         if self._paused is not None:
             self._paused.set()
             self._paused = None
@@ -144,7 +144,7 @@ class WatchedRequests(RequestPipeline):
     # --- the pipeline
 
     def start(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
-        """Start one request, later or not at all if a test wants that."""
+        """Start one request; later, or not at all, if a test has set a delay or a fault for it."""
         key, version, correlation_id, client_id, begin = request_header(frame)
         fault = self._next_fault(key)
         if fault is not None and fault.code is not None:
@@ -211,7 +211,7 @@ class WatchedRequests(RequestPipeline):
 
 
 class _Fresh(Answer):
-    """An answer that the pipeline did not make."""
+    """An answer that the test's pipeline makes by itself, for a fault or a delay."""
 
     __slots__ = ()
 
@@ -223,13 +223,13 @@ class _Fresh(Answer):
 
 
 class _Taker:
-    """Ends a future when an answer is ready."""
+    """A taker of an answer that ends a future when the answer is ready."""
 
     def __init__(self, ended: asyncio.Future[None]) -> None:
         self._ended = ended
 
     def answered(self, answer: Answer) -> None:
-        """See `AnswerTaker.answered`."""
+        """End the future, since the answer is ready."""
         if not self._ended.done():
             self._ended.set_result(None)
 

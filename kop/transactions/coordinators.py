@@ -18,13 +18,14 @@ from kop.wire.messages import AddPartitionsToTxnRequest
 from kop.wire.transaction_state import OWN_TAGS, STORAGE_TRANSACTION
 
 TOPIC_IDS: Final = OWN_TAGS + 1
-"""The tag, in the header of an answer, of the ids of the topics that were asked about, in their order; zeros for none.
-See `VerifiedPartitions.topics`."""
+"""The tag, in the header of an answer, of the ids of the topics that another broker asked about, in their order; zeros
+for none. See `VerifiedPartitions.topics`.
+"""
 _VERSION: Final = 5
 
 
 class LeaderOfPartition(Protocol):
-    """Which broker leads a partition (`kop.cluster.cluster_view`)."""
+    """The part of the cluster's view that names the broker which leads a partition (`kop.cluster.cluster_view`)."""
 
     @property
     def broker_id(self) -> int:
@@ -39,7 +40,7 @@ class LeaderOfPartition(Protocol):
 
 
 class TransactionCoordinators:
-    """All of them; see `kop.transactions.verification.Coordinators`."""
+    """The transaction coordinators of the cluster: for each transactional id this broker or another one is asked."""
 
     def __init__(self, own: TransactionCoordinator, cluster: LeaderOfPartition, peers: Peers) -> None:
         self._own = own
@@ -47,7 +48,9 @@ class TransactionCoordinators:
         self._peers = peers
 
     def _elsewhere(self, transactional_id: str) -> int | None:
-        """Return the other broker that coordinates an id; None where this one does, or nobody does yet."""
+        """Return the id of the other broker that coordinates a transactional id; None if this one does, or if nobody
+        does yet.
+        """
         place = self._own.coordinator_of(transactional_id)
         if place is None or self._own.refusal_of(transactional_id) is not ErrorCode.NOT_COORDINATOR:
             return None
@@ -62,7 +65,9 @@ class TransactionCoordinators:
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """See `TransactionCoordinator.add_partitions`. Another broker is asked for version 2 of transactions alone."""
+        """Add partitions to a transaction, by its coordinator here or on another broker. Another broker is asked by
+        version 2 of transactions only.
+        """
         broker_id = self._elsewhere(transactional_id)
         if broker_id is None:
             return await self._own.add_partitions(transactional_id, producer_id, epoch, partitions, client_version)
@@ -75,7 +80,7 @@ class TransactionCoordinators:
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """See `TransactionCoordinator.verify_partitions`."""
+        """Ask the coordinator, here or on another broker, if partitions are in the open transaction."""
         broker_id = self._elsewhere(transactional_id)
         if broker_id is None:
             own = await self._own.verify_partitions(transactional_id, producer_id, epoch, partitions)

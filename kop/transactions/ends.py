@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class PendingOffsets(Protocol):
-    """Where offsets wait that were committed in a transaction."""
+    """The part of the group coordinator that keeps the pending offsets of transactions."""
 
     @property
     def topic_id(self) -> UUID:
@@ -56,7 +56,7 @@ class PendingOffsets(Protocol):
         commit: bool,
         storage_transaction: bytes,
     ) -> ErrorCode:
-        """See `kop.groups.runtime.GroupCoordinator.end_transaction`."""
+        """Commit or drop the pending offsets of a producer's transaction in these partitions of `__offsets`."""
 
 
 class BrokersOfCluster(Protocol):
@@ -78,7 +78,7 @@ class BrokersOfCluster(Protocol):
         """Return the id of the broker that coordinates a partition."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change."""
+        """Call `callback` after each change of the live brokers."""
 
 
 class TransactionEnds:
@@ -99,11 +99,15 @@ class TransactionEnds:
         self._lasting = Lasting()
         self._repeats = Repeats()
         self._left_at = float("-inf")
-        """When a broker left the last time, by `clock.monotonic`. It may go on for a while: nobody tells it of ends."""
+        """The time at which a broker last left the cluster, by `clock.monotonic`. It may go on for a while, and nobody
+        tells it of ends.
+        """
         self._calls: set[asyncio.Task[KopError | None]] = set()
-        """Calls to other brokers. One that nobody waits for any more goes on: it finds out if a connection is lost."""
+        """The calls to other brokers. One that nobody waits for any more goes on, since its result shows if a
+        connection is lost.
+        """
         self.verifier: TransactionVerifier | None = None
-        """What this broker has verified; set once, before the first end."""
+        """The verifier of this broker, which has to forget a transaction that ends; set once, before the first end."""
         cluster.on_change(self._brokers_changed)
         self._brokers_changed()
 
@@ -114,7 +118,9 @@ class TransactionEnds:
         self._others = others
 
     async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
-        """See `Markers.write`."""
+        """Carry out the end of a transaction on all brokers: none takes records for it any more, offsets are committed
+        or dropped, and storage ends it. KopError if a part fails: it is tried again.
+        """
         left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
         self.forget(ended.producer_id)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
@@ -135,7 +141,9 @@ class TransactionEnds:
             raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
 
     def forget(self, producer_id: int) -> None:
-        """Take nothing more for the producer's transaction."""
+        """Forget that partitions were verified for the producer's transaction, so that this broker takes nothing more
+        for it.
+        """
         if self.verifier is not None:
             self.verifier.forget(producer_id)
 
@@ -167,10 +175,11 @@ class TransactionEnds:
         decided: float,
         left_at: float,
     ) -> set[int]:
-        """Have every other broker end its part. Returns the partitions of offsets that this broker coordinates.
+        """Have every other broker carry out its part of a transaction's end; return the partitions of
+        `__consumer_offsets` that this broker coordinates.
 
-        `in_records`: the transaction without its partitions of offsets. `left_at`: when the last broker left that is
-        not told and may have verified something.
+        `in_records` is the transaction without its partitions of offsets. `left_at` is the time at which the last
+        broker left that is not told and may have verified something.
         """
         topic_id = self._offsets.topic_id
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}
@@ -209,9 +218,9 @@ class TransactionEnds:
         return own
 
     async def _wait_for_writers(self, in_records: EndedTransaction, until: float) -> None:
-        """Wait until no broker that was not told writes into the transaction.
+        """Wait until no broker that could not be told of the end writes into the transaction.
 
-        None does from `until` on, a time of `clock.monotonic`, and none earlier where storage says so.
+        None does from `until` on, a time of `clock.monotonic`; storage may know earlier that none does.
         """
         if (rest := until - clock.monotonic()) <= 0:
             return

@@ -35,12 +35,12 @@ from kop.wire.transaction_state import (
 )
 
 Partition = tuple[str, int]
-"""Topic and partition."""
+"""The type of a partition's key: topic name and partition number."""
 
 LAST_EPOCH: Final = 32_767
-"""The largest epoch. It fences, and no client is given it."""
+"""The largest producer epoch. It fences a producer, and no client is given it."""
 _LONG_OPEN_MS: Final = 60_000
-"""No transaction that is open for less is worth a line in the log."""
+"""The ms below which no open transaction is worth a line in the log."""
 
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _COMPLETE: Final = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
@@ -48,11 +48,11 @@ _COMPLETE: Final = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLET
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transactional id and its present transaction. A value: each step makes a new one."""
+    """A transactional id and its present transaction: an immutable value, of which each step makes a new one."""
 
     producer_id: int
     producer_epoch: int = NO_PRODUCER_EPOCH
-    """-1 until the first InitProducerId is durable."""
+    """The epoch of the producer; -1 until the first InitProducerId is durable."""
     timeout_ms: int = 0
     status: TransactionStatus = TransactionStatus.EMPTY
     partitions: frozenset[Partition] = field(default_factory=frozenset)
@@ -65,18 +65,18 @@ class Transaction:
     next_producer_id: int = NO_PRODUCER_ID
     client_version: int = 0
     pending: bool = False
-    """A step is being written, or the markers of an end are. It is in no record."""
+    """True while a step, or the markers of an end, are being written. It is in no record."""
     storage_transaction: bytes = b""
-    """What storage calls the open transaction, or the one that is being ended; see `kop.storage.base`."""
+    """The name in storage of the open transaction, or of the one that is being ended; see `kop.storage.base`."""
 
     @property
     def epoch_exhausted(self) -> bool:
-        """No client may be given the next epoch."""
+        """True if no client may be given the next epoch, so that the producer id needs a successor."""
         return self.producer_epoch >= LAST_EPOCH - 1
 
     @property
     def value(self) -> TransactionValue:
-        """What the record says of it."""
+        """The value for the transactional id's record."""
         return TransactionValue(
             self.producer_id,
             self.producer_epoch,
@@ -93,7 +93,7 @@ class Transaction:
 
     @classmethod
     def of(cls, value: TransactionValue) -> Transaction:
-        """Return the transaction that a record tells of. One that is being ended is pending until its markers are
+        """Return the transaction as a record's value says. One that is being ended is pending until its markers are
         written.
         """
         return cls(
@@ -114,16 +114,16 @@ class Transaction:
 
 
 class Decision(NamedTuple):
-    """What becomes of a request."""
+    """The outcome of a request: the next state to be written, and the answer for the client."""
 
     error: ErrorCode = ErrorCode.NONE
-    """What the client is told; where `next` is set, once that is durable."""
+    """The error for the client, NONE if there is none; if `next` is set, the answer waits until that is durable."""
     next: Transaction | None = None
-    """To be made durable. None: nothing changes."""
+    """The state that has to become durable; None if nothing changes."""
     needs_producer_id: bool = False
-    """A new producer id is needed: the caller takes one and asks again with it."""
+    """True if a new producer id is needed: the caller takes one and asks again with it."""
     fences: bool = False
-    """`next` aborts an open transaction that its producer did not end; see `fence`."""
+    """True if `next` aborts an open transaction that its producer did not end; see `fence`."""
 
 
 _CONCURRENT: Final = Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -138,10 +138,11 @@ def init_producer_id(
     expected: tuple[int, int] | None = None,
     fresh_id: int | None = None,
 ) -> Decision:
-    """InitProducerId: fence earlier instances and give the next epoch, or a new producer id at epoch 0.
+    """Decide about InitProducerId: fence earlier instances of the producer and give the next epoch, or a new producer
+    id at epoch 0.
 
-    `expected`: the producer id and epoch that a running client has (KIP-360); None for a new instance. `fresh_id` is a
-    producer id that nobody had before, where the decision asked for one.
+    `expected` is the producer id and epoch that a running client has (KIP-360); None for a new instance. `fresh_id` is
+    a new producer id, if an earlier decision asked for one.
     """
     if transaction.pending:
         return _CONCURRENT
@@ -184,7 +185,9 @@ def init_producer_id(
 
 
 def _may_be(transaction: Transaction, producer_id: int, epoch: int) -> bool:
-    """Return true if a running client can have that producer id and epoch."""
+    """Return true if a client that goes on with this producer id can be the transactional id's producer: the id is the
+    present one, or the former one with its last epoch.
+    """
     return (
         transaction.producer_epoch == NO_PRODUCER_EPOCH
         or producer_id == transaction.producer_id
@@ -201,7 +204,9 @@ def add_partitions(
     partitions: Collection[Partition],
     client_version: int,
 ) -> Decision:
-    """AddPartitionsToTxn and AddOffsetsToTxn: the partitions are in the transaction, which begins if none is open."""
+    """Decide about AddPartitionsToTxn or AddOffsetsToTxn: the partitions are in the transaction, which begins if none
+    is open.
+    """
     if error := _refusal(transaction, producer_id, epoch):
         return Decision(error)
     if transaction.status is TransactionStatus.ONGOING and transaction.partitions.issuperset(partitions):
@@ -223,7 +228,7 @@ def add_partitions(
 def verify_partitions(
     transaction: Transaction, *, producer_id: int, epoch: int, partitions: Collection[Partition]
 ) -> ErrorCode | dict[Partition, ErrorCode]:
-    """Return true if the partitions are in the open transaction (KIP-890, part 1): an error of all, or one for each."""
+    """Return an error for all partitions, or one for each: NONE for one in the open transaction (KIP-890, part 1)."""
     if error := _mismatch(transaction, producer_id, epoch):
         return error
     open_ones = transaction.partitions if transaction.status is TransactionStatus.ONGOING else frozenset[Partition]()
@@ -258,9 +263,11 @@ def end(
     client_version: int,
     fresh_id: int | None = None,
 ) -> Decision:
-    """EndTxn. `next` is prepared: its markers are written once it is durable, then it is `completed`.
+    """Decide about EndTxn. The `next` state is prepared: its markers are written once it is durable, then it is
+    `completed`.
 
-    `client_version` is 2 where the request is of version 5 or later. `fresh_id` as of `init_producer_id`.
+    `client_version` is 2 if the request is of version 5 or later. `fresh_id` is a new producer id, if an earlier
+    decision asked for one.
     """
     if client_version < EPOCH_BUMPED_AT_END:
         return _end_with_one_epoch(transaction, now, producer_id, epoch, commit)
@@ -323,9 +330,11 @@ def _end_with_one_epoch(transaction: Transaction, now: int, producer_id: int, ep
 
 
 def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) -> Decision:
-    """Abort the open transaction under a bumped epoch: it timed out, or another instance of its producer has begun.
+    """Decide to abort the open transaction under a bumped epoch: it timed out, or another instance of its producer has
+    begun.
 
-    The epoch is bumped once, whatever the version of the transaction is. `fresh_id` as of `init_producer_id`.
+    The epoch is bumped once, whatever the version of the transaction is. `fresh_id` is a new producer id, if an earlier
+    decision asked for one.
     """
     if transaction.status is not TransactionStatus.ONGOING or transaction.pending:
         raise InternalError(f"a transaction of the state {transaction.status.label} cannot be fenced")
@@ -346,7 +355,7 @@ def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) ->
 
 
 def completed(transaction: Transaction, now: int) -> Transaction:
-    """Return the transaction once all its markers are written, to be made durable; a successor takes over its producer
+    """Return the state after all markers of an end are written, to be made durable; a successor takes over its producer
     id.
     """
     if transaction.status not in _PREPARED:
@@ -372,12 +381,13 @@ def completed(transaction: Transaction, now: int) -> Transaction:
 
 
 def times_out_after(transaction: Transaction) -> int | None:
-    """For how many milliseconds an open transaction may be open before it is aborted; None where none is open."""
+    """Return the ms after which the open transaction is aborted; None if none is open."""
     return transaction.timeout_ms if transaction.status is TransactionStatus.ONGOING else None
 
 
 def is_long_open_after(transaction: Transaction) -> int | None:
-    """After how many milliseconds an operator should know of an open transaction; None where it times out before.
+    """Return the ms for which a transaction is open before a log line tells operators of it; None if it times out
+    before.
 
     Half of its timeout, and a minute at the least: what most clients set as their timeout.
     """
@@ -388,8 +398,8 @@ def is_long_open_after(transaction: Transaction) -> int | None:
 
 
 def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:
-    """Return when the transactional id may be forgotten; None while it has an open transaction or one that is being
-    ended.
+    """Return the time from which the transactional id may be forgotten; None while it has an open transaction or one
+    that is being ended.
     """
     if transaction.pending or not (transaction.status is TransactionStatus.EMPTY or transaction.status in _COMPLETE):
         return None

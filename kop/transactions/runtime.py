@@ -55,70 +55,87 @@ from kop.wire.transaction_state import (
 )
 
 _EXPIRY_SECONDS: Final = 3600.0
-"""Kafka's transaction.remove.expired.transaction.cleanup.interval.ms."""
+"""The seconds between two looks for expired transactional ids: Kafka's
+transaction.remove.expired.transaction.cleanup.interval.ms.
+"""
 _SEGMENT_BYTES: Final = "104857600"
-"""Kafka's transaction.state.log.segment.bytes."""
+"""The segment.bytes of the topic `__transactions`: Kafka's transaction.state.log.segment.bytes."""
 
 PreparedPartition: TypeAlias = tuple[UUID | None, str, int]
-"""Topic id, topic and partition: of a topic of the same name that was made since, storage has prepared nothing."""
+"""The type of a partition that storage has prepared: topic id, topic and partition. For a later topic of the same name
+nothing is prepared.
+"""
 
 ABORT_REASONS: Final = ("client", "timeout", "new_instance")
-"""Who aborts a transaction: EndTxn, the coordinator's clock, or InitProducerId."""
+"""The reasons for which transactions are aborted, a metric's labels: EndTxn, the coordinator's clock,
+InitProducerId.
+"""
 
 _EXPIRY_SLICE: Final = 200
-"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 _READY_SECONDS: Final = 5.0
-"""How long the first request that needs the topic waits for it."""
+"""The seconds that the first request waits for the topic `__transactions` to be made."""
 CONCURRENT_SECONDS: Final = 0.1
-"""How long a request that begins a transaction waits for the end of the one before: librdkafka asks again after 20 ms,
-and that end often takes less."""
+"""The seconds that a request which begins a transaction waits for the end of the one before: librdkafka asks again
+after 20 ms, and that end often takes less.
+"""
 COMPLETE_SECONDS: Final = 0.05
-"""How long the record that a transaction is complete waits for a newer one of the same id, which takes its place."""
+"""The seconds that the record "complete" of a transaction waits for a newer record of the same id, which would take its
+place.
+"""
 COMPLETE_AGAIN_SECONDS: Final = 1.0
-"""After how long it is tried again where it could not be written."""
+"""The seconds after which that record is tried again if it could not be written."""
 CONFIRM_MS: Final = 5000
-"""A transaction that is open for so long is confirmed by storage before it is committed: an operator, or storage's own
-time limit, may have ended it. For a shorter one that costs more than it is worth."""
+"""The ms for which a transaction is open before storage is asked, ahead of its commit, if it still is: an operator, or
+storage's own time limit, may have ended it. For a shorter one that costs more than it is worth.
+"""
 _FENCE_AGAIN_MS: Final = 1000
-"""After how long it is tried again to abort a transaction that timed out, where that could not be written; twice as
-long after each further try."""
+"""The ms after which the abort of a transaction that timed out is tried again if it could not be written; twice as long
+after each further try.
+"""
 _FENCE_AGAIN_MOST_MS: Final = 10_000
 _MOST_NAMED: Final = 10
-"""Partitions that a line in the log names."""
+"""The number of partitions that a log line names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _log = logging.getLogger(__name__)
 
 
 class Markers(Protocol):
-    """Ends a transaction wherever it left something: in storage, in groups, in what brokers remember of it."""
+    """The means to end a transaction wherever it left something: in storage, in groups, in the verifications of
+    brokers.
+    """
 
     async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
-        """Carry out the end. After a failure, a KopError, it is called again: that does no harm.
+        """Carry out the end of a transaction. After a failure, a KopError, it is called again, which does no harm.
 
-        `taken_over_at`: when this broker took the transaction over from another coordinator, by `clock.monotonic`;
-        -inf where it began here. `decided`: when no partition was verified to be in it any more.
+        `taken_over_at` is the time, by `clock.monotonic`, at which this broker took the transaction over from another
+        coordinator; -inf if it began here. `decided` is the time from which no partition was verified to be in it.
         """
 
 
 class VerifiedPartitions(NamedTuple):
-    """Which partitions are in a producer's open transaction, and may be written to."""
+    """The answer of a transaction's coordinator about partitions: those without an error are in the open transaction,
+    and may be written to.
+    """
 
     error: ErrorCode = ErrorCode.NONE
-    """Of all of them."""
+    """The error of all partitions together."""
     errors: Mapping[Partition, ErrorCode] = MappingProxyType({})
-    """Of each, where there is no error of all."""
+    """The errors of single partitions, if there is no error of all."""
     storage_transaction: bytes = b""
-    """What storage calls the transaction."""
+    """The name of the transaction in storage; empty if storage needs none."""
     topics: Mapping[str, UUID] = MappingProxyType({})
-    """The topics of which storage prepared them, where that is known. To whom one is another topic, that has to ask
-    again: it was deleted and made again, and not every broker has seen it yet.
+    """The ids of the topics that storage prepared, by name, if they are known. A broker that has another id for a name
+    has to ask again: the topic was deleted and made again, and not every broker has seen it yet.
     """
     passes: bool = False
-    """Whoever coordinates the transaction may not reach this broker when it ends: ask again after a while."""
+    """True if the answer expires after `verification.LEASE_SECONDS`, because the transaction's coordinator may be
+    unable to reach this broker when the transaction ends.
+    """
 
 
 class ProducerIdentity(NamedTuple):
-    """The answer to InitProducerId and EndTxn: who the producer is from now on, or an error."""
+    """The answer to InitProducerId or EndTxn: the producer id and epoch from now on, or an error."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
@@ -127,32 +144,32 @@ class ProducerIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class _Age:
-    """How old an open transaction is, and what comes of that. Times are of the clock that never goes back."""
+    """The age of an open transaction, and the tries to abort it. Times are in ms of the clock that never goes back."""
 
     began: int
     told: bool = False
-    """True if the log says that the transaction is open for long."""
+    """True if a log line has told that the transaction is open for long."""
     pause: int = 0
-    """Milliseconds between the last try to abort it and the next."""
+    """The ms between the last try to abort it and the next."""
     not_before: int = 0
-    """When it may be tried again to abort it."""
+    """The time from which the abort may be tried again."""
 
     def tried(self, now: int) -> None:
-        """Note that the transaction could not be aborted."""
+        """Set the pause until the next try, because the transaction could not be aborted."""
         self.pause = min(max(2 * self.pause, _FENCE_AGAIN_MS), _FENCE_AGAIN_MOST_MS)
         self.not_before = now + self.pause
 
 
 class _Begun(NamedTuple):
-    """A transaction that is open in storage, and is in no record."""
+    """A transaction that is open in storage, and not in any record of the coordinator yet."""
 
     storage_transaction: bytes
     timeout_ms: int
     at: int
-    """By the clock that never goes back."""
+    """The time at which it began, by the clock that never goes back."""
 
     def suits(self, timeout_ms: int, now: int) -> bool:
-        """Return true if a transaction that begins now may have it: storage keeps it open for long enough."""
+        """Return true if the next transaction may use it: it has the same timeout, which is not over yet."""
         return timeout_ms == self.timeout_ms and now - self.at < self.timeout_ms
 
 
@@ -160,23 +177,27 @@ class _Begun(NamedTuple):
 class _Entry:
     transactional_id: str
     partition: int
-    """Of `__transactions`."""
+    """The partition of `__transactions`."""
     term: int
-    """Of that partition (`Ownership.term`): in another one this entry is void."""
+    """The term of that partition (`Ownership.term`) in which the entry is valid."""
     transaction: Transaction
     adding: asyncio.Task[ErrorCode] | None = None
-    """Partitions are being added."""
+    """The task that adds partitions to the transaction; None if none does."""
     ending: asyncio.Task[None] | None = None
-    """The markers of an end are being written."""
+    """The task that writes the markers of an end; None if none does."""
     prepared: set[PreparedPartition] = field(default_factory=set)
-    """Partitions of the open transaction that storage has prepared."""
+    """The partitions that storage has prepared for the open transaction."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
     age: _Age | None = None
-    """Of the open transaction."""
+    """The age of the open transaction; None if none is open."""
     begun: _Begun | None = None
-    """Left over by a transaction whose record could not be written; the next one takes it."""
+    """The transaction in storage that is left over because its record could not be written; the next transaction uses
+    it.
+    """
     taken_over_at: float = -math.inf
-    """See `Markers.write`."""
+    """The time, by `clock.monotonic`, at which this broker took the transaction over from another coordinator; -inf if
+    it began here.
+    """
 
     def __repr__(self) -> str:
         return f"transactional id {self.transactional_id!r}"
@@ -188,12 +209,12 @@ class TransactionsSnapshot:
 
     open: int
     oldest_open_ms: int
-    """For how long the oldest open transaction is open; 0 if there is none."""
+    """The ms for which the oldest open transaction is open; 0 if there is none."""
     committed: int
     aborted: Mapping[str, int]
-    """By who did it: one of `ABORT_REASONS`."""
+    """The number of aborted transactions, by reason: one of `ABORT_REASONS`."""
     waiting_for: str | None
-    """See `TransactionCoordinator.waiting_for`."""
+    """One line for an operator about transactional ids that are not served yet, and why; None if all are served."""
 
 
 class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
@@ -221,20 +242,20 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self._markers = markers
         self._storage: TransactionStorage = engine.transactions
         self.deadlines = Deadlines[_Entry](self._clock, self._due)
-        """Deadlines of the open transactions: the times at which they time out."""
+        """The deadlines of the open transactions: the times at which they time out, or at which a log line is due."""
         self._entries: dict[str, _Entry] = {}
         self._expiry: asyncio.Task[None] | None = None
         self._beginning: asyncio.Task[None] | None = None
-        """Opens the topic and loads what is in it; None until somebody needs it."""
+        """The task that opens the topic and loads it; None until somebody needs it."""
         self._stopped = False
         self._incomplete: dict[_Entry, Transaction] = {}
-        """Complete transactions of which the topic does not say that they are."""
+        """The ended transactions whose record "complete" is not written yet."""
         self._completing: asyncio.TimerHandle | None = None
         self.aborted: Counter[str] = Counter()
-        """Transactions that were aborted, by who did it: one of `ABORT_REASONS`."""
+        """The number of aborted transactions, by reason: one of `ABORT_REASONS`."""
         self.committed = 0
         self.ends = Latencies()
-        """From the decision of each end to the time at which it is complete."""
+        """The histogram of the durations from the decision of an end until it is complete."""
 
     # -- life
 
@@ -250,9 +271,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             await asyncio.shield(self._begin())
 
     async def ready(self) -> bool:
-        """Make the topic where there is none, and wait a little for it. False where it takes longer.
+        """Make the topic `__transactions` if there is none, and wait a little for it; return false if it takes longer.
 
-        Where storage has no transactions there is nothing to wait for.
+        If storage has no transactions there is nothing to wait for.
         """
         if self.state_log.partitions or self._storage.refusal is not None:
             return True
@@ -273,20 +294,24 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         )
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Note that another broker made the topic: some of its partitions are given to this one."""
+        """Load this broker's partitions of the topic `__transactions`, because another broker has made it."""
         if old is None and new is not None and new.name == TRANSACTIONS_TOPIC and not self._stopped:
             self._begin()
 
     @property
     def waiting_for(self) -> str | None:
-        """See `Coordinator.waiting_for`, nothing if no transactional id was asked for yet; and why storage refuses."""
+        """One line for an operator about transactional ids that are not served yet and why, and about a refusal by
+        storage; None if there is nothing to say, or no id was asked for yet.
+        """
         loading = None if self._beginning is None else super().waiting_for
         refusal = self._storage.refusal
         refused = None if refusal is None else f"transactions are refused: {refusal}"
         return "; ".join(filter(None, (loading, refused))) or None
 
     async def stop(self) -> None:
-        """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
+        """Refuse all requests, and hand over what is queued to be written. An end that is under way goes on after the
+        next start.
+        """
         self._stopped = True
         self._write_complete()
         if self._completing is not None:
@@ -320,7 +345,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._follow(entry)
 
     def _unload(self, partition: int) -> None:
-        """Note that another broker coordinates the partition: it goes on with what is being ended."""
+        """Forget the ids of a partition that another broker coordinates: it goes on with those that are being ended."""
         for transactional_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[transactional_id]
@@ -334,10 +359,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None = None
     ) -> ProducerIdentity:
-        """InitProducerId; see `machine.init_producer_id`.
+        """Handle InitProducerId: fence earlier instances, and return the producer's id and epoch.
 
         INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms,
-        TRANSACTIONAL_ID_AUTHORIZATION_FAILED where storage has no transactions.
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED if storage has no transactions.
         """
         if not transactional_id:
             return ProducerIdentity(ErrorCode.INVALID_REQUEST)
@@ -410,9 +435,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """Return true if the partitions are in the open transaction; see `machine.verify_partitions`.
+        """Return which partitions are in the open transaction, with an error for each that is not.
 
-        Those that are may be written to when this has ended. It is an answer from memory: where another broker may have
+        Those that are may be written to when this has ended. It is an answer from memory: if another broker may have
         taken the transactional id over, storage is asked first. That one may have ended the transaction, and what is
         written into it from then on is lost.
         """
@@ -444,7 +469,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int
     ) -> ProducerIdentity:
-        """EndTxn; see `machine.end`. It ends when the decision is durable, with who the producer is from then on."""
+        """Handle EndTxn; the answer comes when the decision is durable, with the producer's id and epoch from then
+        on.
+        """
         fresh_id: int | None = None
         confirmed = not commit
         while True:
@@ -477,7 +504,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return ProducerIdentity(error) if error else after
 
     def get(self, transactional_id: str) -> Transaction | None:
-        """Return the transactional id as it is now, or None where it is not known here."""
+        """Return the present state of a transactional id; None if it is not known here."""
         entry = self._entries.get(transactional_id)
         return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
 
@@ -488,9 +515,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         ]
 
     async def described(self, transactional_id: str) -> tuple[Transaction | None, ErrorCode]:
-        """Return the transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ...
+        """Return the present state of a transactional id, or the error for which it cannot be told, such as
+        TRANSACTIONAL_ID_NOT_FOUND.
 
-        It is an answer from memory: see `verify_partitions`.
+        It is an answer from memory: if another broker may coordinate the id by now, storage is asked first.
         """
         if transactional_id and self._storage.refusal is not None:
             return None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
@@ -503,12 +531,12 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return (None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND) if entry is None else (entry.transaction, ErrorCode.NONE)
 
     def listed(self) -> tuple[Sequence[tuple[str, Transaction]], ErrorCode]:
-        """`all`, or why it cannot be told now: some are still being loaded."""
+        """Return all transactional ids that this broker coordinates, and an error if some are still being loaded."""
         error = ErrorCode.NONE if self._beginning is None and not self._stopped else self.refusal
         return ((), error) if error else (self.all(), ErrorCode.NONE)
 
     def open_for(self) -> Sequence[int]:
-        """For how many milliseconds each open transaction of this broker's transactional ids is open."""
+        """Return the ms for which each open transaction of this broker's transactional ids is open."""
         now = self._clock()
         return [
             now - entry.age.began
@@ -517,13 +545,13 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         ]
 
     def snapshot(self) -> TransactionsSnapshot:
-        """Return how many transactions are open, and how many have ended since the start."""
+        """Return the numbers of open and ended transactions for a status page."""
         open_for = self.open_for()
         aborted = {reason: self.aborted[reason] for reason in ABORT_REASONS}
         return TransactionsSnapshot(len(open_for), max(open_for, default=0), self.committed, aborted, self.waiting_for)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the numbers of transactions as they stand at a scrape."""
+        """Return metrics of the numbers of transactions, for a scrape."""
         now = self.snapshot()
         aborted = counter_family(
             "kop_transactions_aborted", "Transactions that were aborted, by who did it.", ["reason"]
@@ -551,7 +579,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         )
 
     def tick(self) -> None:
-        """Do what is due now. The coordinator's timer calls it; to call it early does no harm."""
+        """Let every transactional id do what is due, such as aborting transactions that timed out. The coordinator's
+        timer calls it; to call it early does no harm.
+        """
         self.deadlines.tick()
 
     async def expire(self) -> None:
@@ -590,7 +620,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return entry.prepared.issuperset(self._stored(partitions).values())
 
     def _stored(self, partitions: Collection[Partition]) -> dict[Partition, PreparedPartition]:
-        """Return the partitions of records, as they are in storage now."""
+        """Return the partitions of records, without those of `__consumer_offsets`, each with the topic id that it has
+        in storage now.
+        """
         stored: dict[Partition, PreparedPartition] = {}
         for name, index in partitions:
             if name != KAFKA_OFFSETS_TOPIC:
@@ -601,10 +633,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def _add_partitions(
         self, entry: _Entry, before: Transaction, decision: Decision, partitions: Collection[Partition]
     ) -> ErrorCode:
-        """Make durable that partitions are in the transaction, then have storage prepare them.
+        """Write the record that partitions are in the transaction, then have storage prepare them; return the error.
 
-        `before` is what was decided about. Where another request came first it is over: a record of an open transaction
-        would follow that of its end.
+        `before` is the state that the decision was made about. If another request came first, nothing is written: a
+        record of an open transaction would follow that of its end.
         """
         if entry.transaction is not before:
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -652,7 +684,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return self._clock() - entry.age.began >= CONFIRM_MS
 
     async def _confirm(self, entry: _Entry) -> ErrorCode:
-        """Ask storage whether the transaction is open still. No other request passes meanwhile."""
+        """Ask storage if the transaction is still open; return the error if it is not. No other request passes
+        meanwhile.
+        """
         before = entry.transaction
         entry.transaction = replace(before, pending=True)
         records = [partition for partition in before.partitions if partition[0] != KAFKA_OFFSETS_TOPIC]
@@ -673,13 +707,13 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return answer_for(error.code)
 
     def _is_current(self, entry: _Entry) -> bool:
-        """Return true if the entry is of the term in which its partition is led now."""
+        """Return true if the entry's partition is still led in the term in which the entry was loaded or made."""
         return entry.term == self.ownership.term(entry.partition)
 
     def _write(self, entry: _Entry, decision: Decision) -> asyncio.Future[ErrorCode]:
-        """Make a decision durable and put it in force; the result is what the client is told.
+        """Write the state that was decided, and put it in force; return the error for the client.
 
-        It goes on where nobody waits for it any more.
+        It goes on if nobody waits for it any more.
         """
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         before, after = entry.transaction, decision.next
@@ -721,7 +755,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             del self._entries[entry.transactional_id]
 
     def _follow(self, entry: _Entry) -> None:
-        """Do what the state of a transactional id asks for: write its markers, or watch its deadline."""
+        """Do the work that the state of a transactional id asks for: begin to write its markers, or watch its
+        deadline.
+        """
         transaction = entry.transaction
         if transaction.status is not TransactionStatus.ONGOING:
             entry.age = None
@@ -732,7 +768,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             entry.ending = asyncio.get_running_loop().create_task(self._end(entry, transaction))
 
     def _arm(self, entry: _Entry) -> None:
-        """Watch when the open transaction is to be aborted, and before that when it is worth a line in the log."""
+        """Set the deadline at which the open transaction is to be aborted, or before that the one at which a log line
+        is due.
+        """
         age, after = entry.age, machine.times_out_after(entry.transaction)
         if age is None or after is None:
             self.deadlines.disarm(entry)
@@ -744,7 +782,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def _end(self, entry: _Entry, transaction: Transaction) -> None:
         """Write the markers of a decided end, after which it is complete. It is tried until it succeeds.
 
-        What storage still prepares comes first: behind the end it would open the transaction again.
+        Partitions that storage still prepares come first: behind the end they would open the transaction again.
         """
         began, decided = clock.perf_counter(), clock.monotonic()
         if entry.adding is not None:
@@ -792,7 +830,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._completing = asyncio.get_running_loop().call_later(seconds, self._write_complete)
 
     def _write_complete(self) -> None:
-        """Write that transactions are complete, but for those of which a newer record is being written."""
+        """Write the records "complete" of ended transactions, except those of which a newer record is being written."""
         self._completing = None
         for entry, after in list(self._incomplete.items()):
             if entry.transaction.pending:
@@ -808,7 +846,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._write_complete_in(COMPLETE_AGAIN_SECONDS)
 
     def _due(self, entry: _Entry, now: int) -> None:
-        """Note that the open transaction of an id may have timed out."""
+        """Begin to abort the open transaction of an id if it has timed out; else set its next deadline."""
         transaction = entry.transaction
         age, after = entry.age, machine.times_out_after(transaction)
         if age is None or after is None or transaction.pending or not self._is_current(entry):
@@ -839,7 +877,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         )
 
     async def _time_out(self, entry: _Entry) -> None:
-        """Abort the open transaction of an id. Where that cannot be written, the deadline is armed for another try."""
+        """Abort the open transaction of an id that has timed out. If that cannot be written, the deadline is set for
+        another try.
+        """
         fresh_id: int | None = None
         while True:
             transaction = entry.transaction
@@ -893,13 +933,15 @@ def _identity(transaction: Transaction) -> ProducerIdentity:
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
-    """Log why the topic cannot be opened. The next request that needs it tries again."""
+    """Log the reason for which the topic `__transactions` cannot be opened. The next request that needs it tries
+    again.
+    """
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("transactions are not served, the topic %s cannot be opened: %s", TRANSACTIONS_TOPIC, error)
 
 
 def _passes(error: BaseException) -> bool:
-    """Return what was decided is tried until it succeeds, whatever stands in its way."""
+    """Return true, to try again, after any failure of a decided end: it is tried until it succeeds."""
     return isinstance(error, Exception)
 
 

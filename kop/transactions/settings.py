@@ -6,7 +6,7 @@ from kop.values import Int, Settings, setting
 
 
 class TransactionSettings(Settings):
-    """Limits and times of transactional ids."""
+    """The settings of transactions: limits and times of transactional ids."""
 
     transaction_state_log_num_partitions: Int = setting(
         "transaction.state.log.num.partitions", 50, "Partitions of __transaction_state; fixed once it exists.", ge=1

@@ -26,15 +26,16 @@ from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
 
 StoredPartition: TypeAlias = tuple[UUID, int]
-"""Topic id and partition. Another topic of the same name has not been verified."""
+"""The type of a partition's key in storage: topic id and partition. A later topic of the same name has another one."""
 
 LEASE_SECONDS: Final = 5.0
-"""How long it is good what a coordinator said, where there can be several brokers. Whoever coordinates the transaction
-waits so long before it ends it without having reached this broker, which may write into it until then."""
+"""The seconds for which a coordinator's answer is valid if there can be several brokers. The transaction's coordinator
+waits for as long before it ends it without having reached this broker, which may write into it until then.
+"""
 
 
 class Coordinators(Protocol):
-    """Whoever coordinates a transactional id; see `TransactionCoordinator` for its methods."""
+    """The transaction coordinators of the cluster, of which the one of a transactional id is asked."""
 
     async def add_partitions(
         self,
@@ -44,16 +45,16 @@ class Coordinators(Protocol):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """See `TransactionCoordinator.add_partitions`."""
+        """Ask the coordinator of the transactional id to add partitions to the open transaction."""
 
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """See `TransactionCoordinator.verify_partitions`."""
+        """Ask the coordinator of the transactional id which partitions are in the open transaction."""
 
 
 class TransactionalProducer(NamedTuple):
-    """Who writes into a transaction, as its request says."""
+    """A transactional producer as its request names it: transactional id, producer id and epoch."""
 
     transactional_id: str
     producer_id: int
@@ -65,36 +66,40 @@ class _Verified:
     epoch: int
     storage_transaction: bytes
     until: float = math.inf
-    """By `clock.monotonic`."""
+    """The time until which the verification is valid, by `clock.monotonic`."""
     partitions: set[StoredPartition] = field(default_factory=set)
 
 
 def _error_of_topic(prepared: UUID | None, partition: StoredPartition) -> ErrorCode:
-    """COORDINATOR_NOT_AVAILABLE where storage prepared a topic that is not the one of the partition."""
+    """Return COORDINATOR_NOT_AVAILABLE if storage prepared a topic of the same name but with another id than the
+    partition's; else NONE.
+    """
     return ErrorCode.NONE if prepared in (None, partition[0]) else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 class TransactionVerifier:
-    """What was verified. One for the process."""
+    """The verified partitions of open transactions, by producer; one object for the process."""
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
         self._verified: dict[int, _Verified] = {}
         self._looked_at = -math.inf
-        """When what is not good any more was looked for, by `clock.monotonic`."""
+        """The time at which verifications that are not valid any more were last dropped, by `clock.monotonic`."""
         self._turns: dict[int, asyncio.Lock] = {}
         self._waiting: Counter[int] = Counter()
-        """How many requests have or wait for the turn of each producer."""
+        """The number of requests that have or wait for the turn of each producer."""
         self._overtaken: set[int] = set()
-        """Producers whose transaction ended while the coordinator was asked: what it said may be over."""
+        """The producers whose transaction ended while the coordinator was asked, so that its answer may be of the
+        past.
+        """
 
     def __len__(self) -> int:
-        """How many producers something is verified of, or was."""
+        """Return the number of producers that have, or had, verified partitions."""
         return len(self._verified)
 
     def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
-        """Return true if the partition is in the producer's open transaction, and no earlier request still waits for
-        that.
+        """Return true if the partition is verified to be in the producer's open transaction, and no earlier request of
+        the producer still waits for a verification.
         """
         verified = self._verified.get(producer_id)
         return (
@@ -106,9 +111,10 @@ class TransactionVerifier:
         )
 
     def turn(self, producer_id: int) -> AbstractAsyncContextManager[None]:
-        """Wait until earlier requests of the producer have written what they wait for; it has to be entered.
+        """Return the producer's turn, to be entered by `async with`: it waits until earlier requests of the producer
+        have written their batches.
 
-        The request waits from this call on: none that comes later `holds`, also before this is entered.
+        The request counts as waiting from this call on, before the turn is entered: `holds` is false for later ones.
         """
         self._waiting[producer_id] += 1
         return self._turn(producer_id)
@@ -132,11 +138,11 @@ class TransactionVerifier:
         add: bool,
         again: bool = False,
     ) -> VerifiedPartitions:
-        """Ask the coordinator about those partitions of which it is not known that they are in the transaction.
+        """Ask the coordinator about those partitions that are not verified yet; return the result for all.
 
-        `again`: also where it is known. `add`: the client goes by version 2 of transactions, so they are added by this.
-        Errors are those of the coordinator. Call it in the producer's `turn`. What it says holds until the loop's next
-        turn.
+        `again` asks also about verified ones. With `add` the client goes by version 2 of transactions, so that the
+        partitions are added. Errors are those of the coordinator. Call it in the producer's `turn`. The result holds
+        until the loop's next turn.
         """
         transactional_id, producer_id, epoch = producer
         while True:
@@ -176,7 +182,9 @@ class TransactionVerifier:
             return answer
 
     def _drop_old(self, now: float) -> None:
-        """Forget now and then what is not good any more: its end may not have come, where this broker was away."""
+        """Drop verifications that are not valid any more, now and then: the ends of their transactions may not have
+        reached this broker.
+        """
         if now >= self._looked_at + LEASE_SECONDS:
             self._looked_at = now
             for producer_id in [each for each, verified in self._verified.items() if now >= verified.until]:
@@ -185,9 +193,10 @@ class TransactionVerifier:
     async def verify_offsets(
         self, producer: TransactionalProducer, offsets_partition: int, *, add: bool
     ) -> VerifiedPartitions:
-        """Return true if the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before.
+        """Verify that the producer's open transaction has a partition of `__consumer_offsets`; with `add`, add it
+        before.
 
-        Where it has not, the answer is an `error` of all.
+        If it has not, the answer holds an `error` of all.
         """
         partition = KAFKA_OFFSETS_TOPIC, offsets_partition
         if add and (error := await self._add(producer, [partition])):
@@ -199,8 +208,8 @@ class TransactionVerifier:
         return await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)
 
     def forget(self, producer_id: int) -> None:
-        """Note that the producer's transaction ends: it has to be verified again before anything more is taken for
-        it.
+        """Drop the verification of the producer's transaction, which ends: nothing is taken for it without a new
+        one.
         """
         self._verified.pop(producer_id, None)
         if producer_id in self._waiting:

@@ -80,7 +80,7 @@ def encode_response(correlation_id: int, message: Message, header_tags: bytes = 
 def encode_request(correlation_id: int, client_id: str, message: Message, header_tags: bytes = NO_TAGS) -> bytes:
     """Encode a request message (its version was given when it was made) as a whole frame: size, header, body.
 
-    `header_tags` as of `encode_response`.
+    `header_tags` are the tagged fields of a flexible header, encoded.
     """
     cls = type(message)
     version = message.API_VERSION
@@ -98,8 +98,8 @@ def encode_request(correlation_id: int, client_id: str, message: Message, header
 
 
 def refusal(response_class: type[Message], version: int, error_code: int) -> Message | None:
-    """Return the response that has nothing but an error code; None where that version has none for the whole
-    request.
+    """Return the response with this error code for the whole request, and nothing else; None if that version has no
+    such field.
     """
     field = response_class._struct.fields.get("error_code")
     if field is None or not field.for_version_q(version):
@@ -108,7 +108,7 @@ def refusal(response_class: type[Message], version: int, error_code: int) -> Mes
 
 
 def error_codes(message: Message) -> Iterator[int]:
-    """Yield every error code in a response that is not zero, at any depth."""
+    """Yield every error code other than zero in a response, at any depth."""
     for path in _error_paths(message.__class__):
         yield from _walk(message, path)
 
@@ -152,7 +152,9 @@ _ZERO_UUID = bytes(16)
 
 
 class _Source:
-    """Lines of Python, names for its variables, and the objects it refers to."""
+    """The source code of a decoder under construction: lines of Python, names for its variables, the objects it refers
+    to.
+    """
 
     def __init__(self) -> None:
         self.lines = ["def decode(data, pos, end):"]
@@ -193,7 +195,7 @@ def _decoder(cls: Any, version: int) -> Decoder:
 
 
 def _struct(src: _Source, depth: int, var: str, field: Any, data_class: Any, version: int, flexible: bool) -> None:
-    """Decode the fields of a struct into a new object named `var`."""
+    """Add code to `src` that decodes the fields of a struct into a new object named `var`."""
     src.add(depth, f"{var} = new({src.refer('cls', data_class)})")
     src.add(depth, f"{var}._version = {version}; {var}.tags = None; {var}.unknown_tags = None")
     fields = field.untagged_fields(version)
@@ -244,7 +246,7 @@ def _tags(src: _Source, depth: int, var: str, field: Any, version: int) -> None:
 
 
 def _field(src: _Source, depth: int, var: str, field: Any, version: int, flexible: bool) -> None:
-    """Decode one field that is not of fixed size, or stands alone, into the variable `var`."""
+    """Add code to `src` that decodes one field, which is not of fixed size or stands alone, into the variable `var`."""
     if isinstance(field, ArrayField):
         _array(src, depth, var, field, version, flexible)
     elif isinstance(field, StructField):

@@ -25,7 +25,7 @@ from kop.wire.primitives import (
 )
 
 OWN_TAGS: Final = 10_000
-"""From here on Kafka has no tagged fields."""
+"""The first number for tagged fields of kop's own; Kafka uses lower ones."""
 _INT32 = struct.Struct(">i")
 _HEAD = {
     # replica id (to 14), max wait, min bytes, max bytes, isolation, then session id and epoch (from 7)
@@ -54,7 +54,7 @@ _RESPONSE_HEAD_12 = struct.Struct(">iibihi")  # ..., header tags, throttle, erro
 
 
 class FetchPartition(NamedTuple):
-    """What a client wants of one partition. `topic` is a name up to version 12, an id from 13."""
+    """One partition of a Fetch request. `topic` is a name up to version 12, an id from 13."""
 
     topic: str | UUID
     partition: int
@@ -77,11 +77,11 @@ class FetchCall(NamedTuple):
     partitions: list[FetchPartition]
     forgotten: list[tuple[str | UUID, int]]
     tags: frozenset[int] = frozenset()
-    """The numbers of tagged fields of its own that are not Kafka's."""
+    """The numbers of the request's tagged fields that are kop's own, not Kafka's."""
 
 
 class FetchPartitionAnswer(NamedTuple):
-    """What one partition is answered. `size` is the number of bytes in `buffers`."""
+    """The answer for one partition of a Fetch. `size` is the number of bytes in `buffers`."""
 
     partition: int
     error_code: int = 0
@@ -91,14 +91,13 @@ class FetchPartitionAnswer(NamedTuple):
     buffers: Sequence[bytes | bytearray | memoryview] = ()
     size: int = 0
     aborted: Sequence[tuple[int, int]] | None = None
-    """Producer ids and first offsets of aborted transactions; None where records that are not committed are read, too.
-    """
+    """Producer id and first offset of each aborted transaction; None if the request reads uncommitted records, too."""
     tags: bytes = b"\0"
-    """Its section of tagged fields."""
+    """The partition's encoded section of tagged fields."""
 
 
 def parse(body: memoryview, version: int) -> FetchCall:
-    """Parse the body of a request."""
+    """Parse the body of a Fetch request. DecodeError if it is malformed."""
     try:
         return _parse(body, version)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -189,8 +188,8 @@ def _topic(body: memoryview, pos: int, end: int, version: int) -> tuple[str | UU
 
 
 def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int, frozenset[int]]:
-    """Return the request's own tags: 1 is the replica's state (KIP-903). The numbers of those that Kafka does not have
-    come last.
+    """Read the tagged fields at the end of a Fetch request; return the position after them, the replica id (KIP-903),
+    and the numbers of the fields that are kop's own.
     """
     count, pos = uvarint(body, pos)
     others: list[int] = []
@@ -215,7 +214,7 @@ def encode_response(
     error_code: int = 0,
     session_id: int = 0,
 ) -> list[bytes | bytearray | memoryview]:
-    """Encode a whole response frame as buffers to be written one after the other; records are not copied."""
+    """Encode a whole Fetch response frame as buffers to be written one after the other; records are not copied."""
     flexible = version >= 12
     out: list[bytes | bytearray | memoryview] = []
     head = bytearray()
@@ -267,7 +266,7 @@ def encode_response(
 
 
 def _with_aborted(version: int, answer: FetchPartitionAnswer, aborted: Sequence[tuple[int, int]]) -> bytearray:
-    """Return what goes before a partition's records where transactions were aborted."""
+    """Return the encoded bytes before a partition's records if the answer names aborted transactions."""
     flexible = version >= 12
     head = (answer.partition, answer.error_code, answer.high_watermark, answer.last_stable_offset)
     if version >= 5:

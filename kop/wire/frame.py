@@ -20,13 +20,13 @@ FLEXIBLE_FROM: dict[int, int] = {
     key: next((version for version in range(cls.max_version + 1) if cls.flexible_version_q(version)), 0x7FFF)
     for key, cls in REQUESTS.items()
 }
-"""API key to the first version with request header v2."""
+"""The first version with request header v2 (the flexible one), by API key."""
 _FLEXIBLE_FROM = bytes(min(FLEXIBLE_FROM.get(key, 255), 255) for key in range(max(FLEXIBLE_FROM) + 1))
-"""The same for the compiled twin; 255: none."""
+"""The same as `FLEXIBLE_FROM` for compiled code, a byte for each API key; 255 if no version is flexible."""
 
 
 class RequestHeader(NamedTuple):
-    """A request's header and where its body begins."""
+    """The header of a request, and the position in the frame where the body begins."""
 
     api_key: int
     api_version: int
@@ -65,12 +65,14 @@ def parse_header(frame: memoryview) -> RequestHeader:
 
 
 def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
-    """Return the fields of `RequestHeader`; as `parse_header`."""
+    """Return the fields of a request's header as a plain tuple; rules and errors are those of `parse_header`."""
     return _twin.read_header(frame, _FLEXIBLE_FROM) or parse_header(frame)
 
 
 def read_header(frame: memoryview, flexible_from: bytes) -> tuple[int, int, int, str | None, int] | None:
-    """Return the readable twin of the compiled function. That gives None for a damaged header; this one always does."""
+    """Return None: without the compiled function of this name, which reads a header and returns None for a damaged
+    one, `parse_header` reads every header.
+    """
     return None
 
 

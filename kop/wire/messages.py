@@ -218,6 +218,6 @@ __all__ = [
 
 _CLASSES = [value for name, value in list(globals().items()) if name.endswith(("Request", "Response"))]
 REQUESTS: dict[int, Any] = {cls.API_KEY: cls for cls in _CLASSES if cls.is_request()}
-"""Request class by API key."""
+"""The class of the request of each API, by API key."""
 RESPONSES: dict[int, Any] = {cls.API_KEY: cls for cls in _CLASSES if not cls.is_request()}
-"""Response class by API key."""
+"""The class of the response of each API, by API key."""

@@ -48,12 +48,12 @@ class OffsetCommitPartition(NamedTuple):
     partition_index: int
     committed_offset: int
     committed_leader_epoch: int
-    """Leader epoch of the committed offset, from version 6 on; -1 before that."""
+    """The leader epoch of the committed offset, from version 6 on; -1 before that."""
     committed_metadata: str | None
 
 
 class OffsetCommitTopic(NamedTuple):
-    """A topic by name, or from version 10 on by id (None for the id of zeros)."""
+    """One topic of an OffsetCommit, by name, or from version 10 on by id (None for the id of zeros)."""
 
     name: str
     topic_id: UUID | None
@@ -68,14 +68,16 @@ class OffsetCommitCall:
     generation_id_or_member_epoch: int
     member_id: str
     group_instance_id: str | None
-    """Id of a static member, from version 7 on; None before that, and for other members."""
+    """The group.instance.id of a static member, from version 7 on; None before that, and for other members."""
     retention_time_ms: int
-    """Milliseconds to keep the offsets, in versions 2 to 4; -1 in all others."""
+    """The ms for which to keep the offsets, in versions 2 to 4; -1 in all others."""
     topics: Sequence[OffsetCommitTopic]
 
 
 AnsweredTopic: TypeAlias = tuple[str, UUID | None, Sequence[tuple[int, int]]]
-"""A topic by name, or by id, and the index and the error code of each of its partitions, in the request's order."""
+"""The type of a topic in the answer: its name and id, and the index and error code of each of its partitions in the
+request's order.
+"""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class OffsetCommitAnswer:
 
 
 def parse(body: memoryview, version: int) -> OffsetCommitCall:
-    """Parse the body of a request. DecodeError where it is malformed."""
+    """Parse the body of an OffsetCommit request. DecodeError if it is malformed."""
     try:
         return _parse(body, version)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -170,7 +172,7 @@ def _topic_id(body: memoryview, pos: int, end: int) -> tuple[UUID | None, int]:
 
 
 def encode_response(correlation_id: int, version: int, answer: OffsetCommitAnswer) -> tuple[set[int], bytes]:
-    """Return the error codes in an answer, and the whole response frame: size, header, body."""
+    """Return the set of error codes in an OffsetCommit answer, and the whole response frame: size, header, body."""
     flexible = version >= 8
     pack = _ANSWER_FLEXIBLE.pack if flexible else _ANSWER.pack
     codes = set()

@@ -15,14 +15,15 @@ _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 
 NO_TAGS = b"\0"
-"""A section of no tagged fields."""
+"""The encoding of an empty section of tagged fields."""
 MOST_ELEMENTS = 1 << 18
-"""Elements that the arrays of one message may have, all together. Each becomes an object of some 200 bytes, and a frame
-of 16 MiB could hold millions; twice the partitions that a gateway has by default are enough for any client."""
+"""The most elements that the arrays of one message may have, all together. Each becomes an object of some 200 bytes,
+and a frame of 16 MiB could hold millions; twice the partitions that a gateway has by default are enough for any client.
+"""
 
 
 class DecodeError(FrameError):
-    """The bytes are not a message of the API and version that their header names."""
+    """An error for bytes that are not a message of the API and version that their header names."""
 
 
 def uvarint(data: memoryview, pos: int) -> tuple[int, int]:
@@ -113,12 +114,12 @@ def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
 
 
 def too_many() -> DecodeError:
-    """Return what a message with more than `MOST_ELEMENTS` is refused with."""
+    """Return the error for a message whose arrays have more than `MOST_ELEMENTS` elements."""
     return DecodeError(f"more than {MOST_ELEMENTS} elements in one message")
 
 
 def varint_bytes(value: int) -> bytes:
-    """Return an unsigned varint."""
+    """Encode a number as an unsigned varint."""
     if value < 0x80:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -130,7 +131,7 @@ def varint_bytes(value: int) -> bytes:
 
 
 def encode_tags(tags: Mapping[int, bytes]) -> bytes:
-    """Return a section of tagged fields, in the order of their tags."""
+    """Encode a section of tagged fields, in the order of their tags."""
     out = bytearray(varint_bytes(len(tags)))
     for tag, raw in sorted(tags.items()):
         out += varint_bytes(tag) + varint_bytes(len(raw)) + raw
@@ -141,7 +142,7 @@ _ONE_BYTE = [bytes((value,)) for value in range(128)]
 
 
 def encode_nullable(text: str | None, flexible: bool) -> bytes:
-    """Return a nullable string, cut at 32,767 bytes."""
+    """Encode a nullable string, cut at 32,767 bytes."""
     if text is None:
         return b"\0" if flexible else b"\xff\xff"
     raw = text.encode()

@@ -35,7 +35,7 @@ _NO_ERRORS_FLEXIBLE = b"\x01\x00\x00"  # empty record errors, null message, no t
 
 
 class ProducePartition(NamedTuple):
-    """The records for one partition; None where the client sent null."""
+    """The records for one partition of a Produce; None if the client sent null."""
 
     partition: int
     records: memoryview | None
@@ -58,7 +58,7 @@ class ProduceCall(NamedTuple):
 
 
 class ProducePartitionAnswer(NamedTuple):
-    """What one partition is answered."""
+    """The answer for one partition of a Produce: error or offset, and rejected records."""
 
     partition: int
     error_code: int = 0
@@ -70,7 +70,7 @@ class ProducePartitionAnswer(NamedTuple):
 
 
 def parse(body: memoryview, version: int) -> ProduceCall:
-    """Parse the body of a request. The records are views into `body`."""
+    """Parse the body of a Produce request. DecodeError if it is malformed. The records are views into `body`."""
     try:
         return _parse_flexible(body, version) if version >= 9 else _parse_old(body, version)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -163,7 +163,9 @@ def _parse_old(body: memoryview, version: int) -> ProduceCall:
 
 
 def appended_row(version: int, partition: int, base_offset: int, log_append_time: int, log_start_offset: int) -> bytes:
-    """As `encode_partition`, for a batch that was appended."""
+    """Return the encoded answer for one partition whose batch was appended, as `encode_partition` would, in less
+    time.
+    """
     if version >= 9:
         return _PARTITION.pack(partition, 0, base_offset, log_append_time, log_start_offset) + _NO_ERRORS_FLEXIBLE
     return encode_partition(
@@ -177,7 +179,9 @@ def encode_rows(
     topics: Sequence[tuple[str | bytes | UUID, Sequence[bytes]]],
     throttle_ms: int = 0,
 ) -> bytes:
-    """Return a whole response frame: size, header, body; of each topic (bytes are its id) the encoded partitions."""
+    """Return a whole Produce response frame: size, header, body. Partitions come encoded, topics as a name or 16 bytes
+    of an id.
+    """
     flexible = version >= 9
     parts = [b"\0" + varint_bytes(len(topics) + 1) if flexible else _INT32.pack(len(topics))]
     for topic, rows in topics:
@@ -204,13 +208,13 @@ def encode_response(
     topics: Sequence[tuple[str | bytes | UUID, Sequence[ProducePartitionAnswer]]],
     throttle_ms: int = 0,
 ) -> bytes:
-    """As `encode_rows`, of answers that are not encoded yet."""
+    """Return a whole Produce response frame, as `encode_rows` does, of answers that are not encoded yet."""
     rows = [(topic, [encode_partition(version, answer) for answer in answers]) for topic, answers in topics]
     return encode_rows(correlation_id, version, rows, throttle_ms)
 
 
 def encode_partition(version: int, answer: ProducePartitionAnswer) -> bytes:
-    """Return one partition of a response."""
+    """Encode the answer for one partition of a Produce."""
     parts: list[bytes] = []
     _encode_partition(parts, answer, version, version >= 9)
     return b"".join(parts)

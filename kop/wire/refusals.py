@@ -16,7 +16,9 @@ from kop.wire import codec
 from kop.wire.messages import RESPONSES, FetchRequest, Message, MetadataRequest
 
 _IN_ROWS: Final = (FetchRequest, MetadataRequest)
-"""Requests whose answers have an error of the whole, too, which clients take for something else."""
+"""The requests to be answered with an error in every row, although their answers have an error of the whole: clients
+take that one for something else.
+"""
 _LISTS: Final = {
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "partition_responses": ("partition_data",),
@@ -30,11 +32,15 @@ _LISTS: Final = {
     "replica_election_results": ("topic_partitions",),
     "partition_result": ("partitions",),
 }
-"""The lists of a request that a list of its answer goes through, if that has another name."""
+"""The names of lists in a request, by the name of the list in its answer that has a row for each of their items, if
+that differs.
+"""
 _FIELDS: Final = {"partition_index": ("partition_index", "partition")}
-"""As `_LISTS`, for the fields of a row."""
+"""The names of fields in a row of a request, by the name of the field in the answer that repeats them, if that
+differs.
+"""
 _KEYS: Final = ("name", "group_id", "key", "transactional_id", "partition_index", "partition_id")
-"""The fields that a plain name or number of the request may stand for."""
+"""The fields of an answer's row that repeat an item of the request which is a plain name or number."""
 
 
 def refusal(request: Message, code: ErrorCode) -> Message:
@@ -51,7 +57,9 @@ def refusal(request: Message, code: ErrorCode) -> Message:
 
 
 def _rows_of(struct: Any, asked: Any, version: int, code: ErrorCode) -> Iterator[tuple[str, list[Message]]]:
-    """Yield the lists of an answer, or of a row of it, in which errors stand, with a row for each thing asked for."""
+    """Yield each list of an answer (or of a row of it) that holds errors, by its name, with a row for each item of the
+    request.
+    """
     for field in struct.fields.values():
         if isinstance(field, StructArrayField) and field.for_version_q(version):
             row_struct = field.array_of

@@ -19,13 +19,13 @@ class Response:
     __slots__ = ("api_key", "fields", "version")
 
     def __init__(self, api_key: int, version: int, fields: dict[str, Any]) -> None:
-        """`fields`: the schema's fields; those that are left out have its default."""
+        """Keep the fields of a response, by the schema's names; those that are left out have the schema's default."""
         self.api_key = api_key
         self.version = version
         self.fields = fields
 
     def message(self) -> Message:
-        """Return the message, which may take long if there are many rows.
+        """Return the response as a message of kafka-python, which may take long if there are many rows.
 
         A list of dicts becomes a list of the class that the schema has for its rows. Other lists are taken as they are,
         such as those of tuples in the schema's field order.

@@ -24,14 +24,14 @@ from kop.wire.state_encoding import LONGEST_STRING, Buffer, RecordReader, Record
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 OFFSET_VALUE_VERSION: Final = 4
-"""What Kafka 4.3 writes for a committed offset without a retention of its own."""
+"""The version of a committed offset's value that Kafka 4.3 writes, unless it has a retention of its own."""
 EXPIRING_OFFSET_VALUE_VERSION: Final = 1
-"""The one version that has room for `expire_timestamp`."""
+"""The one version of a committed offset's value that has room for `expire_timestamp`."""
 GROUP_VALUE_VERSION: Final = 3
-"""What Kafka 4.3 writes for a group."""
+"""The version of a group's value that Kafka 4.3 writes."""
 
 PENDING_OFFSET_KIND: Final = 1000
-"""Kinds from 1000 on are not Kafka's."""
+"""The kind of a key of a pending offset. Kafka's own kinds are below 1000."""
 PENDING_OFFSET_VALUE_VERSION: Final = 0
 
 _OFFSET_KEY_KIND: Final = b"\0\1"
@@ -40,13 +40,13 @@ _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_HEAD: Final = bytes((1, _TOPIC_ID_TAG, 16))
-"""Before an id that is the only tagged field: how many fields, its tag, its size."""
+"""The encoded bytes before a topic id that is the only tagged field: number of fields, tag, size."""
 _ZERO_ID: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitKey:
-    """Names one committed offset. Kinds 0 and 1 have the same fields; 1 is written."""
+    """The key of one committed offset. Kinds 0 and 1 have the same fields; 1 is written."""
 
     group: str
     topic: str
@@ -55,14 +55,14 @@ class OffsetCommitKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataKey:
-    """Names one group of the classic protocol. Kind 2."""
+    """The key of the metadata of one group of the classic protocol. Kind 2."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsetKey:
-    """Names the offset that a producer commits with its transaction. Kind 1000."""
+    """The key of a pending offset, which a producer commits with its transaction. Kind 1000."""
 
     group: str
     topic: str
@@ -89,14 +89,16 @@ class OffsetCommitValue(NamedTuple):
     metadata: str = ""
     commit_timestamp: int = -1
     expire_timestamp: int = -1
-    """In version 1 only: from OffsetCommit requests that name a retention time (versions 2 to 4)."""
+    """The time at which the offset expires, in version 1 only: from OffsetCommit requests that name a retention time
+    (versions 2 to 4).
+    """
     topic_id: UUID | None = None
     """The id of the topic, from version 4 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsetValue:
-    """An offset that is committed when the transaction of the producer is."""
+    """The value of a pending offset: it is committed when the transaction of the producer is."""
 
     producer_epoch: int
     offset: OffsetCommitValue
@@ -106,7 +108,7 @@ class PendingOffsetValue:
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
-    """A member as it was when the group's metadata was written."""
+    """A group's member in the value of the group's metadata."""
 
     member_id: str
     instance_id: str | None
@@ -122,19 +124,19 @@ class MemberMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
-    """A group's generation; without members the group is empty."""
+    """The value of a group's metadata: generation, protocol and members; an empty group has none."""
 
     protocol_type: str
     generation: int
     protocol: str | None
     leader: str | None
     current_state_timestamp: int = -1
-    """From version 2 on: when the group came into its state, milliseconds since the epoch."""
+    """The time at which the group came into its state, in ms since the epoch, from version 2 on; -1 before that."""
     members: tuple[MemberMetadata, ...] = field(default=())
 
 
 def fits(name: str) -> bool:
-    """Return true if the records have room for a name."""
+    """Return true if a record has room for a name: strings are limited to 32,767 bytes."""
     return len(name.encode()) <= LONGEST_STRING
 
 
@@ -155,14 +157,14 @@ def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> by
 
 
 def encode_offset_key(group: str, topic: str, partition: int) -> bytes:
-    """Return the bytes of an `OffsetCommitKey` of these fields, without a writer: there is one for each committed
-    offset.
+    """Return the bytes of an `OffsetCommitKey` of these fields, put together without a `RecordWriter`, since there is
+    one for each committed offset.
     """
     return b"".join((_OFFSET_KEY_KIND, short_string(group), short_string(topic), _INT32.pack(partition)))
 
 
 def decode_key(data: Buffer) -> Key:
-    """Return the key in `data`. StateRecordError where it is none."""
+    """Return the key in `data`, of a kind that is known or not. StateRecordError if it is malformed."""
     reader = RecordReader(data)
     kind = reader.int16()
     if kind in (0, 1):
@@ -201,7 +203,9 @@ def encode_offset_value(
 
 
 def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
-    """As `encode_offset_value` in `OFFSET_VALUE_VERSION`, without a writer: there is one for each committed offset."""
+    """Return the bytes of a committed offset in `OFFSET_VALUE_VERSION`, put together without a `RecordWriter`, since
+    there is one for each committed offset.
+    """
     offset, leader_epoch, metadata, commit_timestamp, _, topic_id = value
     raw = metadata.encode()
     tags = b"\0" if topic_id is None or not topic_id.int else _TOPIC_ID_HEAD + topic_id.bytes
@@ -217,12 +221,12 @@ def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
 
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:
-    """Return the committed offset in `data`. StateRecordError where it is none."""
+    """Return the committed offset in `data`. StateRecordError if it is malformed."""
     return _read_offset_value(RecordReader(data))[0]
 
 
 def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping[int, bytes]]:
-    """Return a committed offset, and its tagged fields."""
+    """Read a committed offset and its tagged fields from the bytes of its value."""
     version = _known(reader.int16())
     reader.flexible = version >= 4
     offset = reader.int64()
@@ -256,7 +260,7 @@ def encode_pending_value(value: PendingOffsetValue) -> bytes:
 
 
 def decode_pending_value(data: Buffer) -> PendingOffsetValue:
-    """Return the pending offset in `data`. StateRecordError where it is none."""
+    """Return the pending offset in `data`. StateRecordError if it is malformed."""
     reader = RecordReader(data)
     version = reader.int16()
     if version != PENDING_OFFSET_VALUE_VERSION:
@@ -267,7 +271,7 @@ def decode_pending_value(data: Buffer) -> PendingOffsetValue:
 
 
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:
-    """Return the bytes of a group."""
+    """Return the bytes of the value of a group's metadata."""
     _known(version)
     writer = RecordWriter(version, flexible=version >= 4)
     writer.string(value.protocol_type)
@@ -294,7 +298,7 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VER
 
 
 def decode_group_value(data: Buffer) -> GroupMetadataValue:
-    """Return the group in `data`. StateRecordError where it is none."""
+    """Return the group's metadata in `data`. StateRecordError if it is no such value."""
     reader = RecordReader(data)
     version = _known(reader.int16())
     reader.flexible = version >= 4

@@ -21,11 +21,11 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 LONGEST_STRING: Final = 32_767
-"""Bytes of the longest string of the older encoding."""
+"""The most bytes of a string in the older, not flexible, encoding."""
 
 
 def short_string(text: str) -> bytes:
-    """Return a string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
+    """Return a string of the older encoding, behind two bytes of its length. StateRecordError if it is too long."""
     raw = text.encode()
     if len(raw) > LONGEST_STRING:
         raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
@@ -33,7 +33,9 @@ def short_string(text: str) -> bytes:
 
 
 class RecordReader:
-    """Reads primitives; whatever lies beyond the end or makes no sense is a StateRecordError."""
+    """A reader of primitives in a coordinator's record. Bytes that end too early or make no sense are a
+    StateRecordError.
+    """
 
     __slots__ = ("data", "flexible", "pos")
 
@@ -43,7 +45,7 @@ class RecordReader:
         self.flexible = False
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
+        """Return the next `size` bytes of the record."""
         end = self.pos + size
         if size < 0 or end > len(self.data):
             raise StateRecordError(f"a field of {size} bytes at {self.pos} in a record of {len(self.data)} bytes")
@@ -74,7 +76,7 @@ class RecordReader:
         raise StateRecordError("a varint of more than 32 bits")
 
     def nullable_string(self) -> str | None:
-        """Return a string, or None."""
+        """Return a string; None for null."""
         length = self.uvarint() - 1 if self.flexible else self.int16()
         if length == -1:
             return None
@@ -91,18 +93,18 @@ class RecordReader:
         return text
 
     def blob(self) -> bytes:
-        """Return bytes."""
+        """Return a field of bytes with its length before it."""
         return self.take(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """Return how many elements follow; no more than there is room for."""
+        """Return the number of elements of the list that follows; StateRecordError if there is no room for so many."""
         count = self.nullable_count()
         if count < 0:
             raise StateRecordError("a list is null")
         return count
 
     def nullable_count(self) -> int:
-        """As `count`; -1 for a list that is null."""
+        """Return the number of elements of the list that follows, as `count` does; -1 for a list that is null."""
         count = self.uvarint() - 1 if self.flexible else self.int32()
         if not -1 <= count <= len(self.data) - self.pos:
             raise StateRecordError(f"a list of {count} elements in {len(self.data) - self.pos} bytes")
@@ -119,7 +121,7 @@ class RecordReader:
 
 
 class RecordWriter:
-    """Writes primitives of one encoding."""
+    """A writer of primitives in one of Kafka's two encodings, for a coordinator's record."""
 
     __slots__ = ("flexible", "out")
 
@@ -159,7 +161,7 @@ class RecordWriter:
         self.out += raw
 
     def blob(self, raw: Buffer) -> None:
-        """Write bytes."""
+        """Write a field of bytes with its length before it."""
         if self.flexible:
             self.uvarint(len(raw) + 1)
         else:
@@ -167,19 +169,19 @@ class RecordWriter:
         self.out += raw
 
     def count(self, count: int) -> None:
-        """Write how many elements follow; -1: the list is null."""
+        """Write the number of elements of the list that follows; -1 for a list that is null."""
         if self.flexible:
             self.uvarint(count + 1)
         else:
             self.out += _INT32.pack(count)
 
     def no_tags(self) -> None:
-        """Write an end without tagged fields; nothing outside the flexible encoding."""
+        """Write an empty section of tagged fields; nothing outside the flexible encoding."""
         if self.flexible:
             self.out.append(0)
 
     def tags(self, fields: Mapping[int, bytes]) -> None:
-        """Tagged fields, in the order of their numbers; nothing outside the flexible encoding."""
+        """Write a section of tagged fields, in the order of their numbers; nothing outside the flexible encoding."""
         if not self.flexible:
             return
         self.uvarint(len(fields))

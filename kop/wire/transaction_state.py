@@ -21,9 +21,9 @@ from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 VALUE_VERSION: Final = 1
-"""What Kafka 4.3 writes where `transaction.version` is 1 or 2."""
+"""The version of a transactional id's value that Kafka 4.3 writes if `transaction.version` is 1 or 2."""
 OWN_TAGS: Final = 10_000
-"""Tagged fields from this number on are not Kafka's."""
+"""The first number for tagged fields of kop's own; Kafka uses lower ones."""
 STORAGE_TRANSACTION: Final = OWN_TAGS
 """The tag of the name that the open transaction has in storage."""
 
@@ -51,43 +51,45 @@ class TransactionStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionValue:
-    """A transactional id as its record says. Times are milliseconds since the epoch, -1 for none."""
+    """The value of a transactional id's record. Times are ms since the epoch, -1 for none."""
 
     producer_id: int
     producer_epoch: int
     timeout_ms: int
     status: TransactionStatus
     partitions: frozenset[tuple[str, int]] = frozenset()
-    """Topic and partition."""
+    """The partitions in the transaction, as topic name and partition number."""
     last_update_timestamp: int = -1
     start_timestamp: int = -1
     previous_producer_id: int = NO_PRODUCER_ID
-    """From version 1 on: the one whose epochs ran out."""
+    """The producer id that the transactional id had before, whose epochs ran out; from version 1 on."""
     next_producer_id: int = NO_PRODUCER_ID
-    """From version 1 on: the one that takes its place when the transaction has ended."""
+    """The producer id that takes the present one's place when the transaction has ended; from version 1 on."""
     client_version: int = 0
-    """From version 1 on: the version of transactions that the client goes by (0 to 2)."""
+    """The version of transactions that the client goes by (0 to 2); from version 1 on."""
     next_producer_epoch: int = NO_PRODUCER_EPOCH
-    """From version 1 on (KIP-939)."""
+    """The epoch of the next producer id (KIP-939); from version 1 on."""
     own: Mapping[int, bytes] = field(default_factory=dict)
-    """From version 1 on: tagged fields from `OWN_TAGS` on."""
+    """The tagged fields of kop's own, with numbers from `OWN_TAGS` up; from version 1 on."""
 
 
 def encode_transaction_key(transactional_id: str) -> bytes:
-    """Return the bytes of a key. StateRecordError where the id does not fit."""
+    """Return the bytes of a transactional id's key. StateRecordError if the id is too long."""
     writer = RecordWriter(_KEY_KIND)
     writer.string(transactional_id)
     return bytes(writer.out)
 
 
 def decode_transaction_key(data: Buffer) -> str | None:
-    """Return the transactional id in `data`; None for a key of another kind. StateRecordError where it is none."""
+    """Return the transactional id in the bytes of a key; None for a key of another kind. StateRecordError if it is
+    malformed.
+    """
     reader = RecordReader(data)
     return reader.string() if reader.int16() == _KEY_KIND else None
 
 
 def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
-    """Return the bytes of a transactional id's state."""
+    """Return the bytes of the value of a transactional id's record."""
     _check(version)
     writer = RecordWriter(version, flexible=version >= 1)
     writer.int64(value.producer_id)
@@ -123,7 +125,7 @@ def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSI
 
 
 def decode_transaction_value(data: Buffer) -> TransactionValue:
-    """Return the state in `data`. StateRecordError where it is none."""
+    """Return the state of a transactional id in the bytes of its value. StateRecordError if it is malformed."""
     reader = RecordReader(data)
     version = _check(reader.int16())
     reader.flexible = version >= 1

@@ -13,7 +13,7 @@ import pytest
 from cli.cli_support import Invoke, Kop
 from support.waiting import SECONDS
 
-from kop.cli.functions import FLAGS
+from kop.cli.functions_flags import FLAGS
 from kop.functions import spec
 
 
@@ -102,7 +102,7 @@ def test_a_killed_process_loses_nothing(kop: Kop, start: Start, topics: tuple[st
     function.end(signal.SIGKILL)
     function = start(*flags)
     function.until("Ctrl-C ends it")
-    got = kop.ok("consume", out, "--from-beginning", "-n", "20000").split()
+    got = kop.ok("consume", out, "--from-beginning", "--read-committed", "-n", "20000").split()
     assert got == [text.upper() for text in texts]
     assert function.end(signal.SIGTERM) == 0, function.said
 

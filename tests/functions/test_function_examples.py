@@ -52,6 +52,28 @@ def test_route_by_content(kop_broker: Broker, kop_functions: Functions) -> None:
     assert kop_broker.committed("public/default/RouteFunction") == {("orders", 0): 4}
 
 
+def test_enrich_from_a_table_topic(kop_broker: Broker, kop_functions: Functions) -> None:
+    function = run(kop_functions, "enrich.py")
+    kop_broker.produce("orders", ['{"id": 1, "customer": "c1"}'])
+    wait_until(lambda: function.failures == 1)
+    kop_broker.produce("customers", [("c1", '{"name": "Ann"}')])
+    wait_until(lambda: function.processed == 2)
+    kop_broker.produce("customers", [("c1", '{"name": "Bob"}')])
+    wait_until(lambda: function.processed == 3)
+    kop_broker.produce("orders", ['{"id": 2, "customer": "c1"}'])
+    wait_until(lambda: function.processed == 4)
+    kop_broker.produce("customers", [("c1", None)])
+    wait_until(lambda: function.processed == 5)
+    failures = function.failures
+    kop_broker.produce("orders", ['{"id": 3, "customer": "c1"}'])
+    wait_until(lambda: function.failures > failures)
+    function.stop()
+    assert jsons(kop_broker, "named-orders") == [
+        {"id": 1, "customer": "c1", "name": "Ann"},
+        {"id": 2, "customer": "c1", "name": "Bob"},
+    ]
+
+
 def test_dead_letters(kop_broker: Broker, kop_functions: Functions) -> None:
     function = run(kop_functions, "payments.py")
     kop_broker.produce("payments", ['{"id": 1, "amount": "2.50"}', '{"id": 2, "amount": "-1"}', '{"id": 3}', "?"])

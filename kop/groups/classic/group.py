@@ -57,11 +57,11 @@ _BEFORE: Final = {
     State.STABLE: {State.COMPLETING_REBALANCE},
     State.DEAD: {State.EMPTY},
 }
-"""For each state the states from which it may be entered."""
+"""The states from which each state may be entered."""
 
 
 def check_step(group_id: str, before: State, after: State) -> None:
-    """InternalError where a group may not go from the one state to the other."""
+    """Raise InternalError if a group may not go from one state to the other."""
     if before not in _BEFORE[after]:
         raise InternalError(f"group {group_id} cannot go from {before.value} to {after.value}")
 
@@ -75,16 +75,20 @@ class ClassicGroup:
         self.state = State.EMPTY
         self.previous_state = State.EMPTY
         self.state_since = settings.wall_time(now)
-        """When the state was entered, in milliseconds since the epoch; -1 where an old record did not say."""
+        """The time at which the state was entered, in ms since the epoch; -1 if it was loaded from an old record
+        without it.
+        """
         self.generation = 0
         self.protocol: str | None = None
         self.roster = Roster(canonical_name=settings.canonical_name)
         self.next_deadline = NEVER
         self._joined_meanwhile = False
-        """True if a member joined during the present part of the initial delay."""
+        """True if a member joined during the present part of the initial rebalance delay."""
         self._join_deadline = NEVER
         self._initial_delay: tuple[int, int] | None = None
-        """In ms: the present part of the initial delay, and by how much it may still be extended."""
+        """The present part of the initial rebalance delay, and the time by which it may still be extended, both in
+        ms.
+        """
         self._sync_deadline = NEVER
         self._to_sync: set[str] = set()
         self._tickets = 0
@@ -93,7 +97,7 @@ class ClassicGroup:
 
     @classmethod
     def load(cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, now: int) -> ClassicGroup:
-        """Return the group that a record describes. Call `resume` when everything is loaded."""
+        """Return the group as a group metadata record describes it. Call `resume` when everything is loaded."""
         group = cls(group_id, settings, now)
         group.generation = value.generation
         group.protocol = value.protocol
@@ -128,11 +132,11 @@ class ClassicGroup:
 
     @property
     def offsets_age_since(self) -> int | None:
-        """Since when committed offsets age, except those of topics that members consume (KIP-211).
+        """The moment from which committed offsets age, except those of topics that members consume (KIP-211).
 
         - A group that only stores offsets, and a consumer group that is stable and whose subscriptions are known: -1,
           each from its commit.
-        - A group without members: when it became empty, in milliseconds since the epoch; -1 where that is not known.
+        - A group without members: when it became empty, in milliseconds since the epoch; -1 if that is not known.
         - Any other group that is at work: None, its offsets do not grow old.
         """
         if self.protocol_type is None:
@@ -143,7 +147,7 @@ class ClassicGroup:
         return -1 if known and self.protocol_type == CONSUMER_PROTOCOL_TYPE else None
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if members consume `topic`, or may do so as far as can be known."""
+        """Return true if members consume `topic`, or if their subscriptions are not known."""
         return self.roster.is_subscribed_to(topic)
 
     def describe(self) -> Description:
@@ -244,12 +248,14 @@ class ClassicGroup:
         return left, self._take()
 
     def persisted(self, ticket: int, error: ErrorCode, now: int) -> list[Effect]:
-        """Go on after the write of `ticket`, which has ended with `error`: NONE if it is durable."""
+        """Go on after the write of a `Persist` effect with this `ticket` has ended; `error` is NONE if it is
+        durable.
+        """
         self._writes.pop(ticket)(error, now)
         return self._take()
 
     def tick(self, now: int) -> list[Effect]:
-        """Do what is due."""
+        """Do what is due by `now`, such as ending sessions and completing rebalances; return the effects."""
         while self.next_deadline <= now:
             self._expire(now)
             self._find_next_deadline()
@@ -283,7 +289,7 @@ class ClassicGroup:
         self.state = State.EMPTY
 
     def unload(self) -> list[Effect]:
-        """Answer all waiting requests with NOT_COORDINATOR: this broker no longer coordinates the group."""
+        """Answer all waiting requests with NOT_COORDINATOR, since this broker no longer coordinates the group."""
         for member in self.roster:
             self._answer_join_of(member, ErrorCode.NOT_COORDINATOR)
             self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
@@ -444,7 +450,9 @@ class ClassicGroup:
         self._join_by(now + delay)
 
     def _maybe_complete_join(self, now: int) -> None:
-        """Complete the rebalance if no member is missing. The first one of a group waits for its delay in any case."""
+        """Complete the rebalance if every known member has joined. The first rebalance of a group waits for its initial
+        delay in any case.
+        """
         if (
             self.state is State.PREPARING_REBALANCE
             and self.previous_state is not State.EMPTY
@@ -505,7 +513,9 @@ class ClassicGroup:
             self._sync_deadline = NEVER
 
     def _assigned(self, generation: int, assignment: dict[str, bytes], error: ErrorCode, now: int) -> None:
-        """Go on after the write of the leader's assignment, which is durable or has failed."""
+        """Go on after the write of the leader's assignment has ended: answer the members that wait in SyncGroup, or
+        rebalance again if it failed.
+        """
         if self.state is not State.COMPLETING_REBALANCE or self.generation != generation:
             return  # members joined or left meanwhile, and the rebalance that they began goes on
         if error:
@@ -677,4 +687,6 @@ def _differ(requested: str | None, current: str | None) -> bool:
 
 
 def _ignore(error: ErrorCode, now: int) -> None:
-    """Ignore a failed write of an empty generation: a restart loads the one before, whose members then time out."""
+    """Ignore the failed write of an empty generation: a restart loads the generation before, whose members then time
+    out.
+    """

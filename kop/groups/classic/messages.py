@@ -16,7 +16,7 @@ from kop.wire.state import GroupMetadataValue
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Names and metadata of the protocols that a member supports, the one it likes most first."""
 Token: TypeAlias = Hashable
-"""A stand-in for one request that waits for an answer."""
+"""The type of a stand-in for one request that waits for its answer from the state machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class JoinRequest:
     """A JoinGroup request. Times are in milliseconds."""
 
     member_id: str
-    """Empty for a member that has no id yet."""
+    """The member's id; empty for a member that has none yet."""
     instance_id: str | None
     """group.instance.id of a static member (KIP-345)."""
     client_id: str
@@ -34,7 +34,7 @@ class JoinRequest:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     needs_known_member_id: bool = True
-    """True if a new member is first told its id, as from version 4 on (KIP-394)."""
+    """True if a new member has to join again with the id that it is told first, as from version 4 on (KIP-394)."""
     can_skip_assignment: bool = True
     """True if a leader may be told to leave the assignment as it is, as from version 9 on (KIP-814)."""
     reason: str | None = None
@@ -43,7 +43,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMember:
-    """A member as the leader sees it."""
+    """A member as the group's leader sees it in the answer to its JoinGroup."""
 
     member_id: str
     instance_id: str | None
@@ -62,7 +62,7 @@ class JoinResult:
     leader: str = ""
     skip_assignment: bool = False
     members: tuple[JoinedMember, ...] = ()
-    """All members of the group; only the leader gets them."""
+    """All members of the group for its leader; empty for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class SyncRequest:
     """The protocol type; None below version 5, where it is not compared."""
     protocol: str | None
     assignments: tuple[tuple[str, bytes], ...]
-    """The assignment of each member; only the leader sends them."""
+    """The assignment of each member, from the leader; empty from the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class DescribedMember:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A group as DescribeGroups shows it."""
+    """A group of the classic protocol as DescribeGroups shows it."""
 
     group_id: str
     state: str
@@ -132,7 +132,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Effect: answer the request of `token`. A token is answered once."""
+    """An effect of the state machine: its caller has to answer the request of `token`. A token is answered once."""
 
     token: Token
     result: JoinResult | SyncResult
@@ -140,7 +140,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Effect: write `value` as the group's metadata, then tell the machine by `persisted(ticket, ...)`."""
+    """An effect of the state machine: its caller has to write `value` as the group's metadata, and to report the end of
+    the write by `persisted(ticket, ...)`.
+    """
 
     ticket: int
     value: GroupMetadataValue

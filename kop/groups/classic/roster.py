@@ -20,11 +20,11 @@ from kop.wire.state import MemberMetadata
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 MOST_TOPICS: Final = 1 << 16
-"""A subscription of more topics is not read: metadata has room for millions, which would hold the event loop."""
+"""The most topics of a subscription that is read: metadata has room for millions, which would hold the event loop."""
 
 
 def topics_of(metadata: bytes) -> frozenset[str] | None:
-    """Return the topics that a consumer subscribes to; None where these bytes are no subscription, or are not read.
+    """Return the topics of a consumer's subscription; None if the bytes are no subscription, or name too many topics.
 
     All versions of `ConsumerProtocolSubscription` begin with what is read here.
     """
@@ -50,7 +50,7 @@ def topics_of(metadata: bytes) -> frozenset[str] | None:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A member of a group. `deadline` is when it is taken for dead, in the machine's milliseconds."""
+    """A member of a classic group. `deadline` is the time at which it is taken for dead, in the state machine's ms."""
 
     member_id: str
     instance_id: str | None
@@ -61,14 +61,14 @@ class Member:
     rebalance_timeout_ms: int
     assignment: bytes = b""
     is_new: bool = False
-    """True if the member's first JoinGroup waits. It does not know its id then, so it cannot send heartbeats."""
+    """True while the member's first JoinGroup waits. It does not know its id then, so it cannot send heartbeats."""
     join_token: Token | None = None
     sync_token: Token | None = None
     deadline: int = NEVER
 
     @classmethod
     def of(cls, member_id: str, request: JoinRequest) -> Member:
-        """Return the member that `request` asks to become."""
+        """Return a new member, made of its JoinGroup request."""
         return cls(
             member_id,
             request.instance_id,
@@ -81,7 +81,7 @@ class Member:
 
     @classmethod
     def loaded(cls, stored: MemberMetadata, protocol: str) -> Member:
-        """Return the member that a record holds: of its protocols only the chosen one is known."""
+        """Return a member as a group metadata record holds it: of its protocols only the chosen one is known."""
         rebalance_timeout_ms = stored.rebalance_timeout_ms
         return cls(
             stored.member_id,
@@ -101,18 +101,20 @@ class Member:
 
     @property
     def keeps_itself_alive(self) -> bool:
-        """True while a request of the member waits, which stands for heartbeats: but not a new member's JoinGroup."""
+        """True while a request of the member waits, which stands for heartbeats; but a new member's JoinGroup does
+        not.
+        """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
     def metadata(self, protocol: str) -> bytes:
-        """Return what the member sent for `protocol`."""
+        """Return the metadata that the member sent for `protocol`."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
         raise InternalError(f"member {self.member_id} does not support protocol {protocol!r}")
 
     def stored(self, protocol: str, assignment: bytes) -> MemberMetadata:
-        """Return the member as a record holds it."""
+        """Return the member in the form of a group metadata record."""
         return MemberMetadata(
             self.member_id,
             self.instance_id,
@@ -127,23 +129,23 @@ class Member:
 
 @dataclass(slots=True)
 class Roster:
-    """The members. Order is that of their joining; the leader is always one of them."""
+    """The members of a classic group in the order of their joining. The leader is always one of them."""
 
     protocol_type: str | None = None
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
-    """Member ids by group.instance.id."""
+    """The member ids of static members, by group.instance.id."""
     pending: dict[str, int] = field(default_factory=dict)
-    """Member ids that were handed out and not yet used (KIP-394), with their deadlines."""
+    """The deadlines of member ids that were handed out and not yet used (KIP-394)."""
     waiting_to_join: int = 0
-    """Members whose JoinGroup waits."""
+    """The number of members whose JoinGroup waits."""
     subscribed: frozenset[str] | None = None
-    """The topics that consumers subscribe to; None where that is not known."""
+    """The topics that the group's consumers subscribe to; None if that is not known."""
     canonical_name: Callable[[str], str] = str
-    """Gives, for any name of a topic, the name that offsets are kept under."""
+    """A function that returns, for any name of a topic, the name under which offsets are kept."""
     support: Counter[str] = field(default_factory=Counter)
-    """How many members support each protocol that any of them supports."""
+    """The number of members that support each protocol."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members.values())
@@ -156,16 +158,18 @@ class Roster:
 
     @property
     def all_joined(self) -> bool:
-        """True when every member's JoinGroup waits and no pending member is expected."""
+        """True if every member's JoinGroup waits and no pending member is expected, so that a rebalance can
+        complete.
+        """
         return self.waiting_to_join == len(self.members) and not self.pending
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of the members'."""
+        """The longest rebalance timeout of the members."""
         return max(0, max((member.rebalance_timeout_ms for member in self), default=0))
 
     def add(self, member: Member, token: Token | None, protocol_type: str) -> None:
-        """Take a member in, waiting for a JoinGroup answer if there is a token; the first one leads."""
+        """Add a member; a `token` is of its JoinGroup, which waits. The first member becomes the leader."""
         if member.instance_id is not None:
             if member.instance_id in self.static:
                 raise InternalError(f"static member {member.instance_id} is in the group already")
@@ -180,7 +184,7 @@ class Roster:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> Member | None:
-        """Take a member or a pending one out; returns the member, with the tokens that are still to be answered."""
+        """Remove a member or a pending member id; return the member, whose tokens are still to be answered."""
         self.pending.pop(member_id, None)
         member = self.members.pop(member_id, None)
         if member is None:
@@ -195,7 +199,7 @@ class Roster:
         return member
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
-        """Give the static member a new id and keep all else, its place in the order too; its tokens go."""
+        """Give a static member a new id and keep all else, also its place in the order; its tokens go to the caller."""
         member = self.members[old_id]
         self.set_join_token(member, None)
         member.sync_token = None
@@ -208,7 +212,7 @@ class Roster:
         return member
 
     def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
-        """Take what a member says on joining again."""
+        """Take over the protocols and timeouts that a member names on joining again."""
         self._forget_protocols(member)
         self.support.update({name for name, _ in protocols})
         member.protocols = protocols
@@ -227,7 +231,7 @@ class Roster:
         member.join_token = token
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it joined, else take the first member that did; False where there is none."""
+        """Keep the leader if it joined, else make the first member that did the leader; return false if none did."""
         if self.leader is None:
             return False
         if self.members[self.leader].join_token is not None:
@@ -239,21 +243,21 @@ class Roster:
         return False
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Return true if a member like this could join those that are here: same type, one protocol that all
-        support.
+        """Return true if a member like this could join the group: it has the group's protocol type, and a protocol that
+        all members support.
         """
         return self.protocol_type == protocol_type and any(
             self.support[name] == len(self.members) for name, _ in protocols
         )
 
     def select_protocol(self) -> str:
-        """Return the protocol that most members like best among those that all support."""
+        """Return the protocol that most members prefer, among those that all members support."""
         common = {name for name, count in self.support.items() if count == len(self.members)}
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in self)
         return votes.most_common(1)[0][0]
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Return the error if this is no member, or not the instance's present one, else NONE."""
+        """Return NONE if this is a member and the present one of its static instance, else the error for the client."""
         if instance_id is not None:
             current = self.static.get(instance_id)
             if current is None:
@@ -263,7 +267,7 @@ class Roster:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def seen_by_leader(self, protocol: str) -> tuple[JoinedMember, ...]:
-        """Return the members with their metadata for `protocol`."""
+        """Return the members with their metadata for `protocol`, as the group's leader gets them."""
         return tuple(JoinedMember(m.member_id, m.instance_id, m.metadata(protocol)) for m in self)
 
     def describe(self, protocol: str | None) -> tuple[DescribedMember, ...]:
@@ -281,7 +285,9 @@ class Roster:
         )
 
     def learn_subscriptions(self, protocol: str | None) -> None:
-        """Read the topics that consumers subscribe to out of their metadata for `protocol`."""
+        """Read the topics that consumers subscribe to from their metadata for `protocol`, and keep them in
+        `subscribed`.
+        """
         self.subscribed = None
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE or (self.members and protocol is None):
             return
@@ -294,12 +300,12 @@ class Roster:
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if members consume `topic`, or may do so as far as can be known."""
+        """Return true if members consume `topic`, or if their subscriptions are not known."""
         if self.subscribed is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed
 
 
 def new_member_id(client_id: str, instance_id: str | None) -> str:
-    """Return an id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
+    """Return a new member id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
     return f"{client_id if instance_id is None else instance_id}-{clock.uuid4()}"

@@ -28,15 +28,18 @@ from kop.storage.memory.settings import MemorySettings
 from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
 
 _PRODUCER_IDS: Final = 1000
-"""Producer ids that are reserved at a time."""
+"""The number of producer ids that are reserved at a time."""
 _TICK_SECONDS: Final = 1.0
-"""Time after which the upkeep asks again when it is due: that may have changed."""
+"""The seconds after which the upkeep looks again if retention and compaction are due: their interval may have
+changed.
+"""
 _SHORTEST_PAUSE_SECONDS: Final = 0.01
 
 
 @dataclass(slots=True)
 class Memory:
-    """What an engine leaves behind when it is closed. The next engine opened on it finds all of it, as after a restart.
+    """The data that an engine leaves behind when it is closed. The next engine opened on it finds all of it, as after a
+    restart.
 
     One engine at a time may be open on it.
     """
@@ -50,7 +53,9 @@ class Memory:
 
 
 class MemoryTopics(TopicTable):
-    """`Topics` of a memory engine. `changed(old, new)` gives the engine its turn before others are told."""
+    """The table of topics of a memory engine. `changed(old, new)` is called first, so that the engine's logs follow
+    before others are told.
+    """
 
     def __init__(
         self, version: int, topics: Iterable[TopicInfo], changed: Callable[[TopicInfo | None, TopicInfo | None], None]
@@ -60,25 +65,25 @@ class MemoryTopics(TopicTable):
 
     @property
     def namespace(self) -> None:
-        """There are no namespaces."""
+        """None: topics have no namespaces here."""
 
     async def find(self, names: Collection[str]) -> None:
-        """Do nothing: all topics are known."""
+        """Do nothing: all topics are known, so there is none to find."""
 
     def missing(self, name: str) -> None:
-        """Do nothing: all topics are known."""
+        """Return None: all topics are known, so `find` looks for none."""
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return nothing: nobody else changes topics."""
+        """Return no configs: nobody else changes topics, so storage holds the same."""
         return {}
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Do nothing: nobody else changes topics."""
+        """Do nothing: nobody else changes topics, so the table is up to date."""
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic; TOPIC_ALREADY_EXISTS where the name is taken, INVALID_PARTITIONS for none."""
+        """Make a topic; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below 1."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
         self._check_new(topic)
         return self._put(None, topic)
@@ -90,13 +95,13 @@ class MemoryTopics(TopicTable):
         self._announce(topic, None)
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS where it would not grow."""
+        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow."""
         topic = self._find(topic_id)
         self._check_growth(topic, partitions)
         return self._put(topic, replace(topic, partitions=partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs."""
+        """Replace the topic's own configs; in force when this returns."""
         topic = self._find(topic_id)
         if configs == topic.configs:
             return topic
@@ -138,7 +143,7 @@ class MemoryEngine:
         self.read_budget = ReadBudget(settings.kop_memory_bytes)
         self._upkeep: asyncio.Task[None] | None = None
         self._kept_up = clock.monotonic()
-        """When the last look for what there is to do ended."""
+        """The monotonic time at which the last round of upkeep ended."""
         self.cluster_id = memory.cluster_id
         self.topics = MemoryTopics(memory.topics_version, memory.topics, self.topic_changed)
         self._logs = {
@@ -154,13 +159,13 @@ class MemoryEngine:
             )
 
     def log(self, topic_id: UUID, partition: int) -> MemoryLog | None:
-        """Return the log of a partition, or None; the same object each time."""
+        """Return the log of a partition, the same object each time; None if there is none."""
         logs = self._logs.get(topic_id, ())
         return logs[partition] if 0 <= partition < len(logs) else None
 
     def topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Take a topic's change, before anybody is told: give its logs the new value, make new ones, let go of deleted
-        ones.
+        """Bring the logs in line with a changed topic, before anybody is told: give them the new value, make new ones,
+        drop those of a deleted topic.
         """
         if new is None:
             assert old is not None
@@ -177,7 +182,7 @@ class MemoryEngine:
         return MemoryLog(space, topic, index, policy)
 
     def policies_changed(self) -> None:
-        """Ask for every topic's policy again."""
+        """Ask for the policy of every topic again, because a broker default was altered."""
         for topic in self.topics.all():
             self.topic_changed(topic, topic)
 
@@ -189,11 +194,11 @@ class MemoryEngine:
         return range(first, first + _PRODUCER_IDS)
 
     async def get_state(self, key: str) -> str | None:
-        """Return a small value, or None."""
+        """Return a small value by its key; None if there is none."""
         return self._memory.state.get(key)
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set or remove a small value."""
+        """Set a small value by its key, or remove it with None."""
         self._check_open()
         if value is None:
             self._memory.state.pop(key, None)
@@ -201,13 +206,13 @@ class MemoryEngine:
             self._memory.state[key] = value
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Do nothing: one process changes values."""
+        """Do nothing: only this process changes small values, so no change by another one has to be told."""
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Do nothing: there are no others."""
+        """Do nothing: there are no other brokers whose changes could be told."""
 
     async def join(self, broker: LiveBroker) -> None:
-        """Do nothing: there is nobody to join."""
+        """Do nothing: there are no other brokers to join."""
 
     async def maintain(self, now_ms: int) -> None:
         """Do all that is due at `now_ms`: retention, compaction; producers expire by a clock of their own."""
@@ -235,30 +240,32 @@ class MemoryEngine:
             self._kept_up = clock.monotonic()
 
     def snapshot(self) -> EngineSnapshot:
-        """Return what the engine says of itself now."""
+        """Return the engine's state for a status page."""
         return EngineSnapshot(self.healthy, self.about, self.losses)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that every engine has."""
+        """Return the metrics of every engine, for a scrape."""
         return self.snapshot().collect()
 
     about = None
-    """No other server has the data."""
+    """None: no other server has the data."""
 
     @property
     def healthy(self) -> str | None:
-        """None unless the engine is closed or its memory is full."""
+        """None while records can be appended; one line if the engine is closed or its memory is full."""
         return self._space.problem
 
     losses = None
-    """Memory that is handed on is whole."""
+    """None: memory that a former engine left is always whole."""
 
     def _check_open(self) -> None:
         if self._space.closed:
             raise BackendError(self._space.problem or "")
 
     async def close(self) -> None:
-        """End the upkeep, answer the appends that were taken, leave everything to the next engine on the memory."""
+        """End the upkeep, answer the appends that were submitted, and leave all data to the next engine on the
+        memory.
+        """
         if self._space.closed:
             return
         if self._upkeep is not None:
@@ -278,7 +285,7 @@ async def open_engine(
     policy: Callable[[TopicInfo], LogPolicy],
     settings: MemorySettings | None = None,
 ) -> MemoryEngine:
-    """Start an engine on the running loop, empty unless `memory` is what another one left behind.
+    """Start an engine on the running loop; empty, unless `memory` is the data that another one left behind.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic.
     """

@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 
 
 _BATCH_BYTES: Final = 230
-"""What a batch takes beside its bytes: the objects that hold it, and its place in the log."""
+"""The bytes that a batch takes beside its own: the objects that hold it, and its place in the log."""
 
 
 class Space:
-    """Bytes that batches take, and the most that they may take."""
+    """The memory of all logs of an engine: the bytes that batches take, and the most that they may take."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -58,7 +58,7 @@ class Space:
 
     @property
     def problem(self) -> str | None:
-        """Why batches are refused now, in one line; None where they are taken."""
+        """One line why batches are refused now; None while they are accepted."""
         if self.closed:
             return "the storage engine is closed"
         if self._full:
@@ -69,7 +69,8 @@ class Space:
         return None
 
     def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
-        """KAFKA_STORAGE_ERROR where a batch of `size` bytes is not taken. 0 bytes stand for one that is not stored.
+        """Return KAFKA_STORAGE_ERROR if a batch of `size` bytes cannot be accepted now; 0 bytes are a batch that is not
+        stored.
 
         With `unbounded` only a closed engine refuses.
         """
@@ -84,22 +85,22 @@ class Space:
         return None
 
     def take(self, size: int, batches: int) -> None:
-        """Note that so many batches, which have `size` bytes together, are held from now on."""
+        """Count so many batches, which have `size` bytes together, as held from now on."""
         self.used += size + batches * _BATCH_BYTES
 
     def free(self, size: int, batches: int) -> None:
-        """Note that so many batches, which have `size` bytes together, are no longer held."""
+        """Count so many batches, which have `size` bytes together, as no longer held."""
         self.used -= size + batches * _BATCH_BYTES
         self._full = False
 
 
 class StoredBatch(NamedTuple):
-    """A stored batch. `last` is the offset of its last record, also where compaction took that."""
+    """A stored batch. `last` is the offset of its last record, even if compaction took that."""
 
     base: int
     last: int
     timestamp: int
-    """The largest timestamp; minus the time of the append where the records have none."""
+    """The largest timestamp; minus the time of the append if the records have none."""
     data: Buffer
 
 
@@ -107,7 +108,7 @@ _LAST = attrgetter("last")
 
 
 class MemoryLog(Partition):
-    """A `PartitionLog`."""
+    """The log of one partition in memory, a `MarkedLog`."""
 
     __slots__ = ("_appends", "_batches", "_clean_offset", "_producers", "_space", "_taken", "size_bytes")
 
@@ -121,11 +122,11 @@ class MemoryLog(Partition):
         self.size_bytes = 0
         self._batches: list[StoredBatch] = []
         self._taken: list[StoredBatch] = []
-        """Batches that are not readable yet; they follow those that are."""
+        """The batches that are not readable yet; they follow those that are."""
         self._appends: list[tuple[AppendWaiter, int, AppendResult]] = []
-        """The appends of this turn of the loop and what they will be answered."""
+        """The appends of this turn of the loop, with the results that they will be answered with."""
         self._clean_offset = 0
-        """Compaction has seen what lies before it."""
+        """The offset before which compaction has seen all batches."""
         self._producers = ProducerStates()
 
     def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
@@ -171,7 +172,7 @@ class MemoryLog(Partition):
         self._append(batch, header, now_ms, waiter, place)
 
     def _append(self, batch: Buffer, header: BatchHeader, now_ms: int, waiter: AppendWaiter, place: int) -> None:
-        """Take a new batch; if this raises, nothing of it is left."""
+        """Add a new batch to the log, readable in the loop's next turn; if this raises, nothing of it is left."""
         base = self._end
         stored = self._stored(batch, header, base, now_ms)
         time = header.max_timestamp if self.policy.log_append_time else -1
@@ -222,11 +223,13 @@ class MemoryLog(Partition):
 
     @property
     def last_stable_offset(self) -> int:
-        """See `PartitionLog.last_stable_offset`."""
+        """The offset of the oldest open transaction, else the high watermark: readers of committed records stop
+        there.
+        """
         return self._producers.transactions.last_stable(self.log_start_offset, self.high_watermark)
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
-        """See `PartitionLog.aborted_between`."""
+        """Return the aborted transactions of which records may lie from the offset `start` on and before `end`."""
         return self._producers.transactions.aborted_between(start, end)
 
     @property
@@ -239,7 +242,7 @@ class MemoryLog(Partition):
         return StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data)
 
     def _take(self, batch: StoredBatch, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
-        """Take a batch and answer it soon, or do neither and raise."""
+        """Put a batch behind the log's end and have it answered in the loop's next turn; or do neither and raise."""
         self._taken.append(batch)
         try:
             self._answer_soon(waiter, place, result)
@@ -254,7 +257,7 @@ class MemoryLog(Partition):
         self._appends.append((waiter, place, result))
 
     def commit(self) -> None:
-        """Make readable what was taken and answer the appends."""
+        """Make the batches of the last turn of the loop readable, and answer their appends."""
         appends, self._appends = self._appends, []
         taken, self._taken = self._taken, []
         if self.deleted:
@@ -273,8 +276,8 @@ class MemoryLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Return batches from the one that holds `offset` on; see `PartitionLog.read_cached`. All of them are in
-        memory.
+        """Return batches from the one that holds `offset` on, by the rules of `PartitionLog.read_cached`. All of them
+        are in memory.
         """
         self.check_offset(offset)
         if offset == self.high_watermark:
@@ -290,26 +293,26 @@ class MemoryLog(Partition):
         return ReadResult(buffers, size)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """As `read_cached`: there is no other storage."""
+        """Return the result of `read_cached`: there is no other storage than memory."""
         return self.read_cached(offset, max_bytes, min_one=min_one)
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return the first record at or after `timestamp` (ms), or None."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
         return await self._look_up(_first_at, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp, or None where no record has one."""
+        """Return timestamp and offset of the first record with the largest timestamp; None if no record has one."""
         return await self._look_up(_newest)
 
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
-        """Search in a thread, because batches have to be decompressed. They stay as they are meanwhile."""
+        """Search batches in a thread, because they have to be decompressed. They do not change meanwhile."""
         self.check_there()
         record = await asyncio.to_thread(search, tuple(self._batches), self.log_start_offset, *args)
         self.check_there()
         return record
 
     def producers(self) -> Sequence[ProducerView]:
-        """Idempotent producers that the log remembers now."""
+        """Return the idempotent producers that the log remembers now."""
         return [ProducerView(*view) for view in self._producers.views()]
 
     # --- what makes the log smaller
@@ -347,7 +350,9 @@ class MemoryLog(Partition):
         self._move_start(start)
 
     async def compact(self, now_ms: int) -> None:
-        """Keep of each key the newest record where the topic is compacted and enough is dirty; see `compaction`."""
+        """Compact the log, keeping of each key the newest record, if the topic is compacted and enough of the log is
+        dirty.
+        """
         policy, batches = self.policy, tuple(self._batches)
         if not policy.compact or not batches:
             return
@@ -388,7 +393,7 @@ class MemoryLog(Partition):
         self._producers.expire(steady_ms(), ttl_ms)
 
     def remove(self) -> None:
-        """End the log of a deleted topic: appends of this turn end with an error, the memory is free."""
+        """End the log of a deleted topic: appends of this turn end with an error, and its memory is freed."""
         held = (*self._batches, *self._taken)
         self._space.free(sum(len(batch.data) for batch in held), len(held))
         self._batches, self._taken, self.size_bytes = [], [], 0
@@ -397,26 +402,26 @@ class MemoryLog(Partition):
     # --- what there is nothing to do for: one process, all in memory
 
     async def attach(self) -> None:
-        """Do nothing: the log is always ready."""
+        """Do nothing: the log is always ready to serve."""
 
     async def measure(self) -> int:
-        """Return bytes of the stored batches."""
+        """Return the bytes of the stored batches."""
         return self.size_bytes
 
     async def refresh(self) -> None:
-        """Do nothing: nobody else writes."""
+        """Do nothing: nobody else writes, so the high watermark is always up to date."""
 
     async def refresh_start(self) -> None:
-        """Do nothing: nobody else deletes."""
+        """Do nothing: nobody else deletes, so the log start is always up to date."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Do nothing: nobody else writes."""
+        """Do nothing: nobody else writes, so this process always leads."""
 
     async def verify_lead(self) -> None:
-        """Do nothing."""
+        """Do nothing: nobody else writes, so this process always leads."""
 
     async def resign(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is nobody else who could lead."""
 
 
 def _first_at(batches: Sequence[StoredBatch], start: int, timestamp: int) -> TimestampOffset | None:
@@ -450,7 +455,7 @@ def _cleaned(
     now_ms: int,
     title: str,
 ) -> list[tuple[StoredBatch, StoredBatch | None]]:
-    """Return the batches that compaction changes, each with what takes its place; on a thread.
+    """Return the batches that compaction changes, each with the one that takes its place; runs on a thread.
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """

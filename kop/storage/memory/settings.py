@@ -7,7 +7,7 @@ from kop.values import Long, Settings, setting
 
 
 class MemoryOptions(Settings):
-    """The settings for people."""
+    """The settings of the memory engine that people can set."""
 
     kop_memory_bytes: Long = setting(
         "kop.memory.bytes",
@@ -18,4 +18,4 @@ class MemoryOptions(Settings):
 
 
 class MemorySettings(MemoryOptions, LocalSettings):
-    """All that the engine is told."""
+    """The settings that the memory engine gets: those for people, and those that code and tests set."""

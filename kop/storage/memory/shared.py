@@ -23,17 +23,19 @@ from kop.storage.memory.settings import MemorySettings
 
 
 class SharedMemory:
-    """What the brokers share. The data outlives them, as it does a restart."""
+    """The engine and the data that several brokers of one process share. The data outlives the brokers, as it does a
+    restart.
+    """
 
     def __init__(self) -> None:
         self._memory = Memory()
         self._engine: MemoryEngine | None = None
         self._views: list[_EngineOfBroker] = []
         self.leaders: dict[MemoryLog, tuple[_EngineOfBroker, Callable[[], None]]] = {}
-        """The broker that leads a log, and what it wants to be called when another one does."""
+        """The broker that leads each log, and the function to call when another one takes the lead."""
 
     async def open_engine(self, *, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> Engine:
-        """Return the engine as one broker sees it. The settings of the broker that comes first are in force for all."""
+        """Return the engine as one broker sees it. The settings of the first broker hold for all."""
         if self._engine is None:
             self._engine = await open_engine(self._memory, policy=policy, settings=settings)
         view = _EngineOfBroker(self, self._engine)
@@ -47,18 +49,20 @@ class SharedMemory:
         return sorted(live, key=lambda broker: broker.node_id)
 
     def membership_changed(self) -> None:
-        """Tell every broker that another set of them is live."""
+        """Call the callbacks of every broker for a change of the live brokers."""
         for view in list(self._views):
             view.tell_of_brokers()
 
     def value_changed(self, by: object) -> None:
-        """Tell the other brokers that one of them has changed a small value."""
+        """Call the callbacks of the other brokers for a change of a small value."""
         for view in list(self._views):
             if view is not by:
                 view.tell_of_values()
 
     async def leave(self, view: _EngineOfBroker) -> None:
-        """Forget a broker; what it led has no leader. The engine closes behind the last one."""
+        """Forget a broker; the logs that it led have no leader then. The engine is closed when the last broker
+        leaves.
+        """
         self._views.remove(view)
         for log in [log for log, (leader, _) in self.leaders.items() if leader is view]:
             del self.leaders[log]
@@ -69,7 +73,9 @@ class SharedMemory:
 
 
 class _View:
-    """An object of the engine, of which some things differ for one broker."""
+    """An object of the engine as one broker sees it: all attributes are the engine's but for those that a subclass
+    defines.
+    """
 
     def __init__(self, of: Any) -> None:
         self._of = of
@@ -108,12 +114,12 @@ class _EngineOfBroker(_View):
         self._on_state.append(callback)
 
     def tell_of_brokers(self) -> None:
-        """Call who waits for changes of the live brokers."""
+        """Call this broker's callbacks for a change of the live brokers."""
         for callback in self._on_brokers:
             callback()
 
     def tell_of_values(self) -> None:
-        """Call who waits for changes of small values."""
+        """Call this broker's callbacks for a change of small values."""
         for callback in self._on_state:
             callback()
 
@@ -130,7 +136,9 @@ class _EngineOfBroker(_View):
         self._shared.value_changed(self)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """Return the log of a partition; of a topic that coordinators keep state in, this broker's view of it."""
+        """Return the log of a partition; for a coordinator's state topic, a view of it that this broker can lead or
+        not.
+        """
         log = self._engine.log(topic_id, partition)
         if log is None or not log.topic.internal:
             return log
@@ -151,7 +159,7 @@ class _EngineOfBroker(_View):
 
 
 class _TopicsOfBroker(_View):
-    """The table of topics, with callbacks that end with the broker."""
+    """The table of topics as one broker sees it, with callbacks that end with the broker."""
 
     def __init__(self, topics: Topics) -> None:
         super().__init__(topics)
@@ -167,12 +175,14 @@ class _TopicsOfBroker(_View):
             callback(old, new)
 
     def end(self) -> None:
-        """Call nobody any more."""
+        """Call no callback of this broker any more."""
         self._callbacks.clear()
 
 
 class _LogOfBroker(_View):
-    """A log that one of the brokers leads: what another one appends is refused."""
+    """A log that one of the brokers leads, as one broker sees it: appends of a broker that does not lead are
+    refused.
+    """
 
     def __init__(self, shared: SharedMemory, broker: _EngineOfBroker, log: MemoryLog) -> None:
         super().__init__(log)
@@ -181,7 +191,7 @@ class _LogOfBroker(_View):
         self._log = log
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer; the former one hears of it."""
+        """Become the only writer of the log; the former leader's callback is called."""
         former = self._shared.leaders.get(self._log)
         self._shared.leaders[self._log] = self._broker, lost
         if former is not None and former[0] is not self._broker:
@@ -189,12 +199,12 @@ class _LogOfBroker(_View):
 
     @property
     def leads(self) -> bool:
-        """True if this broker is the only writer."""
+        """True if this broker is the only writer of the log."""
         leader = self._shared.leaders.get(self._log)
         return leader is not None and leader[0] is self._broker
 
     async def resign(self) -> None:
-        """Lead no more."""
+        """Give up the lead of the log, if this broker has it."""
         if self.leads:
             del self._shared.leaders[self._log]
 

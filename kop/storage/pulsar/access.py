@@ -14,7 +14,9 @@ from kop.storage.pulsar.settings import PulsarOptions
 
 
 class Access:
-    """What the settings say of access to Pulsar. An empty text is none. No message shows the credentials."""
+    """The settings of access to Pulsar, TLS and credentials. An empty text is none. No message shows the
+    credentials.
+    """
 
     def __init__(self, settings: PulsarOptions) -> None:
         self._settings = settings
@@ -29,7 +31,9 @@ class Access:
         )
 
     def check(self, service_url: str, admin_url: str) -> None:
-        """BackendError where the credentials would go to Pulsar's REST in clear text although its service has TLS."""
+        """Raise BackendError if the credentials would go to Pulsar's REST in clear text although its service has
+        TLS.
+        """
         if self._settings.kop_pulsar_auth and is_in_clear(service_url, admin_url):
             raise BackendError(
                 f"kop.pulsar.admin.url={admin_url} has no TLS and {service_url} has: the credentials of "
@@ -44,7 +48,9 @@ class Access:
         return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
 
     def credentials(self) -> Credentials | None:
-        """Return the credentials, or None. BackendError says what is wrong with the text, without it."""
+        """Return the credentials, None if the settings have none. BackendError names the fault of their text, without
+        showing it.
+        """
         if not self._settings.kop_pulsar_auth:
             return None
         try:

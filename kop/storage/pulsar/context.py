@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PulsarContext:
-    """Clients, settings, names and faults of one engine."""
+    """The clients of Pulsar, settings, names and faults of one engine, for its parts."""
 
     def __init__(self, client: Client, admin: Admin, settings: PulsarSettings) -> None:
         self.loop = asyncio.get_running_loop()
@@ -38,11 +38,11 @@ class PulsarContext:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def count(self, fault: Fault) -> None:
-        """Count one more of a fault; see `Faults.count`."""
+        """Count one more occurrence of a fault; see `Faults.count`."""
         self.faults.count(fault)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run work in the background. An unexpected failure of it is logged."""
+        """Run a coroutine in the background; the engine's close waits for it. An unexpected failure of it is logged."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
@@ -54,7 +54,7 @@ class PulsarContext:
             log.log(level, "background work failed: %r", error, exc_info=error)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work to its end even where the caller is cancelled. BackendError where the engine is closed."""
+        """Run work to its end even if the caller is cancelled. BackendError if the engine is closed."""
         if self.closed:
             work.close()
             raise BackendError("the storage engine is closed")

@@ -56,7 +56,7 @@ from kop.storage.tail_cache import TailCache, reads_bytes
 from kop.turns import Turns
 
 _START_SECONDS: Final = 60.0
-"""How long each step of the start is tried again while its failure may pass."""
+"""The seconds for which each step of the start is tried again while its failure may pass."""
 _NOBODY_ANSWERS: Final = frozenset({"ConnectionLost", "Timeout"})
 _CLOSE_SECONDS: Final = 10.0
 _ATTACH_AT_ONCE: Final = 64
@@ -90,7 +90,9 @@ class PulsarEngine:
         answers: Answers | None = None,
         waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """`policy` gives the effective configs of a topic; see `open_engine` for the other parameters."""
+        """Make the parts of the engine. `policy` gives the effective configs of a topic; see `open_engine` for the
+        other parameters.
+        """
         self.context = context = PulsarContext(client, admin, settings)
         self.loop, self.client, self.admin = context.loop, client, admin
         self.settings, self.faults = settings, context.faults
@@ -164,7 +166,7 @@ class PulsarEngine:
     # --- for handlers and coordinators: see kop.storage.base.Engine
 
     def log(self, topic_id: UUID, partition: int) -> PulsarLog | None:
-        """Return the log of a partition, or None; the same object each time."""
+        """Return the log of a partition, the same object each time; None if there is none."""
         return self._logs.get(topic_id, partition)
 
     async def reserve_producer_ids(self) -> range:
@@ -177,7 +179,7 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
-        """Return a small durable value, or None."""
+        """Return a small durable value by its key; None if there is none."""
         read = partial(self._cluster_topic.get_state, key)
         try:
             if self._registry.own is None:  # no client is there that would retry while the broker starts
@@ -187,14 +189,14 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set or remove such a value."""
+        """Set a small durable value by its key, or remove it with None."""
         try:
             await self._cluster_topic.put_state(key, value)
         except PulsarError as error:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot keep a setting") from error
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another broker has changed such a value."""
+        """Call `callback` when another broker may have changed a small durable value."""
         self._cluster_topic.on_state(callback)
 
     @property
@@ -212,7 +214,7 @@ class PulsarEngine:
         self._registry.on_change(callback)
 
     async def join(self, broker: LiveBroker) -> None:
-        """Become one of the live brokers; BROKER_ID_NOT_REGISTERED where the id is taken."""
+        """Become one of the live brokers; BROKER_ID_NOT_REGISTERED if another live broker has the id."""
         try:
             await self._tried("join the brokers", lambda: self._registry.join(broker))
         except PulsarError as error:
@@ -220,25 +222,27 @@ class PulsarEngine:
 
     @property
     def healthy(self) -> str | None:
-        """None while Pulsar answers, otherwise its last error."""
+        """None while Pulsar answers, else one line with its last error."""
         return "the storage engine is closed" if self.context.closed else self._upkeep.failure
 
     losses = None
-    """Pulsar keeps what it has acknowledged."""
+    """None: Pulsar keeps all that it has acknowledged."""
 
     def policies_changed(self) -> None:
-        """Give the logs their policies again, after a change of the broker's defaults."""
+        """Give the logs their policies again, because the broker's defaults have changed."""
         self.topics.update_logs()
 
     async def maintain(self, now_ms: int) -> None:
         """Do nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
     def snapshot(self) -> EngineSnapshot:
-        """Return what the engine says of itself now."""
+        """Return the engine's state for a status page."""
         return EngineSnapshot(self.healthy, self.about, self.losses)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that every engine has, of faults with Pulsar, and of what no compaction has seen."""
+        """Return metrics of the engine: those of every engine, faults with Pulsar, and bytes that no compaction has
+        seen.
+        """
         faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault", "detail"])
         for name, times in self.counts.items():
             fault, _, detail = name.partition("/")
@@ -247,12 +251,12 @@ class PulsarEngine:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often each fault occurred, for the metrics."""
+        """The number of times that each fault occurred, for the metrics."""
         outages = self.client.outage.times
         return {**self.faults.counts, Fault.OUTAGES_PULSAR: outages} if outages else self.faults.counts
 
     async def close(self) -> None:
-        """Wait for the appends that were taken, then release everything. Later appends fail."""
+        """Wait for the appends that were submitted, then close everything. Later appends fail."""
         if self.context.closed:
             return
         self.context.closed = True
@@ -285,9 +289,10 @@ class PulsarEngine:
     # --- callbacks between the parts
 
     async def _whole_batches_unfit(self) -> str | None:
-        """Return why whole batches cannot be in Pulsar's transactions; see `whole_batches_unfit`.
+        """Return the reason why whole batches cannot be in Pulsar's transactions, None if they can; see
+        `whole_batches_unfit`.
 
-        Where they were seen to fit, the cluster remembers the version of Pulsar: a start need not try that one again.
+        If they were seen to fit, the cluster remembers the version of Pulsar: a start need not try that one again.
         """
         version = ""
         with suppress(PulsarError):  # then it is tried, and not remembered
@@ -312,7 +317,7 @@ class PulsarEngine:
         self.deletion_guard.removed(log_removed)
 
     def _announced(self, full_names: Sequence[str]) -> None:
-        """Look at topics again whose properties another broker has changed."""
+        """Look again at topics whose properties another broker says that it has changed."""
         self._cluster_topic.announced(full_names)
         self.topics.watched(None, full_names, ())
 
@@ -333,8 +338,8 @@ class PulsarEngine:
     # --- open
 
     async def start(self) -> None:
-        """Read the topics of the cluster and follow their changes. KopError says what to do where the cluster is not
-        set up.
+        """Read the topics of the cluster and follow their changes. KopError tells what to do if the cluster is not set
+        up.
 
         A failure that may pass is retried for a minute, because Pulsar brokers restart and topics move. An address
         where nobody answers is taken for a wrong one: the start then ends at once, as it does for refused credentials.
@@ -359,7 +364,9 @@ class PulsarEngine:
         self._upkeep.start()
 
     async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:
-        """Do a step of the start. `answered`: somebody has answered at this address before."""
+        """Do a step of the start, and try it again while its failure may pass. `answered`: somebody has answered at
+        this address before.
+        """
 
         def passes(error: BaseException) -> bool:
             cause = error.__cause__ if isinstance(error, KopError) else error
@@ -387,10 +394,10 @@ async def open_engine(
     answers: Answers | None = None,
     waiting: Callable[[str], None] | None = None,
 ) -> PulsarEngine:
-    """Connect to a cluster and read its topics. KopError says what to do where that fails.
+    """Connect to a cluster and read its topics. KopError tells what to do if that fails.
 
-    `answers` asks another broker whether it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one
-    line for each failure that is tried again.
+    `answers` asks another broker if it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one line
+    for each failure that is tried again.
     """
     settings = settings or PulsarSettings()
     access = Access(settings)

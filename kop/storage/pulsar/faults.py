@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Fault(StrEnum):
-    """What is counted besides refusals: `fault/detail`, or `fault` alone. docs/operations.md explains each."""
+    """A fault that is counted besides refusals: `fault/detail`, or `fault` alone. docs/operations.md explains each."""
 
     COMPACTION_KEYLESS_MESSAGE = "compaction/keyless_message"
     COMPACTION_LATE = "compaction/late"
@@ -93,17 +93,21 @@ class Fault(StrEnum):
 
 
 class Refused(StrEnum):
-    """What Pulsar can refuse: the fault of such a refusal. Its detail is the code of Pulsar's error."""
+    """A kind of request that Pulsar can refuse, by the fault of such a refusal. Its detail is the code of Pulsar's
+    error.
+    """
 
     WRITES = "writes_refused"
     READS = "reads_refused"
     TOPIC_CHANGES = "topic_changes_refused"
     REQUESTS = "requests_refused"
-    """What else is asked: producer ids, settings of brokers, the properties of a topic, who leads a partition."""
+    """The fault of refused requests of other kinds: for producer ids, settings of brokers, properties of a topic, the
+    lead of a partition.
+    """
     BROKER_REGISTRY = "broker_registry_refused"
-    """The answer which other brokers there are."""
+    """The fault of refused questions about the other live brokers."""
     TRANSACTIONS = "transactions_refused"
-    """What a Kafka transaction needs of Pulsar's: beginning it, its partitions, its end."""
+    """The fault of refused requests that a Kafka transaction makes of Pulsar's: its begin, its partitions, its end."""
 
 
 _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
@@ -129,11 +133,14 @@ _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
         "PreconditionFailed": ErrorCode.POLICY_VIOLATION,
     }
 )
-"""Kafka's code for one of Pulsar's. A code that is not in this table becomes KAFKA_STORAGE_ERROR, which clients retry.
+"""The Kafka error code for each code of Pulsar. A code that is not in this table becomes KAFKA_STORAGE_ERROR, which
+clients retry.
 """
 
 _MENDS: Final = frozenset({"ProducerBusy"})
-"""Codes of refusals that are logged only if they last: a broker that restarted holds names of producers for a while."""
+"""The codes of refusals that are logged only if they last: a broker that restarted holds names of producers for a
+while.
+"""
 
 _HELP: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -165,7 +172,7 @@ _HELP: Final[Mapping[str, str]] = MappingProxyType(
         "MessageTooLarge": "raise maxMessageSize in broker.conf and, more, nettyMaxFrameSizeBytes in bookkeeper.conf",
     }
 )
-"""What an operator can do about one of Pulsar's codes; it stands in the log line."""
+"""The advice for operators about each of Pulsar's codes, which the log line ends with."""
 
 _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
     (
@@ -211,21 +218,21 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
         "(pulsar-admin namespaces set-max-topics-per-namespace)",
     ),
 )
-"""Codes that stand for several reasons, which the text tells apart. A row: Pulsar's code, a part of the text, Kafka's
-code (None: as in `_CODES`), and what an operator can do.
+"""The rows for codes that stand for several reasons, told apart by the text: Pulsar's code, a part of the text, Kafka's
+code (None: as in `_CODES`), and the advice for operators.
 """
 
 _OURS: Final = frozenset(
     {"Closed", "ConnectionLost", "FrameError", "InvalidAddress", "Timeout", "TlsError", "UnreleasedFormat"}
 )
-"""Codes of the gateway and of its client: Pulsar said nothing."""
+"""The codes of errors that the gateway and its client raise by themselves because Pulsar gave no answer."""
 
 _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS})
 
 
 def kafka_error(error: PulsarError, doing: str) -> KopError:
-    """Return the Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can
-    do.
+    """Return the Kafka error for an error of Pulsar. Its text begins with `doing` and ends with advice for
+    operators.
     """
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
@@ -238,7 +245,7 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
 
 
 def _said(error: PulsarError) -> tuple[str, str, ErrorCode | None, str] | None:
-    """Return the row of `_SAID` for an error; None if its code says all."""
+    """Return the row of `_SAID` for an error; None if the error's code alone gives the reason."""
     return next((row for row in _SAID if error.code == row[0] and row[1] in error.message), None)
 
 
@@ -248,13 +255,15 @@ def refusal_name(what: Refused, code: str) -> str:
 
 
 class Alike:
-    """Counts how many lines of each kind were logged within the last minute. It has no clock of its own."""
+    """The number of log lines of each kind within the last minute, which is bounded. It has no clock of its own."""
 
     def __init__(self) -> None:
         self._since: dict[object, tuple[float, int]] = {}
 
     def left(self, kind: object, now: float) -> int:
-        """Return how many more lines of a kind may be logged now, the one asked about included; 0 where it may not."""
+        """Return the number of lines of a kind that may be logged now, the one asked about included; 0 if it may not
+        be.
+        """
         since, times = self._since.get(kind, (now, 0))
         if now - since > _ALIKE_SECONDS:
             since, times = now, 0
@@ -263,9 +272,9 @@ class Alike:
 
 
 class Faults:
-    """Counts and logs the faults of one engine. `clock` gives seconds.
+    """The counting and logging of one engine's faults. `clock` gives seconds.
 
-    While `outage` lasts, it takes what it causes: that is neither counted here nor logged.
+    While `outage` lasts, faults that it causes are neither counted here nor logged.
     """
 
     def __init__(self, clock: Callable[[], float], outage: Outage) -> None:
@@ -277,7 +286,7 @@ class Faults:
         self._alike = Alike()
 
     def count(self, name: str) -> None:
-        """Count one more of a `Fault`, or of what `refusal_name` returns."""
+        """Count one more occurrence of a `Fault`, or of a refusal by the name from `refusal_name`."""
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def tell(self, key: object, text: str, kind: object = None) -> None:
@@ -296,11 +305,11 @@ class Faults:
         log.warning("%s%s", text, more)
 
     def takes(self, error: BaseException) -> bool:
-        """Return true if the present outage caused an error, and takes it: it has no line and no number of its own."""
+        """Return true if the present outage caused an error: then it gets no log line and is not counted here."""
         return (isinstance(error, KopError) and error.told) or self.outage.takes(error)
 
     def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:
-        """Count a refusal by Pulsar, log it, and return the error for the client."""
+        """Count a refusal by Pulsar, log it, and return the Kafka error for the client."""
         kafka = kafka_error(error, doing)
         if self.outage.takes(error):
             kafka.told = True

@@ -30,68 +30,79 @@ from kop.storage.topic_table import is_usable
 
 PERSISTENT: Final = "persistent://"
 OWN_TOPIC: Final = "__kop"
-"""The gateway's own topic: its id is the cluster's, its properties are small values, its entries are blocks of producer
-ids."""
+"""The name of the gateway's own topic: its id is the cluster's, its properties are small values, its entries are blocks
+of producer ids.
+"""
 BROKERS_TOPIC: Final = "__gateways"
-"""Each live broker holds a producer of it."""
+"""The name of the topic of live brokers, each of which holds a producer of it."""
 TRANSACTIONS_TOPIC: Final = "__transactions"
-"""The stored name of the topic of transactional ids. If the topic is there, transactions were used."""
+"""The name in storage of the topic of transaction state. If the topic exists, transactions were used."""
 WHOLE_BATCHES_FIT: Final = "transactions.whole-batches-fit"
-"""The state that holds the version of Pulsar whose transactions were seen to hold whole batches as they have to."""
+"""The key of the small value that holds the version of Pulsar whose transactions were seen to hold whole batches
+properly.
+"""
 PROBE_TOPIC: Final = "__transaction_probe"
-"""Begins the name of a topic on which a broker that starts tries transactions."""
+"""The beginning of the name of a topic on which a broker that starts tries transactions."""
 BROKER_PRODUCER: Final = "kop-broker-"
-"""Begins the name of that producer; the broker's id follows."""
+"""The beginning of the name of a broker's producer on the topic of live brokers; the broker's id follows."""
 STATE_PREFIX: Final = "kop.state."
-"""Begins the property of a small value, on the own topic."""
+"""The prefix of properties of the own topic that hold small values."""
 NAMED_PREFIX: Final = "kop.named."
-"""Begins the property of a topic of another namespace that some client has named, on the own topic."""
+"""The prefix of properties of the own topic that name topics of other namespaces which some client has named."""
 OFFSETS_PROPERTY: Final = "kop.offsets"
-"""What offsets are made of, on the own topic."""
+"""The property of the own topic with the way in which offsets are made: `index` or `packed`."""
 
 ID_PROPERTY: Final = "kop.topic_id"
 NAME_PROPERTY: Final = "kop.topic_name"
-"""Pulsar's full name of the topic that the id was made for."""
+"""The property with Pulsar's full name of the topic that the id in the properties was made for."""
 CONFIGS_PROPERTY: Final = "kop.configs"
 RAW_PROPERTY: Final = "kop.raw_entries"
-"""Set for good where a topic may hold batches as they came, on which Pulsar's compaction fails."""
+"""The property that is set for good on a topic that may hold batches as they came, on which Pulsar's compaction
+fails.
+"""
 CREATED_PROPERTY: Final = "kop.created"
-"""When the topic was made, in milliseconds since 1970 by Pulsar's clock."""
+"""The property with the time at which the topic was made, in ms since 1970 by Pulsar's clock."""
 UNFINISHED_PROPERTY: Final = "kop.unfinished"
-"""Set from the creation of a topic until its policies are set."""
+"""The property that a topic has from its creation until its policies are set."""
 DELETING_PROPERTY: Final = "kop.deleting"
-"""When a broker began to delete the topic, in ms since 1970 by Pulsar's clock: no producer may come back then."""
+"""The property with the time at which a broker began to delete the topic, in ms since 1970 by Pulsar's clock: no
+producer may come back then.
+"""
 
 LOG_START: Final = "log_start"
-"""The number kept of a partition whose start DeleteRecords moved: the first offset that may be read."""
+"""The kind of number kept of a partition whose start DeleteRecords moved: the first offset that may be read."""
 CLOCK_AHEAD: Final = "clock_ahead"
-"""The number kept of a partition with a record of the future: by how many ms it was ahead of Pulsar's clock."""
+"""The kind of number kept of a partition with a record of the future: the ms by which it was ahead of Pulsar's
+clock.
+"""
 
 _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
 _PULSARS_OWN: Final = "__"
 """Begins the name of a topic that Pulsar makes for itself, such as __change_events."""
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
 _SYSTEM: Final = "pulsar"
-"""Pulsar's own tenant."""
+"""The name of Pulsar's own tenant."""
 _OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(\.\d+)?\Z")
-"""A number that a broker remembers of one partition; see `remembered`. It counts only if its name has that number."""
+"""The pattern of properties that hold a number of one partition; see `remembered`. Such a property counts only if its
+name has that number.
+"""
 _LARGEST: Final = 2**63 - 1
 
 
 def topic_of(name: str) -> str:
-    """Return the topic that a partition belongs to; any other name as it is."""
+    """Return the full name of the topic that a partition's name belongs to; any other name as it is."""
     match = _PARTITION.match(name)
     return match[1] if match else name
 
 
 def namespace_of(full_name: str) -> str:
-    """`tenant/namespace` of a topic's full name."""
+    """Return `tenant/namespace` of a topic's full name."""
     return full_name.removeprefix(PERSISTENT).rpartition("/")[0]
 
 
 def may_be_named(name: str) -> bool:
-    """Return true if clients may use `tenant/namespace/topic`: not Pulsar's own topics, and not a partition by its
-    name.
+    """Return true if clients may use the topic `tenant/namespace/topic`: it is none of Pulsar's own topics, and no
+    partition.
     """
     match = _FOREIGN.match(name)
     return match is not None and match[1] != _SYSTEM and topic_of(name) == name
@@ -99,16 +110,16 @@ def may_be_named(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TopicNaming:
-    """Turns topic names of Kafka clients into Pulsar's full names, and back."""
+    """The translation of topic names of Kafka clients into Pulsar's full names, and back."""
 
     namespace: str
-    """`tenant/namespace` whose topics Kafka clients see."""
+    """The home namespace `tenant/namespace`, whose topics Kafka clients see by their short names."""
     metadata_namespace: str
-    """`tenant/namespace` of the internal topics."""
+    """The metadata namespace `tenant/namespace`, which has the internal topics."""
 
     @property
     def namespaces(self) -> tuple[str, str]:
-        """Both namespaces; the gateway lists their topics."""
+        """The home and the metadata namespace, whose topics the gateway lists."""
         return self.namespace, self.metadata_namespace
 
     @property
@@ -132,8 +143,8 @@ class TopicNaming:
         return f"{PERSISTENT}{self.metadata_namespace if internal else self.namespace}/{name}"
 
     def kafka_name(self, full_name: str) -> tuple[str, bool] | None:
-        """Return the name for Kafka clients, and whether the topic is internal. None for a topic that Kafka clients do
-        not see.
+        """Return the name of a topic for Kafka clients, and true if it is internal. None for a topic that Kafka clients
+        do not see.
         """
         namespace, _, local = full_name.removeprefix(PERSISTENT).rpartition("/")
         if not full_name.startswith(PERSISTENT) or not local:
@@ -154,33 +165,35 @@ def may_be_pulsars(full_name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProducerNaming:
-    """Names of Pulsar producers. `instance` tells brokers of one cluster apart."""
+    """The names of this broker's Pulsar producers. `instance` tells brokers of one cluster apart."""
 
     cluster_id: str
     instance: str
 
     def of(self, producer_id: int) -> str:
-        """Return the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
+        """Return the name of the Pulsar producer for a Kafka producer id; -1 is the gateway's own, for plain batches.
 
-        It holds the cluster id, because the brokers of another cluster, or of a metadata namespace that was made
-        again, hand out the same producer ids.
+        It holds the cluster id, because the brokers of another cluster, or of a metadata namespace that was made again,
+        hand out the same producer ids.
         """
         own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self.instance}"
         return f"kop-{self.cluster_id}-{own}"
 
     @property
     def leader(self) -> str:
-        """The Pulsar producer that is the only writer of a log."""
+        """The name of the Pulsar producer that is the only writer of a log."""
         return f"kop-{self.cluster_id}-leader-{self.instance}"
 
     def leaders_instance(self, producer: str) -> str | None:
-        """Return the `instance` of the broker of this cluster whose `leader` has this name; None for any other name."""
+        """Return the `instance` of the broker of this cluster whose `leader` has this producer name; None for any other
+        name.
+        """
         prefix = f"kop-{self.cluster_id}-leader-"
         return producer.removeprefix(prefix) if producer.startswith(prefix) else None
 
     @property
     def fences(self) -> str:
-        """The Pulsar producer of the entries by which a broker opens transactions on a partition."""
+        """The name of the Pulsar producer of fences, by which a broker opens transactions on a partition."""
         return f"kop-{self.cluster_id}-fences-{self.instance}"
 
 
@@ -188,16 +201,16 @@ _TRANSACTION: Final = Struct(">BQQ")
 _WHOLE_BATCHES: Final = 1
 _RECORDS: Final = 2
 FENCE_MARKER: Final = 77
-"""The `marker_type` of a fence: Pulsar gives no reader an entry with a type that it does not know."""
+"""The `marker_type` of a fence: Pulsar gives readers no entry with a type that it does not know."""
 
 
 def transaction_name(txn: EntryTransaction) -> bytes:
-    """Return what is kept of a Pulsar transaction in the record of its transactional id."""
+    """Return the bytes by which the record of a transactional id names its Pulsar transaction."""
     return _TRANSACTION.pack(_RECORDS if txn.sent_in else _WHOLE_BATCHES, txn.most, txn.least)
 
 
 def transaction_of(name: bytes) -> EntryTransaction | None:
-    """Return the transaction of such a name; None where the name is none."""
+    """Return the Pulsar transaction that such bytes name; None if they name none."""
     if len(name) != _TRANSACTION.size:
         return None
     kind, most, least = _TRANSACTION.unpack(name)
@@ -205,16 +218,17 @@ def transaction_of(name: bytes) -> EntryTransaction | None:
 
 
 def remembered(what: str, partition: int, value: int) -> str:
-    """Return the name of a number that is kept of one partition, the largest that any broker kept.
+    """Return the name of the property for a number that is kept of one partition; the largest that any broker kept
+    counts.
 
-    The name holds the number: brokers that keep different ones at once write different properties, so none overwrites
-    a larger one.
+    The name holds the number: brokers that keep different ones at once write different properties, so none overwrites a
+    larger one.
     """
     return f"kop.{what}.{partition}.{value}"
 
 
 def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
-    """Return the numbers that are kept of partitions, by what they are and the partition."""
+    """Return the numbers that properties keep of partitions, by kind and partition."""
     largest: dict[tuple[str, int], int] = {}
     for key in properties:
         named = _OF_PARTITION.match(key)
@@ -225,12 +239,12 @@ def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
 
 
 def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
-    """Return the largest number `what` that is kept of a partition; 0 where none is kept."""
+    """Return the largest number of the kind `what` that is kept of a partition; 0 if none is kept."""
     return all_remembered(properties).get((what, partition), 0)
 
 
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
-    """Return names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
+    """Return the names of the properties that keep smaller numbers than `value`, which make no difference any more."""
     return [
         key
         for key in properties
@@ -240,7 +254,7 @@ def outdated(properties: Mapping[str, str], what: str, partition: int, value: in
 
 
 def id_of(properties: Mapping[str, str]) -> UUID | None:
-    """Return the topic's id; None where there is none, or none that a topic may have."""
+    """Return the topic's id in its properties; None if there is none, or none that a topic may have."""
     try:
         topic_id = UUID(properties[ID_PROPERTY])
     except (KeyError, ValueError, AttributeError, TypeError):
@@ -249,12 +263,12 @@ def id_of(properties: Mapping[str, str]) -> UUID | None:
 
 
 def is_copied(properties: Mapping[str, str], full_name: str) -> bool:
-    """Return true if the properties say themselves that their id was made for another topic."""
+    """Return true if the properties were copied: they say that their id was made for another topic."""
     return properties.get(NAME_PROPERTY, full_name) != full_name
 
 
 def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
-    """Return a number of 64 bits, not negative; the default where there is none."""
+    """Return the number in a property, not negative and of 63 bits; the default if there is none."""
     text = properties.get(key, "")
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
         return default
@@ -263,7 +277,7 @@ def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the topic's own Kafka configs; None where they do not parse."""
+    """Return the topic's own Kafka configs in its properties; None if they do not parse."""
     try:
         configs: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
     except (ValueError, TypeError, RecursionError):
@@ -274,7 +288,7 @@ def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the properties with unusable ones mended, and the names of those that do not parse.
+    """Return a topic's properties with unusable ones mended, and the names of those that do not parse.
 
     A mended property has the value of `before`, the last good properties of the same topic, or is left out.
     """
@@ -300,10 +314,10 @@ def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[
 
 
 def of_the_original(properties: Mapping[str, str]) -> list[str]:
-    """Return names of those properties that mean nothing on a topic that they were copied to: they are of the
+    """Return the names of those properties that mean nothing on a topic that they were copied to, since they are of the
     original's log.
 
-    Kafka configs mean the same on both, and nobody knows whether entries were copied, too.
+    Kafka configs mean the same on both, and nobody knows if entries were copied, too.
     """
     ours = {CREATED_PROPERTY, UNFINISHED_PROPERTY, DELETING_PROPERTY}
     return [key for key in properties if key in ours or _OF_PARTITION.match(key)]
@@ -311,21 +325,21 @@ def of_the_original(properties: Mapping[str, str]) -> list[str]:
 
 _YOUNG_SECONDS: Final = 3600.0
 ABANDONED_SECONDS: Final = 60.0
-"""How long a topic that has not all of its policies is left to the broker that makes it."""
+"""The seconds for which a topic without all of its policies is left to the broker that makes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarTopic:
-    """What the engine knows of a topic beside its `TopicInfo`."""
+    """The Pulsar side of a topic, beside its `TopicInfo`: full name, kind and properties."""
 
     full_name: str
-    """`persistent://tenant/namespace/name`."""
+    """The topic's full name in Pulsar: `persistent://tenant/namespace/name`."""
     plain: bool
     """True if the topic is not partitioned. Its only partition then has the topic's own name."""
     properties: Mapping[str, str]
 
     def partition(self, index: int) -> str:
-        """Return Pulsar's name of a partition."""
+        """Return Pulsar's full name of a partition."""
         return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
 
     def is_young(self, now_ms: int) -> bool:
@@ -338,6 +352,6 @@ class PulsarTopic:
         return created >= 0 and now_ms - created < _YOUNG_SECONDS * 1000
 
     def is_being_made(self, now_ms: int) -> bool:
-        """Return True if a broker is about to set the topic's policies, or was until a moment ago."""
+        """Return true if the broker that made the topic may still be setting its policies."""
         age_ms = now_ms - number(self.properties, CREATED_PROPERTY)
         return UNFINISHED_PROPERTY in self.properties and age_ms < ABANDONED_SECONDS * 1000

@@ -8,7 +8,7 @@ from kop.values import AdminUrl, Namespace, Secret, Settings, setting
 
 
 class PulsarOptions(Settings):
-    """The settings for people."""
+    """The settings of the engine over Pulsar that people can set."""
 
     kop_pulsar_admin_url: AdminUrl = setting(
         "kop.pulsar.admin.url",
@@ -48,17 +48,20 @@ class PulsarOptions(Settings):
 
 
 class PulsarSettings(PulsarOptions):
-    """All that the engine is told. Sizes in bytes, times in seconds."""
+    """The settings that the engine over Pulsar gets. Sizes in bytes, times in seconds."""
 
     kop_cache_bytes: int = 64 << 20
-    """For the newest batches, those of open transactions, and what readers behind the tails hold, all together."""
+    """The bytes for the newest batches, those of open transactions, and entries that readers behind the tails hold, all
+    together.
+    """
     max_queued_bytes: int = 256 << 20
     tail_seconds: float = 300.0
-    """Seconds after which a partition that nobody asks for has no reader any more. The next request attaches it again.
+    """The seconds without a request for a partition after which its tail reader is closed. The next request attaches it
+    again.
     """
     idle_seconds: float = 10.0
-    """Seconds after which an unused producer of an idempotent producer id is closed, so that another broker may open
-    it.
+    """The seconds after which an unused producer of an idempotent producer id is closed, so that another broker may
+    open it.
     """
     list_seconds: float = 60.0
-    """Time between full listings, which find what the watcher missed."""
+    """The seconds between full listings of topics, which find changes that the watcher missed."""

@@ -26,15 +26,15 @@ Work: TypeAlias = Callable[[], Awaitable[None]]
 _HEALTH_SECONDS: Final = 5.0
 _ENDS_IN_A_ROUND: Final = 200
 AT_ONCE: Final = 16
-"""Partitions that are looked at side by side."""
+"""The number of partitions that are looked at side by side."""
 LOOK_SECONDS: Final = 30.0
-"""How long the look at one partition may take: a few requests of 10 s."""
+"""The seconds that the look at one partition may take: a few requests of 10 s."""
 _LISTING_SECONDS: Final = 300.0
-"""How long a listing of all topics may take."""
+"""The seconds that a listing of all topics may take."""
 
 
 class Upkeep:
-    """The loops of one engine, from `start` to `close`."""
+    """The background loops of one engine, from `start` to `close`."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class Upkeep:
         list_topics: Work,
         close_idle: Callable[[float, float], None],
     ) -> None:
-        """`partitions` tells all partitions that there are now. `close_idle(now, seconds)` closes what is of none."""
+        """Prepare the loops. `partitions` returns all partitions that there are now. `close_idle(now, seconds)` closes
+        idle things that belong to no partition.
+        """
         self._context = context
         self._cluster_topic = cluster_topic
         self._partitions = partitions
@@ -62,15 +64,15 @@ class Upkeep:
 
     @property
     def failure(self) -> str | None:
-        """Why records cannot be written now; None where they can, as far as is known.
+        """The reason why records cannot be written now; None if they can, as far as is known.
 
-        That is so while no Pulsar broker answers over the binary protocol, and while REST refuses what this broker
-        shows: its credentials have run out. A REST interface that does not answer keeps no record from being written.
+        That is so while no Pulsar broker answers over the binary protocol, and while REST refuses this broker's
+        credentials, which have run out. A REST interface that does not answer keeps no record from being written.
         """
         return self._failure or self._refusal
 
     def start(self) -> None:
-        """Begin all loops."""
+        """Start all background loops of the engine."""
         settings = self._context.settings
         often = min(settings.idle_seconds / 2, _HEALTH_SECONDS)
         every, seldom = settings.list_seconds / 2, settings.list_seconds
@@ -85,13 +87,14 @@ class Upkeep:
         self._begin("the listing of topics", self._list_topics, seldom, limit=_LISTING_SECONDS)
 
     async def close(self) -> None:
-        """End all loops."""
+        """End all background loops of the engine."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_at_ends(self) -> None:
-        """Look at both ends of some logs in turn: retention moves the start, and a tail may wait where Pulsar moved it.
+        """Look at both ends of some logs in turn: retention moves the start, and a tail may wait at a place past which
+        Pulsar moved it.
 
         Readers that meet a gap ask by themselves.
         """

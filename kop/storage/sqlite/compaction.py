@@ -34,24 +34,24 @@ from kop.storage.transaction_index import AbortedTransaction
 _log = logging.getLogger(__name__)
 
 STEP_BYTES = 4 << 20
-"""Bytes of batches that one step of compaction reads: it holds no more of a partition in memory."""
+"""The bytes of batches that one step of compaction reads: it holds no more of a partition in memory."""
 _UPDATE_ROWS = 128
 _UPDATE_BYTES = 256 << 10
 _ROW = "(?,?,?,?,?,?)"
 
 
 class Part(NamedTuple):
-    """The part of a log that is due."""
+    """The part of a log that is due for compaction."""
 
     first_dirty: int
     end: int
-    """The offset from which on records supersede none: they are too young, or not there yet."""
+    """The offset from which on records supersede none in this pass: they are too young, or come later."""
     last_base: int
-    """Base offset of the log's last batch."""
+    """The base offset of the log's last batch."""
 
 
 class Change(NamedTuple):
-    """A batch that becomes another, or goes."""
+    """A change of one batch by compaction: it becomes another batch, or is deleted."""
 
     row: BatchRow
     data: Buffer | None
@@ -61,21 +61,23 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cleaner:
-    """Compacts logs, one at a time, in passes."""
+    """The log cleaner: it compacts logs, one at a time, in passes."""
 
     writer: Writer
     threads: Readers
-    """Where batches are read and rewritten."""
+    """The threads on which batches are read and cleaned."""
     cache: TailCache
     most_keys: int
-    """Keys that one pass holds in memory."""
+    """The number of keys that one pass holds in memory."""
     snapshot: Callable[[Sequence[SqliteLog]], Awaitable[None]]
-    """Stores size and producers of logs: what a restart needs of batches that are rewritten."""
+    """A function that stores size and producers of logs: a restart needs them of batches that are rewritten."""
     closing: Callable[[], bool]
-    """True if no further step shall begin."""
+    """A function that returns true if no further step shall begin."""
 
     async def clean(self, log: SqliteLog, target: int, now_ms: int) -> bool:
-        """Compact `log` up to the offset `target` in one pass; False where nothing is due, or the pass did not end."""
+        """Compact `log` up to the offset `target` in one pass; return false if nothing is due, or if the pass did not
+        end.
+        """
         if log.deleted or self.closing():
             return False
         start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
@@ -107,7 +109,9 @@ class Cleaner:
         return True
 
     async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
-        """Return false if it did not come to the end: the topic went, or the engine closes."""
+        """Rewrite the batches of a log before `end`, step by step; return false if that did not come to its end because
+        the topic was deleted or the engine closes.
+        """
         offset = start
         horizon = delete_horizon(log.policy, now_ms)
         while offset < end:
@@ -137,7 +141,7 @@ def find(
     size: int,
     now_ms: int,
 ) -> Part | None:
-    """Return the part of the log before `end` that is due, or None where it is too little or too young."""
+    """Return the part of the log before `end` that is due for compaction; None if it is too small or too young."""
     last = conn.execute(
         "SELECT base FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ? ORDER BY last DESC LIMIT 1",
         (log_id, high_watermark),
@@ -172,7 +176,9 @@ def find(
 def _batches_with_headers(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
 ) -> tuple[list[tuple[BatchRow, Buffer, BatchHeader]], int]:
-    """Return some batches, and where to go on where there are none: behind one that is lost, which stays as it is."""
+    """Return the next batches of a step, and the offset of the first; without batches, the offset to go on from, which
+    is behind a lost batch.
+    """
     try:
         rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
     except LostBatchError as error:
@@ -191,7 +197,9 @@ def _nothing_yet(_conn: sqlite3.Connection, most_keys: int, aborted: Iterable[Ab
 def collect(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, newest: NewestOffsets
 ) -> tuple[int, bool]:
-    """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
+    """Add the keys of the next batches to `newest`; return the offset reached, and true if there is no memory for more
+    keys.
+    """
     batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
     for row, data, header in batches:
         if not newest.has_room_for(header):
@@ -214,7 +222,7 @@ def plan(
     now_ms: int,
     horizon: int,
 ) -> tuple[list[Change], int]:
-    """Return what becomes of some batches, and the offset reached."""
+    """Clean the next batches, and return those that change, with the offset reached."""
     changes: list[Change] = []
     batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
     for row, data, header in batches:
@@ -237,7 +245,8 @@ def _change(row: BatchRow, data: Buffer | None) -> Change:
 
 
 def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change], reached: int) -> int:
-    """Write the changes up to an offset, before which no aborted record is left; returns the bytes that they free.
+    """Write changes to batches, and delete the aborted transactions that end before `reached`, since no record of them
+    is left; return the bytes that this frees.
 
     Few statements whatever the number of batches: each may wait for the interpreter's lock.
     """
@@ -270,7 +279,7 @@ def _numbers(changes: Sequence[Change]) -> str:
 
 
 def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
-    """Yield the changes in parts that one statement writes."""
+    """Yield the changes in parts that one SQL statement writes each."""
     first = size = 0
     for i, change in enumerate(changes):
         if i > first and (i - first == _UPDATE_ROWS or size + change.row.size > _UPDATE_BYTES):

@@ -53,10 +53,11 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PRODUCER_IDS: Final = 1000
-"""Producer ids that are reserved at a time."""
+"""The number of producer ids that are reserved at a time."""
 SWITCH_INTERVAL = 0.0002
-"""Seconds. With CPython's 5 ms the writer thread waits that long for the GIL, several times a commit, while the loop is
-busy: a twentieth of the throughput."""
+"""The seconds between CPython's switches of threads. With its default of 5 ms the writer thread waits that long for the
+GIL, several times a commit, while the loop is busy: a twentieth of the throughput.
+"""
 
 
 class SqliteEngine:
@@ -147,14 +148,14 @@ class SqliteEngine:
         return await self.writer.run(write)
 
     async def get_state(self, key: str) -> str | None:
-        """Return a small durable value, or None."""
+        """Return a small durable value by its key; None if there is none."""
         return await self.readers.run(reader.get_state, key)
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Do nothing: one process changes values."""
+        """Do nothing: only this process changes small values, so no change by another one has to be told."""
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set or remove such a value."""
+        """Set a small durable value by its key, or remove it with None."""
         if value is None:
             await self.writer.execute("DELETE FROM state WHERE key = ?", (key,))
         else:
@@ -162,32 +163,34 @@ class SqliteEngine:
 
     @property
     def brokers(self) -> Sequence[LiveBroker]:
-        """None: the file has one process."""
+        """The other brokers on the same data: none, because the file belongs to one process."""
         return ()
 
     brokers_fresh = True
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Do nothing: the brokers never change."""
+        """Do nothing: there are no other brokers whose changes could be told."""
 
     async def join(self, broker: LiveBroker) -> None:
-        """Do nothing: there is nobody to join."""
+        """Do nothing: there are no other brokers to join."""
 
     about = None
-    """No other server has the data."""
+    """None: no other server has the data."""
 
     @property
     def healthy(self) -> str | None:
-        """None when the last commit succeeded, else what made it fail."""
+        """None if the last commit succeeded, else the reason why it failed."""
         return "the storage engine is closed" if self._closed else self.writer.ended or self.writer.failure
 
     @property
     def losses(self) -> str | None:
-        """See `Engine.losses`."""
+        """One line about stored records that this start has found to be lost; None if none are."""
         return self._lost.text
 
     async def close(self) -> None:
-        """Commit what was taken, store the producers' windows, bring the write-ahead log in, let go of the file."""
+        """Commit the batches that were submitted, store the producers' windows, empty the write-ahead log, and unlock
+        the file.
+        """
         if self._closed:
             return
         self._closed = True
@@ -210,11 +213,11 @@ class SqliteEngine:
             self.logs.update(topic)
 
     def snapshot(self) -> EngineSnapshot:
-        """Return what the engine says of itself now."""
+        """Return the engine's state for a status page."""
         return EngineSnapshot(self.healthy, self.about, self.losses)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that every engine has, and of what the start has found lost."""
+        """Return metrics of the engine: those of every engine, and the losses that the start has found."""
         return (
             *self.snapshot().collect(),
             gauge_value("kop_lost_batches", "Batches whose file was not there at the start.", self._lost.batches),
@@ -223,13 +226,13 @@ class SqliteEngine:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches taken and not yet durable: a server may stop reading where they grow."""
+        """The bytes of batches that were submitted and are not durable yet: a server may stop reading if they grow."""
         return self.writer.queued_bytes
 
     # For the parts of the engine.
 
     def _refusal(self, size: int) -> KopError | None:
-        """Return why a batch of `size` bytes cannot be taken now, or None."""
+        """Return the error for a batch of `size` bytes that cannot be accepted now; None if it can."""
         if self._closed:
             return BackendError("the storage engine is closed")
         if self.writer.ended is not None:
@@ -242,7 +245,7 @@ class SqliteEngine:
         await self._finish(self.maintenance.move_start(log, offset))
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end even where the caller is cancelled."""
+        """Run `work` to its end even if the caller is cancelled. BackendError if the engine is closed."""
         if self._closed:
             work.close()
             raise BackendError("the storage engine is closed")
@@ -257,7 +260,7 @@ class SqliteEngine:
             task.exception()  # whoever waited has it; where nobody is left it is not a stray
 
     def restore(self, state: _State) -> None:
-        """Take what was read from the file."""
+        """Set the engine's state, such as topics and logs, to what was read from the file."""
         self.cluster_id = state.cluster_id
         self.topics = SqliteTopics(
             state.version,
@@ -282,7 +285,7 @@ class SqliteEngine:
                 log.producer_states = stored.producers
 
     def _thread_ended(self, name: str, error: BaseException) -> None:
-        """Note that a thread of the engine has ended unexpectedly, this one: say so, and take no more batches."""
+        """Refuse batches from now on, because a thread of the engine has ended unexpectedly. Called on that thread."""
         self._ended(name, error)
         try:
             self.loop.call_soon_threadsafe(self.writer.fail, f"the thread {name} has ended: {error!r}")
@@ -337,9 +340,9 @@ class _State:
 def _take_over(
     conn: sqlite3.Connection, path: Path, token: int, kept: Collection[int], lost: LostCommits | None, now_ms: int
 ) -> None:
-    """Make this process the one that writes: commits of any other one, whatever way it got in, fail from now on.
+    """Make this process the only writer: commits of any other process that opened the file fail from now on.
 
-    It is the first commit of a start, and in the write-ahead log takes the place of what was lost there.
+    It is the first commit of a start, and takes in the write-ahead log the place of lost commits.
     """
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
@@ -367,8 +370,8 @@ def _load(conn: sqlite3.Connection) -> _State:
 
 
 def _load_aborted(conn: sqlite3.Connection) -> dict[int, list[AbortedTransaction]]:
-    """Return the aborted transactions of each log, by its id. Those that end before the other bounds have no records
-    left.
+    """Return the aborted transactions of each log, by its id, except those that end before the log start or in the
+    part that compaction has seen: none of their records is left.
     """
     aborted: dict[int, list[AbortedTransaction]] = {}
     for log_id, *values in conn.execute(
@@ -433,13 +436,12 @@ async def open_engine(
     settings: SqliteSettings | None = None,
     ended: Ended = tell,
 ) -> SqliteEngine:
-    """Open the database at `path`, making it where there is none, and start the engine on the running loop.
+    """Open the database at `path`, or make it, and start the engine on the running loop.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic. `ended` is called if a
     thread of the engine ends unexpectedly; if it returns, the engine takes no more batches, and says so. Sets the
-    process's thread switch interval to `SWITCH_INTERVAL`.
-
-    Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
+    process's thread switch interval to `SWITCH_INTERVAL`. Raises BackendError if the file is in use, is not ours, has
+    another schema version or cannot be written.
     """
     settings = settings or SqliteSettings()
     loop = asyncio.get_running_loop()
@@ -480,9 +482,9 @@ def _look_at_log(path: Path, settings: SqliteSettings) -> LostCommits | None:
 def _segments(
     conn: sqlite3.Connection, path: Path, roll_bytes: int, lost: LostCommits | None
 ) -> tuple[Segments, Losses]:
-    """Return the files of large batches, and what is lost.
+    """Return the files of large batches beside the database, and the losses among them.
 
-    BackendError where the files are not those of this database.
+    BackendError if the files are those of another database.
     """
     folder = schema.segments_of(path)
     try:
@@ -524,7 +526,9 @@ def _segments(
 
 
 def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
-    """Return the settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
+    """Return the settings with smaller sizes if the disk is small: a log as large as the disk could never be
+    emptied.
+    """
     disk = os.statvfs(directory)
     total = disk.f_blocks * disk.f_frsize
     sizes = {

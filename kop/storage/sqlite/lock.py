@@ -22,7 +22,7 @@ _Inode: TypeAlias = tuple[int, int]
 
 _guard: Final = threading.Lock()
 _held: Final[set[_Inode]] = set()
-"""The files that this process has locked."""
+"""The database files that this process has locked, so that it opens no descriptor of one again."""
 
 
 class DatabaseLock:
@@ -33,17 +33,17 @@ class DatabaseLock:
         self._inode = inode
 
     def close(self) -> None:
-        """Let go of the file. Only after all connections to it are closed."""
+        """Unlock the file. To be called after all connections to it are closed."""
         with _guard:
             _held.discard(self._inode)
             os.close(self._file)
 
 
 def lock(path: Path) -> DatabaseLock:
-    """Lock the database file at `path`, a real path; an empty file is made where there is none.
+    """Lock the database file at `path`, a real path; make an empty file if there is none.
 
-    Raises BackendError where another process, or another engine of this one, uses the file; OSError where it cannot
-    be opened.
+    Raises BackendError if another process, or another engine of this one, uses the file; OSError if it cannot be
+    opened.
     """
     if (older := Path(f"{path}.lock")).exists():
         raise BackendError(f"{older} is the lock of an unreleased kop: stop that one, then remove the file")
@@ -80,7 +80,7 @@ def _in_use(path: Path, holder: int | None) -> BackendError:
 
 
 def _holder(inode: int) -> int | None:
-    """Return the process that has locked a file, as far as this system tells."""
+    """Return the id of the process that has locked a file; None if this system does not tell."""
     try:
         locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -41,27 +41,29 @@ from kop.storage.transaction_index import AbortedTransaction
 _log = logging.getLogger(__name__)
 
 ABORTED_KEPT_SECONDS = 300.0
-"""How long the aborted transactions are told whose records are gone from the log. Somebody may have read some before,
-and not looked yet which of them were aborted.
+"""The seconds for which aborted transactions are still told to readers after their records are gone from the log:
+somebody may have read some before, and not asked yet which of them were aborted.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """What the logs of one engine are given."""
+    """The parts of an engine that its logs use."""
 
     loop: asyncio.AbstractEventLoop
     writer: Writer
     readers: Readers
     cache: TailCache
     refusal: Callable[[int], KopError | None]
-    """Why a batch of so many bytes cannot be taken now, or None."""
+    """A function that returns the error for a batch of so many bytes that cannot be accepted now; None if it can."""
     move_start: Callable[[SqliteLog, int], Awaitable[None]]
-    """Move the log start of a log up to an offset, durably, also where the caller goes away."""
+    """A function that moves a log's start up to an offset, durably, even if the caller goes away."""
 
 
 class SqliteLog(Partition):
-    """A `MarkedLog`. The engine makes one for each partition when it opens; an unused one is small."""
+    """A `MarkedLog` of one partition, on SQLite. The engine makes one for each partition when it opens; an unused one
+    is small.
+    """
 
     __slots__ = (
         "_context",
@@ -84,31 +86,31 @@ class SqliteLog(Partition):
         self._context = context
         self.log_id = log_id
         self.end_offset = 0
-        """The offset that the next append gets."""
+        """The offset of the next append, ahead of the high watermark by the batches that are not committed."""
         self.size_bytes = 0
         self.clean_offset = 0
         """The offset up to which compaction has seen the log."""
         self.snapshot_offset = 0
-        """The offset up to which the stored size, producers and transactions cover the log. A start reads the rest from
-        the batches.
+        """The offset up to which the stored size, producers and transactions cover the log. At a start the rest is read
+        from the batches.
         """
         self.snapshot_outdated = False
-        """True if the stored producers have to be stored again, though no batch came: some were forgotten."""
+        """True if the producers have to be stored again, though no batch came: some were forgotten."""
         self.producer_states: ProducerStates | None = None
         self.tail: Tail | None = None
 
     async def attach(self) -> None:
-        """Do nothing: the log is ready when the engine is open."""
+        """Do nothing: the log is ready as soon as the engine is open."""
 
     async def measure(self) -> int:
-        """Return bytes of the stored batches."""
+        """Return the bytes of the stored batches."""
         return self.size_bytes
 
     async def refresh(self) -> None:
-        """Do nothing: one process writes."""
+        """Do nothing: only this process writes, so the high watermark is always up to date."""
 
     async def refresh_start(self) -> None:
-        """Do nothing: nobody else deletes."""
+        """Do nothing: only this process deletes, so the log start is always up to date."""
 
     def submit(
         self,
@@ -226,12 +228,12 @@ class SqliteLog(Partition):
         return waiter.future
 
     def _queue(self, entry: QueuedAppend) -> None:
-        """Hand a batch to the writer: the last of what may fail."""
+        """Hand a batch to the writer thread: the last step of an append that may fail."""
         self._context.writer.append(entry)
         self.end_offset = entry.last + 1
 
     def _follow(self, original: BatchMetadata, waiter: AppendWaiter, place: int) -> None:
-        """Let the sender of a batch that is not durable yet wait for it."""
+        """Have the sender of a duplicate told when the original batch, which is not durable yet, is."""
         if isinstance(original.owner, QueuedAppend):
             original.owner.follow(waiter, place)
             return
@@ -241,28 +243,32 @@ class SqliteLog(Partition):
 
     @property
     def last_stable_offset(self) -> int:
-        """See `PartitionLog.last_stable_offset`."""
+        """The offset of the oldest open transaction, else the high watermark: readers of committed records stop
+        there.
+        """
         states = self.producer_states
         if states is None:
             return self.high_watermark
         return states.transactions.last_stable(self.log_start_offset, self.high_watermark)
 
     def aborted_copy(self) -> Iterable[AbortedTransaction]:
-        """Return the aborted transactions of which records may be left, for another thread."""
+        """Return a copy of the aborted transactions of which records may be left, for another thread."""
         return () if self.producer_states is None else self.producer_states.transactions.aborted_copy()
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
-        """See `PartitionLog.aborted_between`."""
+        """Return the aborted transactions of which records may lie from the offset `start` on and before `end`."""
         return () if self.producer_states is None else self.producer_states.transactions.aborted_between(start, end)
 
     def forget_aborted(self, before: int) -> None:
-        """Forget in a while the aborted transactions that end before an offset: none of their records is left."""
+        """Forget the aborted transactions that end before an offset, some minutes later: none of their records is
+        left.
+        """
         transactions = None if self.producer_states is None else self.producer_states.transactions
         if transactions is not None and transactions.has_aborted_before(before):
             self._context.loop.call_later(ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
-        """Make a batch that is on disk readable, and tell its waiter."""
+        """Make a batch that is on disk readable, and tell its waiter that it is durable."""
         if entry.token is not None and self.producer_states is not None:
             self.producer_states.commit(entry.token)
             entry.token.owner = None
@@ -289,7 +295,9 @@ class SqliteLog(Partition):
             self.producer_states.rollback(offset)
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return what the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        """Return the batches in the tail cache from the one that holds `offset` on; None if the database has to be
+        read.
+        """
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -297,7 +305,7 @@ class SqliteLog(Partition):
         return None if rows is None else ReadResult(*rows)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Return batches from the database; see `PartitionLog.read`."""
+        """Return batches from the database, from the one that holds `offset` on."""
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -308,37 +316,37 @@ class SqliteLog(Partition):
         return ReadResult(rows, sum(map(len, rows)))
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return the first record at or after `timestamp` (ms), or None."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
         return await self._look_up(reader.by_time, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp, or None where no record has one."""
+        """Return timestamp and offset of the first record with the largest timestamp; None if no record has one."""
         return await self._look_up(reader.max_timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start to `before_offset` (-1: the high watermark); returns the new log start."""
+        """Move the log start to `before_offset` (-1: the high watermark); return the new log start."""
         before_offset = self.deletable(before_offset)
         if before_offset > self.log_start_offset:
             await self._context.move_start(self, before_offset)
         return self.log_start_offset
 
     def producers(self) -> Sequence[ProducerView]:
-        """Idempotent producers that the log remembers now."""
+        """Return the idempotent producers that the log remembers now."""
         if self.producer_states is None:
             return ()
         return [ProducerView(*info) for info in self.producer_states.views()]
 
     async def verify_lead(self) -> None:
-        """Do nothing."""
+        """Do nothing: the file belongs to one process, which always leads."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Do nothing: the file has one process."""
+        """Do nothing: the file belongs to one process, which always leads."""
 
     async def resign(self) -> None:
-        """Do nothing."""
+        """Do nothing: the file belongs to one process, so no other broker could take the lead."""
 
     def remove(self) -> None:
-        """Close the log of a deleted topic: waiters are told, and later requests are refused."""
+        """Close the log of a deleted topic: those who wait for it are told, and later requests are refused."""
         if self.tail is not None:
             self._context.cache.drop(self.tail)
         super().remove()
@@ -351,12 +359,14 @@ class SqliteLog(Partition):
 
 
 def head_of(batch: Buffer, header: BatchHeader) -> bytes:
-    """Return what of an idempotent producer's batch a start has to read: of a marker also how the transaction ended."""
+    """Return the part of an idempotent producer's batch that a start reads: the header; the whole batch if it is a
+    marker.
+    """
     return bytes(batch if header.control else batch[:HEADER_SIZE])
 
 
 class SqliteLogTable:
-    """Logs by topic id, one for each partition. `policy` gives a topic's effective configs."""
+    """The logs of all partitions, by topic id. `policy` gives a topic's effective configs."""
 
     def __init__(self, context: LogContext, policy: Callable[[TopicInfo], LogPolicy]) -> None:
         self._context = context
@@ -364,7 +374,7 @@ class SqliteLogTable:
         self._logs: dict[UUID, list[SqliteLog]] = {}
 
     def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
-        """Return the log of a partition, or None; the same object each time."""
+        """Return the log of a partition, the same object each time; None if there is none."""
         logs = self._logs.get(topic_id)
         return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
 

@@ -32,25 +32,25 @@ from kop.storage.sqlite.wal import LostCommits
 _log = logging.getLogger(__name__)
 
 _KEPT: Final = "segments.kept"
-"""The row of `meta` with the numbers of files that stay though no row names them."""
+"""The key of the row in `meta` with the numbers of segment files that are kept though no row names them."""
 _MOST_OFFSETS: Final = 1 << 31
-"""As many offsets fit into an empty batch."""
+"""The most offsets that an empty batch can cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What is lost, as this start has found it."""
+    """The losses that this start has found."""
 
     batches: int = 0
-    """Batches whose file is not there."""
+    """The number of batches whose file is missing."""
     commits: int = 0
-    """Commits that a damaged write-ahead log had."""
+    """The number of commits in a damaged write-ahead log that are lost."""
     logs: Sequence[Path] = ()
-    """Copies of damaged logs that lie beside the database, also from earlier starts."""
+    """The copies of damaged write-ahead logs that lie beside the database, also from earlier starts."""
 
     @property
     def text(self) -> str | None:
-        """One line for /readyz, None where nothing is lost."""
+        """One line about the losses for /readyz; None if nothing is lost."""
         parts = []
         if self.batches:
             parts.append(f"{self.batches} batch(es) cannot be read: their files are not there")
@@ -64,10 +64,11 @@ class Losses:
 
 
 def look_at_log(path: Path, *, refuse: bool) -> LostCommits | None:
-    """Return what is lost in the write-ahead log of the database at `path`, which nobody has open; put it aside then.
+    """Return the commits that are lost in the write-ahead log of the database at `path`, which nobody has open; copy a
+    damaged log aside.
 
-    Raises BackendError instead if `refuse` is set, or if the database is not consistent without what is lost: it and
-    its log have not changed then.
+    Raises BackendError instead if `refuse` is set, or if the database is not consistent without the lost commits: it
+    and its log have not changed then.
     """
     lost = wal.lost_commits(path)
     if lost is None:
@@ -95,18 +96,18 @@ def look_at_log(path: Path, *, refuse: bool) -> LostCommits | None:
 
 
 def damaged_logs(path: Path) -> list[Path]:
-    """Return the copies of damaged logs that lie beside the database at `path`."""
+    """Return the copies of damaged write-ahead logs that lie beside the database at `path`."""
     return sorted(path.parent.glob(f"{path.name}-wal-damaged-*"))
 
 
 def kept_files(conn: sqlite3.Connection) -> list[int]:
-    """Return the numbers of the files of batches that stay though no row names them."""
+    """Return the numbers of the segment files that are kept though no row names them."""
     row = conn.execute("SELECT value FROM meta WHERE key = ?", (_KEPT,)).fetchone()
     return [] if row is None else json.loads(row[0])
 
 
 def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
-    """Store which files stay."""
+    """Store the numbers of the segment files that are kept."""
     if numbers:
         conn.execute("REPLACE INTO meta (key, value) VALUES (?, ?)", (_KEPT, json.dumps(sorted(numbers))))
     else:
@@ -114,7 +115,7 @@ def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
 
 
 def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_commit: int, now_ms: int) -> None:
-    """Let no offset be given out again that lost commits gave out, nor a producer id; each reserved some at most."""
+    """Raise the next offset of each log, and the next producer id, above those that lost commits may have given out."""
     conn.execute("UPDATE meta SET value = value + ? WHERE key = 'producer_id.next'", (lost.commits * ids_of_commit,))
     for log_id, last in lost.offsets.items():
         row = conn.execute(
@@ -132,7 +133,7 @@ def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_
 
 
 def _put_aside(path: Path) -> Path:
-    """Copy the damaged log of a database. A start that was refused before may have done so."""
+    """Copy the damaged write-ahead log of a database aside, unless an earlier start, which was refused, has done so."""
     log = Path(f"{path}-wal")
     for aside in damaged_logs(path):
         if filecmp.cmp(log, aside, shallow=False):
@@ -148,9 +149,10 @@ def _put_aside(path: Path) -> Path:
 
 
 def _check_whole(path: Path) -> None:
-    """Raise BackendError where the database is not consistent: its log was cut while a part of it had been copied.
+    """Raise BackendError if the database is not consistent: its write-ahead log was cut after a part of it had been
+    copied.
 
-    The connection is read-only. Another one would copy what is left of the log into the database when it is closed.
+    The connection is read-only. Another one would copy the rest of the log into the database when it is closed.
     """
     _log.warning("checking all of %s, because its write-ahead log was damaged", path)
     try:

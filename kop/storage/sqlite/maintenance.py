@@ -42,53 +42,57 @@ _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 SNAPSHOT_BATCHES = 20_000
-"""Batches after which producers are stored again. A start after a crash has to read about that many at most."""
+"""The number of batches after which producers are stored again. A start after a crash has to read about that many at
+most.
+"""
 _SNAPSHOT_LOGS = 50
 _REMOVE_BYTES = 32 << 20
 REMOVE_ROWS = 500
 REMOVE_LOGS = 100
-"""Batches, and partitions, that one step of removing takes at most: writes wait for no more than one step."""
+"""The number of batches, and of partitions, that one step of removing takes at most: writes wait for no more than one
+step.
+"""
 DEAD_STEPS = 20
-"""Steps of removing rows of deleted topics before other work has its turn again."""
+"""The number of steps of removing rows of deleted topics before other work gets its turn again."""
 _VACUUM_BYTES = 8 << 20
 _VACUUM_STEPS = 64
 VACUUM_FROM_BYTES = 64 << 20
-"""Bytes of free pages, or a quarter of all where that is more, from which on the file is made smaller."""
+"""The bytes of free pages from which on the file is made smaller; a quarter of all pages if that is more."""
 _COMMIT_PAGES = 4
-"""Pages that a commit writes beside its batches, about."""
+"""The number of pages, roughly, that a commit writes beside its batches."""
 MOVE_BYTES = 4 << 20
-"""Bytes of batches that one step moves out of a file into the database."""
+"""The bytes of batches that one step moves out of a segment file into the database."""
 MOST_MOVED = 32 << 20
-"""Bytes of batches that are moved out of files before other work has its turn again."""
+"""The bytes of batches that are moved out of segment files before other work gets its turn again."""
 _SEGMENTS_REST = 50
-"""How many times as long as a look at the files takes, the next one is put off at least: it reads a row for each batch
-in them.
+"""The least pause between two looks at the segment files, as a multiple of the time that a look takes: it reads a row
+for each batch in them.
 """
 
 
 class DeletableByRetention(NamedTuple):
-    """A log, and which of its batches retention may delete."""
+    """A log, with the age and the size by which retention may delete its batches."""
 
     log_id: int
     start: int
     end: int
     size: int
     older_than: int | None
-    """Batches whose max timestamp is smaller are deleted."""
+    """The time in ms: batches whose max timestamp is smaller are deleted; None for no limit."""
     max_size: int | None
-    """The oldest batches are deleted while the remaining ones have at least this many bytes."""
+    """The bytes: the oldest batches are deleted while the remaining ones have at least so many; None for no limit."""
 
 
 class Removal(NamedTuple):
-    """Rows that are deleted in one step."""
+    """The rows that are deleted in one step."""
 
     ids: list[int]
     sizes: dict[int, int]
-    """How many bytes the step frees of each log."""
+    """The bytes that the step frees of each log."""
 
 
 class Maintenance:
-    """The background work of one engine."""
+    """The background work of one engine: retention, removal, snapshots, checkpoints, vacuum, compaction."""
 
     def __init__(
         self,
@@ -102,7 +106,9 @@ class Maintenance:
         logs: Callable[[], Sequence[SqliteLog]],
         ended: Ended,
     ) -> None:
-        """`logs` gives every log of every topic; `ended` is told of threads that end unexpectedly."""
+        """Prepare the work. `logs` returns every log of every topic; `ended` is told of threads that end
+        unexpectedly.
+        """
         self._loop = loop
         self._page_size = page_size
         self._settings = settings
@@ -125,7 +131,9 @@ class Maintenance:
         self._checkpointing: asyncio.Task[None] | None = None
         self._to_remove: dict[SqliteLog, None] = {}
         self._to_clean: deque[tuple[SqliteLog, int]] = deque()
-        """Logs that compaction has still to look at, each up to an offset: not what comes in meanwhile."""
+        """The logs that compaction has still to look at, each up to an offset, so that later batches wait for the next
+        round.
+        """
         self._dead_logs = True  # there may be some
         self._look_at_segments = True  # rows went since the last look; a crash may have left files without any
         self._segments_at = 0.0
@@ -146,18 +154,18 @@ class Maintenance:
             self._task = self._loop.create_task(self._rounds())
 
     def wake(self) -> None:
-        """Note that a topic was deleted or a log start has moved: rows can go now."""
+        """Begin to remove rows soon, because a topic was deleted or a log start has moved."""
         self._dead_logs = True
         self._wake.set()
 
     def on_committed(self, batches: int, logs: int, size: int) -> None:
-        """Count what was committed; start what is due by it."""
+        """Count what was committed, and start the work that becomes due by it, such as a checkpoint or a snapshot."""
         self._batches += batches
         self._log_places += logs
         self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * self._page_size))
 
     async def run(self, now_ms: int) -> None:
-        """Do everything that is due at `now_ms`; producers expire by a clock of their own."""
+        """Do all work that is due at `now_ms`; producers expire by a clock of their own."""
         async with self._turn:
             await self._remove_due()
             while self._dead_logs and not self.closing:
@@ -172,7 +180,7 @@ class Maintenance:
             await self._vacuum()
 
     async def close(self) -> None:
-        """End the background work; store all snapshots and empty the write-ahead log."""
+        """End the background work; store the snapshots of all logs and empty the write-ahead log."""
         # Never cancelled: what a step has done to the database has to be counted in memory too.
         self.closing = True
         self._wake.set()
@@ -186,7 +194,7 @@ class Maintenance:
             await self._checkpointer.close()
 
     async def move_start(self, log: SqliteLog, offset: int) -> None:
-        """Move the log start of a log, durably; its rows go in the background."""
+        """Move the start of a log to an offset, durably; the rows before it are deleted in the background."""
         await self._move_starts([(log, offset)])
         self._to_remove[log] = None
         self.wake()
@@ -254,7 +262,9 @@ class Maintenance:
             _log.debug("the disk still fails: %s", error.message)
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
-        """Do one piece of work. Its failure (a full disk, for example) does not end the others; it is tried again."""
+        """Do one piece of work. Its failure (a full disk, for example) is logged and does not end the others; it is
+        tried again.
+        """
         try:
             await work
             self._failing.discard(what)
@@ -311,7 +321,7 @@ class Maintenance:
                 raise
 
     async def _remove(self, logs: Sequence[SqliteLog]) -> None:
-        """Delete the rows before the log starts."""
+        """Delete the rows of batches before the log starts."""
         by_id = {log.log_id: log for log in logs if not log.deleted}
         todo = [(log.log_id, log.log_start_offset) for log in by_id.values()]
         await self._snapshot([log for log in by_id.values() if log.snapshot_offset < log.log_start_offset])
@@ -325,7 +335,9 @@ class Maintenance:
                 self._count_wal((_COMMIT_PAGES + len(step.sizes)) * self._page_size)
 
     async def _remove_dead(self) -> bool:
-        """Delete batches of partitions whose topic is gone, then the partitions; False where some are left to do."""
+        """Delete the batches of partitions whose topic is gone, then the partitions; return false if some are left to
+        do.
+        """
         todo = [(log_id, _NO_END) for log_id in await self._threads.run(_dead)]
         for _ in range(DEAD_STEPS):
             step, todo = await self._threads.run(_next_removals, todo)
@@ -370,7 +382,9 @@ class Maintenance:
         self._to_clean.extend((log, log.last_stable_offset) for log in self._logs() if log.policy.compact)
 
     async def _compact(self, now_ms: int) -> None:
-        """Do one pass over the next log where one is due. The log goes behind the others then: more may be due."""
+        """Do one compaction pass over the next log, if one is due. The log goes behind the others then: more may be
+        due.
+        """
         while self._to_clean and not self.closing:
             log, target = self._to_clean.popleft()
             if log.policy.compact and not log.deleted and target > log.clean_offset:
@@ -398,7 +412,7 @@ class Maintenance:
             self._checkpointing = self._loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
 
     async def _checkpoint(self, mode: str = "RESTART") -> None:
-        """Copy the write-ahead log into the database beside commits; then begin it again, which blocks the writer.
+        """Copy the write-ahead log into the database beside commits; then begin the log anew, which blocks the writer.
 
         With the mode TRUNCATE its file becomes empty.
         """
@@ -423,13 +437,13 @@ class Maintenance:
             self._checkpoint_at = limit
 
     def _learn(self, estimate: int, pages: int) -> None:
-        """Correct the estimate of what a commit writes by what the write-ahead log really holds."""
+        """Correct the estimate of the bytes that a commit writes by the real size of the write-ahead log."""
         if self._log_places:
             wrong = (pages - estimate / self._page_size) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
     async def _clear_segments(self, most_bytes: int | None = None) -> None:
-        """Remove the files in which no batch is left, and empty those in which no more than half is left.
+        """Remove the segment files in which no batch is left, and empty those in which at most half is left.
 
         It ends once it has moved `most_bytes`, so that other work has its turn; the next round goes on.
         """
@@ -458,7 +472,7 @@ class Maintenance:
             await self._guarded("clearing a file of batches", self._clear(segment))
 
     async def _clear(self, segment: int) -> None:
-        """Move all that is left in a file into the database, and remove the file."""
+        """Move all batches that are left in a segment file into the database, and remove the file."""
         began = clock.monotonic()
         while moved := await self._threads.read(reader.rest_of, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
@@ -470,7 +484,7 @@ class Maintenance:
         await self._remove_segments([segment])
 
     async def _remove_segments(self, segments: Sequence[int]) -> None:
-        """Remove files of which a look has found that no row names them.
+        """Remove segment files of which a look has found that no row names them.
 
         A commit comes between the look and this. Rows of one that failed are not seen, and yet SQLite's recovery would
         bring them back if the process died now, until a later commit has taken their place in the write-ahead log.
@@ -486,7 +500,7 @@ class Maintenance:
             await self._threads.run(lambda _, segment=segment: self._segments.remove(segment))
 
     async def _vacuum(self, at_least: int | None = None) -> None:
-        """Give free pages back to the file system where there are many; the rest is used again by appends."""
+        """Give free pages of the database back to the file system if there are many; else appends use them again."""
         free, pages = await self._threads.run(_page_counts)
         step = _VACUUM_BYTES // self._page_size
         for _ in range(_VACUUM_STEPS):
@@ -503,7 +517,7 @@ _DELETE_EMPTY_DEAD = "DELETE FROM log WHERE topic IS NULL AND NOT EXISTS (SELECT
 
 
 def _expired(conn: sqlite3.Connection, limits: Sequence[DeletableByRetention]) -> list[int | None]:
-    """Return the new log start of each log, None where it stays."""
+    """Return the new log start of each log by its retention; None if it stays."""
     return [_expired_of(conn, limit) for limit in limits]
 
 
@@ -529,8 +543,8 @@ def _expired_of(conn: sqlite3.Connection, limit: DeletableByRetention) -> int | 
 def _next_removals(
     conn: sqlite3.Connection, todo: Sequence[tuple[int, int]]
 ) -> tuple[Removal | None, list[tuple[int, int]]]:
-    """Return a step of removing the rows of logs that end before an offset, None for nothing; and what it leaves to
-    do.
+    """Return a step of removing the rows of logs that end before an offset, None if there are none; and the logs that
+    it leaves to do.
     """
     ids: list[int] = []
     sizes: dict[int, int] = {}
@@ -550,7 +564,7 @@ def _next_removals(
 
 
 def _delete(conn: sqlite3.Connection, step: Removal) -> None:
-    """Delete rows by three statements, however many there are: each may wait for the interpreter's lock."""
+    """Delete rows of batches by three statements, however many there are: each may wait for the interpreter's lock."""
     ids = _places(len(step.ids))
     conn.execute(
         f"DELETE FROM aborted WHERE (log, last_offset) IN (SELECT log, last FROM batch WHERE id IN ({ids}))", step.ids
@@ -564,7 +578,7 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
 
 
 def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[tuple[int, int]]:
-    """Return the files that take no more batches, and of which no more than half are batches that are wanted.
+    """Return the segment files that take no more batches, and of which at most half are batches that are wanted.
 
     Each with the bytes that are left, the emptiest first.
     """
@@ -600,7 +614,7 @@ def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> 
 
 
 def _new_aborted(log: SqliteLog) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the aborted transactions that are not stored yet."""
+    """Yield the aborted transactions of logs that are not stored yet."""
     states = log.producer_states
     for aborted in () if states is None else states.transactions.aborted_from(log.snapshot_offset):
         yield (
@@ -627,7 +641,9 @@ def _store_snapshots(
 
 
 def _checkpoint(conn: sqlite3.Connection, mode: str) -> tuple[bool, int]:
-    """Checkpoint without waiting for readers: whether one was in the way, and the pages in the write-ahead log."""
+    """Checkpoint without waiting for readers; return true if one was in the way, and the number of pages in the
+    write-ahead log.
+    """
     conn.execute("PRAGMA busy_timeout = 0")
     try:
         busy, pages, _ = conn.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()

@@ -31,21 +31,23 @@ from kop.threads import Ended, Threads
 T = TypeVar("T")
 
 _BEGINNING = struct.Struct(">qi")
-"""What every batch begins with: its base offset and the bytes that follow."""
+"""The layout of the beginning of every batch: its base offset and the number of bytes that follow."""
 _MAX_BATCHES = 4096
 """The most batches of one read."""
 _TRIES = 3
-"""How often rows are read whose files are gone. Twice will do but where moving overtakes the reading again."""
+"""The number of times that rows are read whose files are gone. Twice is enough, unless moving overtakes the reading
+again.
+"""
 
 
 class LostBatchError(BackendError):
-    """CORRUPT_MESSAGE for a batch that is not where its row says; the log goes on behind it."""
+    """An error CORRUPT_MESSAGE for a batch that is not at the place that its row names; the log goes on behind it."""
 
     default_code = ErrorCode.CORRUPT_MESSAGE
 
 
 class BatchRow(NamedTuple):
-    """What the index knows of a batch."""
+    """The values of a batch's row that the index holds, without its bytes."""
 
     id: int
     base: int
@@ -55,7 +57,7 @@ class BatchRow(NamedTuple):
 
 
 class BatchInFile(NamedTuple):
-    """A batch that lies in a file, with its row's id and its position there."""
+    """A batch that lies in a segment file, with its row's id and its position there."""
 
     id: int
     position: int
@@ -82,7 +84,9 @@ class Readers:
         self._pool = Threads(threads, f"kop-sqlite-{name}", ended)
 
     async def run(self, query: Callable[..., T], *args: object) -> T:
-        """Run `query(connection, *args)` on a thread. What the database, the disk or memory refuses is BackendError."""
+        """Run `query(connection, *args)` on a thread. Errors of the database, the disk or memory become
+        BackendError.
+        """
         try:
             job = self._loop.run_in_executor(self._pool, self._call, query, args)
         except RuntimeError as error:
@@ -93,7 +97,9 @@ class Readers:
             raise BackendError(f"reading the database failed: {str(error) or repr(error)}") from error
 
     async def read(self, query: Callable[..., T], *args: object) -> T:
-        """As `run`, for a query that brings up batches: `query(connection, segments, *args)`."""
+        """Run a query that reads batches on a thread: `query(connection, segments, *args)`. Errors become
+        BackendError.
+        """
         return await self.run(query, self._segments, *args)
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -104,7 +110,7 @@ class Readers:
         return query(conn, *args)
 
     async def close(self) -> None:
-        """Wait for running reads, close the connections."""
+        """Wait for the reads under way, and close the connections."""
         await self._loop.run_in_executor(None, self._pool.shutdown)
         for conn in self._connections:
             conn.close()
@@ -113,8 +119,8 @@ class Readers:
 def scan(
     conn: sqlite3.Connection, log_id: int, first_offset: int, before_offset: int, limit: int = 1000
 ) -> list[BatchRow]:
-    """Return batches that hold or follow `first_offset` and end before `before_offset`, in order, without their
-    bytes.
+    """Return the rows of batches that hold or follow `first_offset` and end before `before_offset`, in order, without
+    their bytes.
     """
     return list(
         map(
@@ -131,7 +137,7 @@ def scan(
 def _fitting(
     conn: sqlite3.Connection, log_id: int, offset: int, end: int, max_bytes: int, min_one: bool
 ) -> tuple[int, int]:
-    """Return how many batches from `offset` on fit in `max_bytes`, by the index alone, and their bytes."""
+    """Return the number of batches from `offset` on that fit in `max_bytes`, by the index alone, and their bytes."""
     count = total = 0
     for (size,) in conn.execute(
         "SELECT size FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
@@ -153,7 +159,7 @@ def read(
     max_bytes: int,
     min_one: bool,
 ) -> list[Buffer]:
-    """Whole batches from the one that holds `offset`, or follows where it is gone, up to `max_bytes`."""
+    """Return whole batches up to `max_bytes`, from the one that holds `offset` on, or the next one if that is gone."""
     count, size = _fitting(conn, log_id, offset, high_watermark, max_bytes, min_one)
     if not count:
         return []
@@ -183,9 +189,9 @@ def read(
 def read_rows(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, max_bytes: int
 ) -> list[tuple[BatchRow, Buffer]]:
-    """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits.
+    """Return whole batches as `read` does, at least one, each with its row. One more may be read than fits.
 
-    LostBatchError where the first of them is lost.
+    LostBatchError if the first of them is lost.
     """
 
     def query() -> list[tuple[BatchRow, Buffer]]:
@@ -213,7 +219,7 @@ def read_rows(
 
 
 def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: int) -> Buffer | None:
-    """Return the batch that ends at offset `last`, or None where it is gone or lost."""
+    """Return the batch that ends at offset `last`; None if it is gone or lost."""
 
     def query() -> list[Buffer]:
         return _bring_up(
@@ -233,7 +239,7 @@ def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: in
 
 
 def _again(query: Callable[[], T]) -> T:
-    """Return the outcome of a query, made again where a file went between a row and the look into the file."""
+    """Return the result of a query; run it again if a segment file went between a row and the look into the file."""
     for _ in range(_TRIES - 1):
         try:
             return query()
@@ -246,16 +252,16 @@ def _again(query: Callable[[], T]) -> T:
 
 
 def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
-    """Return the batches of rows (base offset, size, segment, position, data). What follows in a file is read at once.
+    """Return the batches of rows (base offset, size, segment, position, data). Neighbours in a file are read at once.
 
-    Where a batch cannot be read they end before it; an error is raised where it is the first.
+    If a batch cannot be read, those before it are returned; an error is raised if it is the first.
     """
     batches: list[Buffer] = []
     run: list[tuple[int, int]] = []  # base offset and size of batches of one file, which lie behind one another
     file = begin = end = 0
 
     def read_run() -> bool:
-        """Read what is in `run`; False where a batch of it is damaged."""
+        """Read the batches of `run` from their file; return false if one of them is damaged."""
         wanted = len(batches) + len(run)
         if run:
             batches.extend(_cut(segments, file, begin, run))
@@ -283,7 +289,9 @@ def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int
 
 
 def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Return batches that lie behind one another; those before one that is damaged, where there are any."""
+    """Read batches that lie behind one another in a segment file; return those before a damaged one. LostBatchError if
+    the first is damaged.
+    """
     data = segments.read(segment, begin, sum(size for _, size in run))
     whole = memoryview(data)
     batches: list[Buffer] = []
@@ -302,7 +310,9 @@ def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, 
 
 
 def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, end: int) -> BatchRow | None:
-    """Return the first batch of [start, end) whose max timestamp is at or after `timestamp`, by the index alone."""
+    """Return the row of the first batch of [start, end) whose max timestamp is at or after `timestamp`, by the index
+    alone.
+    """
     row = conn.execute(
         "SELECT id, base, last, timestamp, size FROM batch INDEXED BY batch_of_log"
         " WHERE log = ? AND last >= ? AND last < ? AND timestamp >= ? ORDER BY last LIMIT 1",
@@ -312,7 +322,7 @@ def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, 
 
 
 def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int | None:
-    """Return the largest max timestamp among the batches of [start, end), or None where no batch has one."""
+    """Return the largest max timestamp of the batches in [start, end); None if none has one."""
     timestamp: int | None = conn.execute(
         "SELECT max(timestamp) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ?",
         (log_id, start, end),
@@ -321,7 +331,7 @@ def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int |
 
 
 def referenced(conn: sqlite3.Connection) -> list[int]:
-    """Return the numbers of the files in which batches lie. Looks into the index once for each of them."""
+    """Return the numbers of the segment files in which batches lie. Looks into the index once for each of them."""
     numbers: list[int] = []
     query = "SELECT min(segment) FROM batch INDEXED BY batch_of_segment WHERE segment > ?"
     while (number := conn.execute(query, (numbers[-1] if numbers else 0,)).fetchone()[0]) is not None:
@@ -330,7 +340,7 @@ def referenced(conn: sqlite3.Connection) -> list[int]:
 
 
 def count_in(conn: sqlite3.Connection, segment: int) -> int:
-    """Return the number of batches that lie in a file."""
+    """Return the number of batches that lie in a segment file."""
     count: int = conn.execute(
         "SELECT count(*) FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
     ).fetchone()[0]
@@ -338,7 +348,7 @@ def count_in(conn: sqlite3.Connection, segment: int) -> int:
 
 
 def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
-    """Return the bytes of batches in each file that has any, by its number."""
+    """Return the bytes of batches in each segment file that has any, by its number."""
     return dict(
         conn.execute(
             "SELECT segment, sum(size) FROM batch INDEXED BY batch_of_segment"
@@ -348,7 +358,7 @@ def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
 
 
 def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_bytes: int) -> list[BatchInFile]:
-    """Return some of the batches that are left in a file: at least one, and one more than fits at most."""
+    """Return some of the batches that are left in a segment file: at least one, and at most one more than fits."""
     rest: list[BatchInFile] = []
     for row_id, base, size, position in conn.execute(
         "SELECT id, base, size, position FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
@@ -361,7 +371,7 @@ def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_byte
 
 
 def get_state(conn: sqlite3.Connection, key: str) -> str | None:
-    """Return a small value of the gateway's own, or None."""
+    """Return one of the gateway's small values by its key; None if there is none."""
     row = conn.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
@@ -369,7 +379,7 @@ def get_state(conn: sqlite3.Connection, key: str) -> str | None:
 def by_time(
     conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int, timestamp: int
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record at or after `timestamp`."""
+    """Return offset and timestamp of the first record of a log at or after `timestamp` (ms); None if there is none."""
     offset = start
     while (row := first_at(conn, log_id, timestamp, offset, end)) is not None:
         data = read_one(conn, segments, log_id, row.last)
@@ -387,7 +397,9 @@ def by_time(
 def max_timestamp(
     conn: sqlite3.Connection, segments: Segments, log_id: int, start: int, end: int
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record with the largest timestamp."""
+    """Return offset and timestamp of the first record of a log with the largest timestamp; None if no record has
+    one.
+    """
     best: tuple[int, int] | None = None
     offset = start
     while (largest := newest(conn, log_id, offset, end)) is not None and (best is None or largest > best[1]):

@@ -32,11 +32,11 @@ from kop.errors import BackendError
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
-"""Of new databases. A commit writes each page that it changes as a whole."""
+"""The page size of new databases, in bytes. A commit writes each page that it changes as a whole."""
 MIN_SQLITE = (3, 35, 0)
-"""The oldest version of SQLite that has RETURNING."""
+"""The oldest version of SQLite that is usable: it has RETURNING."""
 BUSY_TIMEOUT_MS = 5000
-"""How long a connection waits for a lock. Only another program that opens the file (the sqlite3 shell, a backup) has
+"""The ms that a connection waits for a lock. Only another program that opens the file (the sqlite3 shell, a backup) has
 one.
 """
 
@@ -117,8 +117,9 @@ def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connec
 
 
 def prepare(path: Path) -> sqlite3.Connection:
-    """Open the writing connection; make the schema in a new file. Refuse, by a BackendError, any other file that is
-    not a database of ours, or has another version of the schema."""
+    """Open the writing connection, and make the schema in a new file. BackendError for a file that is no database of
+    ours, or that has another version of the schema.
+    """
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         needed = ".".join(map(str, MIN_SQLITE))
         raise BackendError(f"this Python has SQLite {sqlite3.sqlite_version}, {needed} or newer is needed")
@@ -167,9 +168,9 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_names(conn: sqlite3.Connection, path: Path, *, is_new: bool) -> None:
-    """Refuse a file with several names (hard links) under any but the one by which it was opened last.
+    """Raise BackendError if a file with several names (hard links) is opened by another one than the last time.
 
-    What else belongs to a database goes by its name: opened by another one, it is without its write-ahead log.
+    The other files of a database go by its name: opened by another one, it is without its write-ahead log.
     """
     names = path.stat().st_nlink
     if names == 1:

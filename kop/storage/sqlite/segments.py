@@ -27,25 +27,28 @@ from kop.storage.base import Buffer
 _log = logging.getLogger(__name__)
 
 ALIGNMENT: Final = 4096
-"""What O_DIRECT wants of positions, lengths and addresses: the block of any usual disk, and a page."""
+"""The multiple that O_DIRECT requires of positions, lengths and addresses: the block of any usual disk, and a page."""
 BUFFER_BYTES: Final = 1 << 20
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _NO_DIRECT: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-"""What file systems say that have no O_DIRECT, or want another alignment."""
+"""The error numbers of file systems that have no O_DIRECT, or require another alignment."""
 
 
 class Place(NamedTuple):
-    """Where a batch lies: the number of the file, and the position of its first byte."""
+    """The place of a batch beside the database: the number of the segment file, and the position of its first byte."""
 
     segment: int
     position: int
 
 
 class Segments:
-    """The files of one folder. `append`, `release` and `close` are for the writer's thread, the rest is for any."""
+    """The segment files of one folder. `append`, `release` and `close` are for the writer's thread, the rest is for
+    any.
+    """
 
     def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0, kept: Collection[int] = ()) -> None:
-        """`last` is the largest number of a file that there is; a file takes no more batches from `roll_bytes` on.
+        """Prepare to write. `last` is the largest number of an existing file; a file takes no more batches from
+        `roll_bytes` on.
 
         The files with the numbers `kept` are left alone.
         """
@@ -66,9 +69,10 @@ class Segments:
         return self._file is not None
 
     def append(self, batches: Sequence[Buffer]) -> list[Place]:
-        """Write batches, and sync them. Returns the place of each. Raises OSError; nothing is written then.
+        """Write batches to the end of a segment file, and sync them; return the place of each. Raises OSError if
+        nothing is written.
 
-        A file in which a write failed takes no more: what lies behind its last batch is not known.
+        A file in which a write failed takes no more batches: what lies behind its last batch is not known.
         """
         if self._end >= self._roll_bytes:
             self.close()
@@ -87,7 +91,7 @@ class Segments:
         return places
 
     def read(self, segment: int, position: int, size: int) -> bytes:
-        """Return bytes of a file, fewer where it ends before. FileNotFoundError where the file is gone."""
+        """Return bytes of a segment file, fewer if it ends before. FileNotFoundError if the file is gone."""
         file = os.open(self.path(segment), os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(file, size, position)
@@ -101,27 +105,27 @@ class Segments:
         return data
 
     def complete(self) -> dict[int, int]:
-        """Return the files that take no more batches, without those that are kept: the size of each in bytes by its
-        number.
+        """Return the size in bytes of each file that takes no more batches, by its number, without those that are
+        kept.
         """
         current = self.current  # asked first: what has a smaller number now stays as it is
         files = files_in(self._folder)
         return {number: size for number, size in files.items() if number < current and number not in self.kept}
 
     def remove(self, segment: int) -> None:
-        """Remove a file."""
+        """Delete a segment file."""
         self.path(segment).unlink(missing_ok=True)
 
     def path(self, segment: int) -> Path:
-        """Return where a file lies."""
+        """Return the path of a segment file."""
         return self._folder / f"{segment:010d}"
 
     def release(self) -> None:
-        """Let go of the buffer until it is needed again."""
+        """Free the buffer that writes need, until the next write."""
         self._buffer = None
 
     def close(self) -> None:
-        """Let the file that takes batches take no more; the next batch begins another."""
+        """Close the file that takes batches; the next batch begins another file."""
         file, self._file = self._file, None
         self._end = 0
         self.current += 1
@@ -132,7 +136,9 @@ class Segments:
                 pass  # all that was promised is synced, and the descriptor is free all the same
 
     def _give_up(self, end: int) -> None:
-        """Give back the room behind the last batch, and close the file. On a full disk each attempt takes some."""
+        """Cut off the room behind the last batch, and close the file. On a full disk each attempt to write takes
+        some.
+        """
         if self._file is not None:
             try:
                 os.ftruncate(self._file, end)
@@ -201,7 +207,9 @@ class Segments:
 
 
 def files_in(folder: Path) -> dict[int, int]:
-    """Return the size in bytes of each file in a folder of segments, by its number. OSError where it cannot be read."""
+    """Return the size in bytes of each segment file in a folder, by its number. OSError if the folder cannot be
+    read.
+    """
     files: dict[int, int] = {}
     try:
         with os.scandir(folder) as entries:

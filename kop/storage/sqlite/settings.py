@@ -7,7 +7,7 @@ from kop.values import Long, Settings, setting
 
 
 class SqliteOptions(Settings):
-    """The settings for people."""
+    """The settings of the engine on SQLite that people can set."""
 
     kop_wal_bytes: Long = setting(
         "kop.wal.bytes",
@@ -30,18 +30,22 @@ class SqliteOptions(Settings):
 
 
 class SqliteSettings(SqliteOptions, LocalSettings):
-    """All that the engine is told. Sizes in bytes, times in milliseconds."""
+    """The settings that the engine on SQLite gets. Sizes in bytes, times in milliseconds."""
 
     kop_cache_bytes: int = 64 << 20
-    """For the newest batches, and for results of reads that wait for their reader."""
+    """The bytes for the newest batches, and for results of reads that wait for their reader."""
     max_queued_bytes: int = 256 << 20
-    """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
+    """The bytes of batches submitted and not committed beyond which appends fail with KAFKA_STORAGE_ERROR, which
+    clients retry.
+    """
     beside_batch_bytes: int = 8 << 10
-    """Size from which on a batch may lie in a file beside the database."""
+    """The size in bytes from which on a batch may lie in a segment file beside the database."""
     beside_commit_bytes: int = 256 << 10
-    """Size of all such batches of a commit from which on they do: it costs a second sync and spares SQLite bytes."""
+    """The size in bytes of all such batches of a commit from which on they do: that costs a second sync and spares
+    SQLite bytes.
+    """
     segment_bytes: int = 64 << 20
-    """Size from which on a file of batches takes no more; a sixteenth of a small disk."""
+    """The size in bytes from which on a segment file takes no more batches; a sixteenth of a small disk."""
     reader_threads: int = 3
     cleaner_keys: int = 200_000
-    """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
+    """The number of keys that one pass of the cleaner holds in memory, some 150 bytes each."""

@@ -26,16 +26,16 @@ _log = logging.getLogger(__name__)
 _LOGS_PER_INSERT = 500
 T = TypeVar("T")
 Finish: TypeAlias = Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]
-"""Runs work to its end even where the caller goes away."""
+"""The type of a function that runs work to its end even if the caller goes away."""
 
 
 def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a read-only copy."""
+    """Return a read-only copy of a mapping."""
     return MappingProxyType(dict(configs))
 
 
 class SqliteTopics(TopicTable):
-    """`Topics` over the tables `topic` and `log`."""
+    """The table of topics, kept in the SQL tables `topic` and `log`."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class SqliteTopics(TopicTable):
         finish: Finish[Any],
         on_removed: Callable[[], None],
     ) -> None:
-        """`on_removed` is called when a topic was deleted: its batches are still on the disk."""
+        """Keep the parts that changes use. `on_removed` is called after a topic was deleted: its batches are still on
+        the disk.
+        """
         super().__init__(version, (topic for _, topic in topics))
         self._writer = writer
         self._logs = logs
@@ -58,41 +60,43 @@ class SqliteTopics(TopicTable):
 
     @property
     def namespace(self) -> None:
-        """There are no namespaces."""
+        """None: topics have no namespaces here."""
 
     async def find(self, names: Collection[str]) -> None:
-        """Do nothing: all is in memory."""
+        """Do nothing: all topics are in memory, so there is none to find."""
 
     def missing(self, name: str) -> None:
-        """Do nothing: all is in memory."""
+        """Return None: all topics are in memory, so `find` looks for none."""
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic; TOPIC_ALREADY_EXISTS where the name is taken, INVALID_PARTITIONS for none."""
+        """Make a topic; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below 1."""
         return await self._change(self._create(TopicInfo(name, new_uuid(), partitions, frozen(configs), internal)))
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic. Its batches go in the background, also after a restart."""
+        """Delete a topic. Its batches are deleted in the background, also after a restart."""
         await self._change(self._delete(topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS where it would not grow."""
+        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow."""
         return await self._change(self._grow(topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs; in force when it returns."""
+        """Replace the topic's own configs; in force when this returns."""
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return nothing: nobody else changes topics."""
+        """Return no configs: nobody else changes topics, so storage holds the same."""
         return {}
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Do nothing: one process changes topics."""
+        """Do nothing: only this process changes topics, so memory is up to date."""
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Run one change at a time, to its end even where the caller goes away: memory has to follow the disk."""
+        """Make one change of topics at a time, to its end even if the caller goes away: memory has to follow the
+        disk.
+        """
 
         async def in_turn() -> T:
             async with self._turn:
@@ -167,7 +171,7 @@ class SqliteTopics(TopicTable):
 
 
 def load(conn: sqlite3.Connection) -> list[tuple[int, TopicInfo]]:
-    """Return every topic with the id of its row."""
+    """Return every topic in the database, with the id of its row."""
     rows = conn.execute(
         "SELECT id, uuid, name, internal, configs, (SELECT count(*) FROM log WHERE log.topic = topic.id) FROM topic"
     )

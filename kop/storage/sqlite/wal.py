@@ -28,48 +28,55 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 _HEADER: Final = struct.Struct(">IIIIIIII")
-"""Magic number, version, page size, number of the use, two salts, two halves of the checksum of all that."""
+"""The layout of the log's header: magic number, version, page size, number of the use, two salts, two halves of the
+checksum of all that.
+"""
 _FRAME: Final = struct.Struct(">IIIIII")
-"""Page number, pages of the database after a commit (0 for frames that end none), salts and checksum as above."""
+"""The layout of a frame's header: page number, pages of the database after a commit (0 for frames that end none), salts
+and checksum as above.
+"""
 _MAGIC: Final = 0x377F0682
-"""The last bit is set where checksums take words as big-endian."""
+"""The magic number of a write-ahead log, without its last bit, which is set if checksums take words as big-endian."""
 _MX_FRAME: Final = struct.Struct("=16xI")
-"""Where the index of the log, a file of shared memory, holds the number of the last frame that counts."""
+"""The layout by which the index of the log, a file of shared memory, holds the number of the last frame that counts."""
 _MASK: Final = 0xFFFFFFFF
 _INDEX_LEAF: Final = 10
 _INTEGER_BYTES: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 8: 0, 9: 0}
-"""The bytes of integers in a record, by their type; 8 stands for 0, and 9 for 1."""
+"""The number of bytes of an integer in a record, by its type; 8 stands for 0, and 9 for 1."""
 _INDEX_COLUMNS: Final = 6
-"""Of the index on batches, with the id of the row. No other index of ours has as many, all integers."""
+"""The number of columns of the index on batches, with the id of the row. No other index of ours has as many, all
+integers.
+"""
 
 _Sums: TypeAlias = tuple[int, int]
 
 
 class LostCommits(NamedTuple):
-    """What is lost in a write-ahead log."""
+    """The commits that are lost in a write-ahead log."""
 
     commits: int
     offsets: dict[int, int]
-    """The last offset that they have, or those before them, by the log's id."""
+    """The last offset in the lost commits, or the commits before them, by the log's id."""
     copied: bool
     """True if the database file has all that the log has, as between two uses of the log: nothing is lost then."""
 
 
 class _Frame(NamedTuple):
     number: int
-    """Of its page."""
+    """The number of the frame's page."""
     ends_commit: bool
     salts: _Sums
     sums: _Sums
     summed: memoryview
-    """What of its header is in its checksum."""
+    """The part of the frame's header that its checksum covers."""
     page: memoryview
 
 
 def lost_commits(path: Path) -> LostCommits | None:
-    """Return what SQLite will not take of the log of the database at `path`; None where that is all right.
+    """Return the commits that SQLite will not take from the write-ahead log of the database at `path`; None if there
+    are none.
 
-    Nobody has the database open. Raises OSError where its files cannot be read.
+    Nobody has the database open. Raises OSError if its files cannot be read.
     """
     try:
         data = Path(f"{path}-wal").read_bytes()
@@ -87,7 +94,7 @@ def lost_commits(path: Path) -> LostCommits | None:
 
 
 class _Log:
-    """The content of a write-ahead log."""
+    """The content of a write-ahead log, frame by frame."""
 
     def __init__(self, data: memoryview, first_page: bytes) -> None:
         magic, _, page_size, _, salt_1, salt_2, *sums = _HEADER.unpack_from(data)
@@ -129,7 +136,9 @@ class _Log:
         return last
 
     def lost_behind(self, taken: int, database: int) -> LostCommits | None:
-        """Return what is lost behind the last frame that is taken. `database` is a descriptor of the database file."""
+        """Return the commits that are lost behind the last frame that SQLite takes. `database` is a descriptor of the
+        database file.
+        """
         commits = 0
         offsets: dict[int, int] = {}
         newest: dict[int, tuple[_Frame, set[_Sums]]] = {}  # of each page the last frame, and the sums before it
@@ -182,7 +191,7 @@ def _checksum(data: memoryview, sums: _Sums, order: str) -> _Sums:
 
 
 def _taken(path: Path, first_page: bytes) -> int:
-    """Return how many frames of the log of the database at `path` SQLite takes."""
+    """Return the number of frames that SQLite takes from the write-ahead log of the database at `path`."""
     folder = Path(f"{path}-look")
     beside = folder / "kop.db"
     shutil.rmtree(folder, ignore_errors=True)  # a start that was killed may have left it
@@ -205,7 +214,9 @@ def _taken(path: Path, first_page: bytes) -> int:
 
 
 def offsets_in(page: memoryview) -> Iterator[tuple[int, int]]:
-    """Of each entry in a page of the index on batches, the log's id and the last offset; nothing of other pages."""
+    """Yield the log's id and the last offset of each entry in a page of the index on batches; nothing for other
+    pages.
+    """
     if page[0] != _INDEX_LEAF:
         return
     count = int.from_bytes(page[3:5], "big")
@@ -222,7 +233,7 @@ def offsets_in(page: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _integers(page: memoryview, start: int) -> list[int] | None:
-    """Return the values of a record of `_INDEX_COLUMNS` integers; None where it is another one."""
+    """Return the values of a record with `_INDEX_COLUMNS` integers; None for any other record."""
     size, at = _varint(page, start)
     types: list[int] = []
     while at < start + size:
@@ -239,7 +250,7 @@ def _integers(page: memoryview, start: int) -> list[int] | None:
 
 
 def _varint(page: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of SQLite's, of up to nine bytes, and where it ends."""
+    """Return a number in SQLite's format, of up to nine bytes, and the position behind it."""
     value = 0
     for number in range(8):
         byte = page[at + number]

@@ -43,36 +43,38 @@ T = TypeVar("T")
 MAX_COMMIT_BYTES = 8 << 20
 MAX_COMMIT_ROWS = 2048
 ROWS_PER_INSERT = 256
-"""A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
+"""The most rows of one INSERT. Prepared with so many it is some 100 KB; more batches than that are more INSERTs in one
+transaction.
+"""
 _THREAD = "kop-sqlite-writer"
 _ROW = "(?,?,?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 SPACE_CHECK_SECONDS = 0.5
 BESIDE_AGAIN_SECONDS = 60.0
-"""How long no files are written beside the database after one could not be."""
+"""The seconds for which no segment files are written after one could not be."""
 _TAKEN_OVER = (
     "another process has opened this database since, past the lock, and writes to it: this one stores nothing any more,"
     " one of the two has to be stopped"
 )
 IDLE_SECONDS = 1.0
-"""How long the writer waits without work before it lets go of the bytes that prepared INSERTs hold."""
+"""The seconds without work after which the writer frees the bytes that prepared INSERTs hold."""
 
 
 class Destination(Protocol):
-    """The log that a batch is written to, as far as the writer knows it."""
+    """The log that a batch is written to, as the writer knows it."""
 
     topic: TopicInfo
     log_id: int
 
     def committed(self, entry: QueuedAppend) -> None:
-        """Note that a batch is on disk."""
+        """Take a batch that is on disk: it becomes readable, and its waiter is told."""
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """Undo all queued batches of the log from the first one of a failed commit on."""
 
     def tell(self) -> None:
-        """Call the observers: the high watermark has moved."""
+        """Call the callbacks of the log, because its high watermark has moved."""
 
 
 class QueuedAppend:
@@ -118,27 +120,27 @@ class QueuedAppend:
         self.waiter = waiter
         self.place = place
         self.token: BatchMetadata | None = None
-        """The place of the batch in its producer's window, if it has a producer id."""
+        """The batch's entry in its producer's window, if it has a producer id."""
         self.stored_at: Place | None = None
-        """Where the batch was written, where that is not its row."""
+        """The place of the batch in a segment file; None if its row has it."""
         self.followers: list[tuple[AppendWaiter, int]] | None = None
         """The waiters of duplicates of this append, with the place of each."""
 
     goes_on = False
-    """True if it is written also where the disk runs short."""
+    """True if it is written even if the disk runs short of space."""
 
     def follow(self, waiter: AppendWaiter, place: int) -> None:
-        """Tell `waiter`, too, how this append ends."""
+        """Have `waiter`, whose batch is a duplicate of this one, told of the end of this append, too."""
         self.followers = [*(self.followers or ()), (waiter, place)]
 
     def succeed(self, result: AppendResult) -> None:
-        """Tell all who wait."""
+        """Tell all waiters that the batch is durable."""
         self.waiter.appended(self.place, result)
         for waiter, place in self.followers or ():
             waiter.appended(place, result)
 
     def fail(self, error: KopError) -> None:
-        """Tell all who wait."""
+        """Tell all waiters that the append has failed."""
         self.waiter.append_failed(self.place, error)
         for waiter, place in self.followers or ():
             waiter.append_failed(place, error)
@@ -152,13 +154,13 @@ class QueuedMarker(QueuedAppend):
 
 
 class _Op(NamedTuple):
-    """A change of the database other than an append, or a command to it."""
+    """A change of the database other than an append, or a command to the writer thread."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
     transaction: bool
     after: int
-    """How many batches were queued before it."""
+    """The number of batches that were queued before it."""
     future: asyncio.Future[Any]
 
 
@@ -167,9 +169,9 @@ def _execute(conn: sqlite3.Connection, sql: str, values: Sequence[Any]) -> None:
 
 
 def _insert_sql(rows: int, token: int) -> str:
-    """Return an INSERT of up to so many rows; the places that are left over are bound to NULL and skipped.
+    """Return an INSERT of up to so many rows; unused places are bound to NULL and skipped.
 
-    It inserts nothing where another writer has put its token in the place of this one's.
+    It inserts nothing if another writer has put its token in the place of this one's.
     """
     values = ",".join([_ROW] * rows)
     return (
@@ -179,7 +181,7 @@ def _insert_sql(rows: int, token: int) -> str:
 
 
 def _writer_sql(token: int) -> str:
-    """Return a SELECT of one row while the writer with this token is the one that writes."""
+    """Return a SELECT that gives one row as long as the writer with this token is the one that writes."""
     return f"SELECT 1 FROM meta WHERE key = 'writer' AND value = {token}"
 
 
@@ -199,7 +201,9 @@ class Writer:
         on_failed: Callable[[Sequence[QueuedAppend], BackendError], None],
         ended: Ended,
     ) -> None:
-        """`ended` is called if the thread, or what it has the loop do, ends unexpectedly; `fail` has to follow."""
+        """Start the thread. `ended` is called if the thread, or what it has the loop do, ends unexpectedly; `fail` has
+        to follow.
+        """
         self._loop = loop
         self._conn = conn
         self._is_writer_sql = _writer_sql(token)
@@ -234,11 +238,11 @@ class Writer:
         self._sql = {1 << n: _insert_sql(1 << n, token) for n in range(most.bit_length())}
         self._bound: set[int] = set()
         self.failure: str | None = None
-        """What made the last commit fail; None once one succeeded again."""
+        """The reason why the last commit failed; None once one has succeeded again."""
         self.queued_bytes = 0
-        """Bytes of batches taken and not yet committed."""
+        """The bytes of batches that are queued and not committed."""
         self.ended: str | None = None
-        """Why nothing is written any more; None while that is not so."""
+        """The reason why the writer writes no more; None as long as it does."""
         self._thread = begin(_THREAD, self._run, ended)
 
     # On the loop.
@@ -254,11 +258,10 @@ class Writer:
         self._queued, self.queued_bytes = queued, queued_bytes
 
     def run(self, op: Callable[..., T], *args: Any, transaction: bool = True) -> asyncio.Future[T]:
-        """Run `op(connection, *args)` on the writer's connection, after what is queued.
+        """Run `op(connection, *args)` on the writer's connection, after the batches and operations that are queued.
 
-        It has a transaction of its own, durable at the end, unless `transaction` is false.
-
-        An sqlite3.Error ends the future with BackendError, a KopError of `op` as it is; both undo what `op` did.
+        It has a transaction of its own, durable at the end, unless `transaction` is false. An sqlite3.Error ends the
+        future with BackendError, a KopError of `op` as it is; both undo the changes of `op`.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._stopping or self.ended is not None:
@@ -269,15 +272,15 @@ class Writer:
         return future
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> asyncio.Future[None]:
-        """Run one statement."""
+        """Run one SQL statement, durable at its end, in the order of the queue."""
         return self.run(_execute, sql, values)
 
     def end_segment(self) -> asyncio.Future[None]:
-        """Let the file that takes batches take no more, so that it may go once no row names it."""
+        """Close the segment file that takes batches, so that it may be removed once no row names it."""
         return self.run(lambda _: self._segments.close(), transaction=False)
 
     def probe(self) -> asyncio.Future[None]:
-        """Try whether a failing disk takes writes again; clears `failure` where it does."""
+        """Try if a failing disk takes writes again; clear `failure` if it does."""
 
         def write(conn: sqlite3.Connection) -> None:
             shortage = self._shortage()
@@ -294,7 +297,9 @@ class Writer:
             self.failure = None
 
     def fail(self, reason: str) -> None:
-        """Take nothing any more, since a thread has ended. What waits for the writer fails, if that is the thread."""
+        """Take no more batches, since a thread of the engine has ended. If that is the writer's, all that waits for it
+        fails.
+        """
         self.ended = self.ended or reason
         if not self._stopped:
             return  # another thread has ended: this one still writes what it was given
@@ -322,7 +327,9 @@ class Writer:
             self._wake.release()
 
     def _call(self, call: Callable[..., None], *args: Any) -> None:
-        """Do what the thread asked for. If that cannot be done, nobody knows what is written and what is not."""
+        """Run a callback of the writer thread on the loop. If it fails, nobody knows what is written and what is
+        not.
+        """
         try:
             call(*args)
         except Exception as error:
@@ -410,9 +417,9 @@ class Writer:
             self._group = ()
 
     def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
-        """Write the large batches of a group into a file, where they are many bytes together.
+        """Write the large batches of a group into a segment file, if they are many bytes together.
 
-        Where that fails they go into their rows, as all do after a failed commit: rows that SQLite refuses leave their
+        If that fails they go into their rows, as all do after a failed commit: rows that SQLite refuses leave their
         batches in a file for nothing.
         """
         if self.failure is not None or clock.monotonic() < self._beside_from:
@@ -445,7 +452,7 @@ class Writer:
             raise sqlite3.OperationalError(_TAKEN_OVER)
 
     def _unbind(self) -> None:
-        """Let go of the bytes that prepared INSERTs hold: run each without a row, which writes nothing.
+        """Free the bytes that prepared INSERTs hold: run each without a row, which writes nothing.
 
         One that there is no memory for holds them until the next time.
         """
@@ -529,7 +536,9 @@ class Writer:
 
 
 def _split(group: Sequence[QueuedAppend]) -> tuple[list[QueuedAppend], list[QueuedAppend]]:
-    """Return what of a group is written where the disk runs short, and what is not; a log takes nothing behind that."""
+    """Return the batches of a group that are written while the disk runs short of space, and those that are not; behind
+    one of these a log takes nothing.
+    """
     written: list[QueuedAppend] = []
     lost: list[QueuedAppend] = []
     losers: set[Destination] = set()

@@ -42,13 +42,14 @@ POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 PROBE_SECONDS: Final = 10.0
 _TAKEN_SECONDS: Final = 1.0
-"""Where the Pulsar broker took longer than this to give a name away, it asked the holder, which did not answer."""
+"""The seconds above which the Pulsar broker, to give a name away, must have asked the holder in vain."""
 FRESH_SECONDS: Final = 15.0
 BUSY_SECONDS: Final = 12.0
-"""How long a start waits for its name: a killed broker gives it up at once, a stopped one only when it does not answer.
+"""The seconds that a start waits for its name: a killed broker gives it up at once, a stopped one only when it does not
+answer.
 """
 _SNAPSHOT_SECONDS: Final = 20.0
-"""How long a broker that joins waits for a Pulsar broker that knows of it."""
+"""The seconds that a broker that joins waits for a Pulsar broker that knows of it."""
 _LEAVE_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
@@ -57,7 +58,9 @@ _INSTANCE: Final = "instance"
 """The property of a broker's producer that names its instance."""
 
 Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
-"""True if a broker answers Kafka clients at its address, within two or three seconds."""
+"""The type of a check that returns true if a broker answers Kafka clients at its address, within two or three
+seconds.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +79,10 @@ class BrokerRegistry:
         on_announced: Callable[[Sequence[str]], None],
         answers: Answers | None = None,
     ) -> None:
-        """`instance` tells this run of the broker from all others.
+        """Keep the parts that are used. `instance` tells this run of the broker from all others.
 
-        `on_announced` is called with Pulsar's names of topics whose properties another broker has changed.
-        `answers` is asked about brokers that are missing: without it they are gone sooner.
+        `on_announced` is called with Pulsar's names of topics whose properties another broker has changed. `answers` is
+        asked about brokers that are missing: without it they are gone sooner.
         """
         self.brokers: Sequence[LiveBroker] = ()
         self._loop = context.loop
@@ -91,7 +94,7 @@ class BrokerRegistry:
         self._instances: dict[str, int] = {}
         """The broker ids of all instances that were seen."""
         self._newest: dict[int, str] = {}
-        """Of each broker id the instance that was seen last."""
+        """The instance of each broker id that was seen last."""
         self._on_announced = on_announced
         self._faults = context.faults
         self._reader: Reader | None = None
@@ -105,7 +108,7 @@ class BrokerRegistry:
 
     @property
     def own(self) -> LiveBroker | None:
-        """This broker as others see it; None before it joins."""
+        """This broker as the others see it; None before it joins."""
         return None if self._live is None else self._live.own
 
     @property
@@ -116,9 +119,9 @@ class BrokerRegistry:
 
     @property
     def counts_as_live(self) -> bool:
-        """True if the others surely take this broker for live now; True before it joins, when they do not know it.
+        """True if the others surely take this broker for live now; true before it joins, when they do not know it.
 
-        Where it is False they may be about to take over what this broker leads.
+        If it is false they may be about to take over what this broker leads.
         """
         if self._live is None:
             return True
@@ -126,7 +129,7 @@ class BrokerRegistry:
         return attached and self._live.own_counts(self._loop.time())
 
     def is_live(self, instance: str) -> bool | None:
-        """Return true if the broker of this instance is live; None where it was never seen, as one that has just
+        """Return true if the broker of this instance is live; None if it was never seen, as one that has just
         started.
         """
         node_id = self._instances.get(instance)
@@ -135,8 +138,8 @@ class BrokerRegistry:
         return self._newest[node_id] == instance and any(broker.node_id == node_id for broker in self.brokers)
 
     def is_chosen(self, key: str) -> bool:
-        """Return true if this broker is the one of all to do a piece of work that `key` names, such as to give a topic
-        an id.
+        """Return true if this broker is the one of all that does the piece of work which `key` names, such as giving a
+        topic an id.
 
         True while this broker knows of no others.
         """
@@ -148,7 +151,7 @@ class BrokerRegistry:
         self._listeners.append(callback)
 
     async def join(self, broker: LiveBroker) -> None:
-        """Take the id. BROKER_ID_NOT_REGISTERED where a live broker has it."""
+        """Register this broker's id. BROKER_ID_NOT_REGISTERED if another live broker has it."""
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
         except PulsarError as error:
@@ -193,7 +196,7 @@ class BrokerRegistry:
         ]
 
     async def _take_place(self, broker: LiveBroker) -> None:
-        """Open the producer of this broker's id. PulsarError ProducerBusy where another broker has it."""
+        """Open the producer of this broker's id. PulsarError ProducerBusy if another broker has it."""
         self._producer = await self._client.open_producer(
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
@@ -209,7 +212,9 @@ class BrokerRegistry:
         )
 
     def _out(self, error: PulsarError) -> None:
-        """Forget the producer, which Pulsar closed, perhaps because credentials ran out. Registration is retried."""
+        """Forget this broker's producer, which Pulsar closed, perhaps because credentials ran out. Registration is
+        retried.
+        """
         self._producer = None
 
     def _deaf(self, error: PulsarError) -> None:
@@ -261,7 +266,7 @@ class BrokerRegistry:
         self._on_announced([record.value.decode() for record in records if record.value])
 
     async def close(self) -> None:
-        """Announce that this broker stops, then leave: the others need not wait whether it comes back."""
+        """Announce that this broker stops, then leave: so the others need not wait for it to come back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -308,7 +313,7 @@ class BrokerRegistry:
             self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
-        """Ask for the name of the next broker: the Pulsar broker gives it away where its holder does not answer."""
+        """Ask Pulsar for the name of the next broker: the Pulsar broker gives it away if its holder does not answer."""
         next_one = self._next_one()
         if next_one is None or self._producer is None or self._live is None:
             return
@@ -332,7 +337,7 @@ class BrokerRegistry:
         self._set_brokers(self._live)
 
     def _next_one(self) -> LiveBroker | None:
-        """Return the broker after this one, in a ring by id: each is looked after by one other."""
+        """Return the next broker after this one in a ring by id, so that each is looked after by one other."""
         assert self._live is not None
         own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
         others = [
@@ -341,7 +346,9 @@ class BrokerRegistry:
         return next((other for other in others if other.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
-        """Ask the Pulsar broker which brokers are attached. False where it does not know yet."""
+        """Ask the Pulsar broker which brokers are attached, and update the live ones; return false if it does not know
+        yet.
+        """
         asked = self._loop.time()
         stats = await self._admin.stats(self._partition)
         attached: dict[int, LiveBroker] = {}
@@ -366,7 +373,7 @@ class BrokerRegistry:
         return True
 
     def _set_brokers(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
-        """Set `brokers` to the live ones, and call the listeners where that is a change."""
+        """Set `brokers` to the live ones, and call the callbacks if that is a change."""
         self._live = live
         if live.brokers != self.brokers:
             self.brokers = live.brokers

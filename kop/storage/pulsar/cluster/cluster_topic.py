@@ -21,10 +21,12 @@ _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class ClusterTopic:
-    """The topic that a cluster's brokers share. Methods raise PulsarError, where nothing else is said."""
+    """The topic `__kop`, which a cluster's brokers share. Methods raise PulsarError, if nothing else is said."""
 
     def __init__(self, admin: Admin, naming: TopicNaming, announce: Callable[[str], None]) -> None:
-        """`announce` tells the other brokers that the properties of a topic have changed."""
+        """Keep the parts that are used. `announce` tells the other brokers that the properties of a topic have
+        changed.
+        """
         self.full_name = naming.own_topic
         self.partition = f"{self.full_name}-partition-0"
         """The partition whose entries are blocks of producer ids."""
@@ -40,7 +42,7 @@ class ClusterTopic:
     # --- the start of a broker
 
     async def make_namespace(self) -> None:
-        """Make the metadata namespace where it is missing, and have Pulsar keep everything in it."""
+        """Make the metadata namespace if it is missing, and have Pulsar keep everything in it."""
         if not await self._admin.namespace_exists(self._namespace):
             try:
                 await self._admin.create_namespace(self._namespace)
@@ -50,7 +52,7 @@ class ClusterTopic:
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
     async def open(self) -> str:
-        """Make the topic where it is missing; returns the cluster id. BackendError where that does not parse."""
+        """Make the topic if it is missing; return the cluster id. BackendError if that does not parse."""
         try:
             properties = await self.properties()
         except PulsarError as error:
@@ -74,9 +76,9 @@ class ClusterTopic:
         return base64.urlsafe_b64encode(cluster_id.bytes).decode().rstrip("=")
 
     async def claim_offsets(self, claim: str) -> None:
-        """Agree on what offsets are made of: the first broker on the data says so, for good.
+        """Agree with the other brokers on how offsets are made: the first broker on the data decides, for good.
 
-        BackendError where another broker has said otherwise: all of them have to give a record the same offset.
+        BackendError if another broker has decided otherwise: all of them have to give a record the same offset.
         """
         properties = await self.properties()
         if OFFSETS_PROPERTY not in properties:
@@ -92,11 +94,11 @@ class ClusterTopic:
     # --- small values
 
     async def get_state(self, key: str) -> str | None:
-        """Return a small durable value, or None."""
+        """Return a small durable value by its key; None if there is none."""
         return (await self.properties()).get(STATE_PREFIX + key)
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set such a value, or remove it with None."""
+        """Set a small durable value by its key, or remove it with None."""
         if value is None:
             await self._admin.remove_property(self.full_name, STATE_PREFIX + key)
         else:
@@ -104,11 +106,13 @@ class ClusterTopic:
         self._announce(self.full_name)
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another broker may have changed such a value."""
+        """Call `callback` when another broker may have changed a small durable value."""
         self._state_listeners.append(callback)
 
     def announced(self, full_names: Sequence[str]) -> None:
-        """Call the callbacks of `on_state` where another broker has changed the properties of this topic."""
+        """Call the callbacks of `on_state` if the topics whose properties another broker has changed include this
+        one.
+        """
         if self.full_name in full_names:
             for callback in self._state_listeners:
                 callback()
@@ -116,13 +120,13 @@ class ClusterTopic:
     # --- topics of other namespaces
 
     async def named_topics(self) -> set[str]:
-        """`tenant/namespace/topic` of each topic of another namespace that a client of any broker has named."""
+        """Return `tenant/namespace/topic` of each topic of another namespace that a client of any broker has named."""
         return {key.removeprefix(NAMED_PREFIX) for key in await self.properties() if key.startswith(NAMED_PREFIX)}
 
     async def add_named(self, name: str) -> None:
-        """Keep one of those names."""
+        """Keep the name of a topic of another namespace that a client has named."""
         await self._admin.set_properties(self.full_name, {NAMED_PREFIX + name: "1"})
 
     async def remove_named(self, name: str) -> None:
-        """Forget one of those names."""
+        """Forget the name of a topic of another namespace."""
         await self._admin.remove_property(self.full_name, NAMED_PREFIX + name)

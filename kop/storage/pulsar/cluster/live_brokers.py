@@ -30,14 +30,16 @@ ABSENT_SNAPSHOTS: Final = 3
 ABSENT_SECONDS: Final = 3.0
 ANSWERING_SECONDS: Final = 15.0
 SILENT_TIMES: Final = 2
-"""How many probes in a row a broker has to leave unanswered; one answer may only be slow."""
+"""The number of probes in a row that a broker has to leave unanswered to count as dead; one answer may only be slow."""
 LEAVING_SECONDS: Final = 10.0
-"""How long the announcement of a leaving broker counts: it may be started again at once."""
+"""The seconds for which the announcement of a leaving broker counts: it may be started again at once."""
 AWAY_SECONDS: Final = 5.0
-"""After this time without a look, another broker may have taken this one's name and given it back: a Pulsar broker
-waits as long for a silent producer. While another broker is absent, looks are up to four seconds apart."""
+"""The seconds without a look at the live brokers after which another broker may have taken this one's name and given it
+back: a Pulsar broker waits as long for a silent producer. While another broker is absent, looks are up to four seconds
+apart.
+"""
 BACK_SECONDS: Final = 5.0
-"""After an absence, how long a broker has to be attached before others surely know that it is back."""
+"""The seconds that a broker has to be attached after an absence before others surely know that it is back."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class _Absence:
     answered: bool = False
     """True if the broker has answered at its Kafka address since it is absent."""
     silent: int = 0
-    """How many probes in a row it has not answered since then."""
+    """The number of probes in a row that the broker has not answered since then."""
 
     @property
     def answers(self) -> bool:
@@ -62,30 +64,32 @@ class _Absence:
 
 
 class LiveBrokers:
-    """The brokers that one of them, `own`, takes for live."""
+    """The brokers that one of them, `own`, counts as live."""
 
     def __init__(self, own: LiveBroker) -> None:
         self.own = own
         self.brokers: Sequence[LiveBroker] = (own,)
-        """Ordered by id, `own` among them."""
+        """The live brokers by id, `own` among them."""
         self._absences: dict[int, _Absence] = {}
         self._leaving: dict[int, float] = {}
         self._attached: float | None = None
-        """When `own` was last known to be attached."""
+        """The time at which `own` was last known to be attached."""
         self._missed = False
-        """True if a snapshot since then lacked it."""
+        """True if a snapshot of the live brokers since then lacked `own`."""
         self._back = float("-inf")
-        """When that was so again after an absence."""
+        """The time at which `own` was attached again after an absence."""
 
     @property
     def absent(self) -> Iterable[LiveBroker]:
-        """The brokers that still count as live and were not in the last snapshot. Whether they answer decides for how
-        long.
+        """The brokers that still count as live and were not in the last snapshot. Their answers to Kafka requests
+        decide for how long.
         """
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:
-        """Take what a Pulsar broker says of who is attached; False where that tells nothing."""
+        """Take a Pulsar broker's list of attached brokers, and update the live ones; return false if the list tells
+        nothing, since `own` is not in it.
+        """
         if self.own.node_id not in attached:
             self._missed = True
             return False
@@ -107,7 +111,7 @@ class LiveBrokers:
         return True
 
     def own_attached(self, asked: float) -> None:
-        """Note that `own` was attached, as a Pulsar broker answered to a question of the time `asked`.
+        """Take in that `own` was attached, by a Pulsar broker's answer to a question of the time `asked`.
 
         It is the time of the question: an answer may lie in a socket for long before a broker reads it that was
         stopped.
@@ -117,7 +121,7 @@ class LiveBrokers:
         self._attached, self._missed = asked, False
 
     def own_counts(self, now: float) -> bool:
-        """Return true if all others surely take `own` for live."""
+        """Return true if all others surely count `own` as live."""
         return self._attached is not None and not self._is_away(now) and now - self._back >= BACK_SECONDS
 
     def _is_away(self, now: float) -> bool:
@@ -125,13 +129,13 @@ class LiveBrokers:
         return self._attached is not None and now - self._attached >= limit
 
     def answered(self, node_id: int, answers: bool) -> None:
-        """Note whether an absent broker has answered a Kafka request."""
+        """Record if an absent broker has answered a Kafka request."""
         if (absence := self._absences.get(node_id)) is not None:
             absence.answered |= answers
             absence.silent = 0 if answers else absence.silent + 1
 
     def leaves(self, node_id: int, now: float) -> None:
-        """Note that a broker said that it stops."""
+        """Remember that a broker said that it stops, so that it is gone with the next snapshot without it."""
         self._leaving[node_id] = now
 
     def is_dead(self, node_id: int) -> None:

@@ -20,7 +20,7 @@ from kop.records.record import Record
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, NO_TIMES_HELP
 
 _BLOCK: Final = 1000
-"""Producer ids that a message stands for."""
+"""The number of producer ids in a block, which one message stands for."""
 
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,9 @@ class ProducerIdBlocks:
     def __init__(
         self, client: Client, partition: str, name: str, first_id: Callable[[Position, int], int | None]
     ) -> None:
-        """`partition` is the one whose messages are counted, `name` the producer's.
+        """Keep the parts that are used. `partition` is the one whose messages are counted, `name` the producer's.
 
-        `first_id` tells the first of so many ids by a message's position; None where the Pulsar broker's index tells
-        it.
+        `first_id` returns the first of so many ids by a message's position; None if the Pulsar broker's index tells it.
         """
         self._client = client
         self._partition = partition
@@ -45,12 +44,12 @@ class ProducerIdBlocks:
         self._opening = asyncio.Lock()
         self._sequence = 0
         self._spare: range | None = None
-        """The block that `start` took."""
+        """The block of ids that `start` took and nobody has yet; None if it is given away."""
         self._told = False
-        """True if the log has said that Pulsar brokers send no times of entries."""
+        """True if a log line has said that Pulsar brokers send no times of entries."""
 
     async def start(self) -> None:
-        """Take the first block: tells whether the Pulsar brokers send what offsets are made of."""
+        """Take the first block, which shows if the Pulsar brokers send what offsets are made of."""
         self._spare = await self._take()
 
     async def take(self) -> range:
@@ -59,7 +58,9 @@ class ProducerIdBlocks:
         return await self._take() if block is None else block
 
     async def _take(self) -> range:
-        """Write a message, whose place in the topic, which no other message has, says which ids the block has."""
+        """Write a message, and return the block of ids that follows from its place in the topic, which no other message
+        has.
+        """
         async with self._opening:  # two writers at once would take the name from each other
             if self._producer is None:
                 self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)

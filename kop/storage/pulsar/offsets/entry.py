@@ -35,16 +35,18 @@ class EntryWithOffsets(NamedTuple):
     position: Position
     base: int
     last: int
-    """Offset of the entry's last message. Offsets between the entry before and `base` were not handed out."""
+    """The offset of the entry's last message. Offsets between the entry before and `base` were not handed out."""
     entry: Entry
     info: transcode.EntryView
     error: KopError | None = None
-    """Why the entry cannot be read. Then `info` says nothing, and `base` is exact where the messages can be counted."""
+    """The error for which the entry cannot be read. Then `info` says nothing, and `base` is exact if the messages can
+    be counted.
+    """
 
     @property
     def has_offsets(self) -> bool:
-        """False where the Pulsar broker gave the entry no index: it was written before Pulsar brokers were set up to
-        give one.
+        """True if the entry has offsets; false if the Pulsar broker gave it no index: it was written before Pulsar
+        brokers were set up to give one.
         """
         return self.base >= 0
 
@@ -53,7 +55,7 @@ _NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, Fal
 
 
 def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
-    """Return what an entry's metadata says, or that it says nothing and why."""
+    """Return an entry's parsed metadata; if it does not parse, an empty one and the reason."""
     if entry.damaged:
         return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
     try:
@@ -63,7 +65,9 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
 
 
 def place(entry: Entry) -> EntryWithOffsets:
-    """Return the offsets of an entry, from the index that the Pulsar broker gave its last message; it may have none."""
+    """Return an entry with its offsets, from the index that the Pulsar broker gave its last message; it may have
+    none.
+    """
     if entry.index is None:
         return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)
     info, error = view_of(entry)

@@ -39,28 +39,30 @@ from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets, place
 from kop.storage.pulsar.offsets.sparse_index import Ledgers
 
 CLOSE_AT: Final = LAST_ENTRY // 4 * 3
-"""Entries at which a ledger is closed by unloading the partition."""
+"""The number of entries at which a ledger is closed by unloading the partition."""
 REFUSE_AT: Final = LAST_ENTRY // 16 * 15
-"""Entries at which nothing more is sent to a ledger that would not close."""
+"""The number of entries at which nothing more is sent to a ledger that did not close."""
 LOOK_EVERY: Final = 256
-"""`closes_ledger` is asked about once for so many entries."""
+"""The number of entries for which `closes_ledger` is asked once."""
 _ASK_EVERY: Final = 1 << 14
-"""Entries after which closing a ledger is tried again."""
+"""The number of entries after which closing a ledger is tried again."""
 
 
 def append_time(stored: EntryWithOffsets) -> int:
-    """Return when the Pulsar broker took an entry, in ms; from a Pulsar broker that does not say so, when its producer
-    sent it.
+    """Return the time at which the Pulsar broker took an entry, in ms; if the broker does not tell it, the entry's
+    publish time.
     """
     return stored.entry.broker_timestamp or stored.info.publish_time
 
 
 class PartitionEntries(Protocol):
-    """What a mapping asks of the entries of one partition. All of it may raise PulsarError and KopError."""
+    """The entries of one partition, in the ways that a mapping asks about them. All of it may raise PulsarError and
+    KopError.
+    """
 
     @property
     def title(self) -> str:
-        """Name of the partition in log lines."""
+        """The name of the partition in log lines."""
 
     @property
     def log_start_offset(self) -> int:
@@ -77,17 +79,19 @@ class PartitionEntries(Protocol):
 
 
 class OffsetMapping(Protocol):
-    """One of the two ways. All logs of an engine use the same one, and so do all brokers on the same data."""
+    """The mapping between entries and offsets: by index, or packed. All logs of an engine use the same one, and so do
+    all brokers on the same data.
+    """
 
     claim: str
-    """The name of the way, on which all brokers have to agree."""
+    """The name of the mapping, on which all brokers have to agree: `index` or `packed`."""
     dense: bool
     """True if each offset below the log end belongs to an entry, unless that entry is missing."""
     last_entry: int
-    """The last entry of a ledger whose offset may follow from its receipt."""
+    """The number of the last entry of a ledger whose offset may follow from its receipt."""
 
     def place(self, entry: Entry) -> EntryWithOffsets:
-        """Return the offsets of an entry; by the index some have none. KAFKA_STORAGE_ERROR where the cluster can give
+        """Return an entry with its offsets; by the index some have none. KAFKA_STORAGE_ERROR if the cluster can give
         none.
         """
 
@@ -95,31 +99,32 @@ class OffsetMapping(Protocol):
         """Return the offset of the entry that lies directly behind the log end `end`, in the same ledger."""
 
     def stored_base(self, position: Position, index: int | None, count: int) -> int:
-        """Return the offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave `index`.
+        """Return the base offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave
+        `index`.
 
-        KAFKA_STORAGE_ERROR where it can have none.
+        KAFKA_STORAGE_ERROR if it can have none.
         """
 
     def follows(self, end: int, stored: EntryWithOffsets) -> bool:
-        """Return true if no offset that somebody could ask for lies between the log end and an entry."""
+        """Return true if no offset that could hold a record lies between the log end and an entry."""
 
     def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
-        """Return true if entries are missing before one: retention or Pulsar itself may have passed over them."""
+        """Return true if entries are missing before this one: retention or Pulsar itself may have skipped them."""
 
     def filler(self, first: int, last: int) -> bytes:
-        """Return the batch that stands for a gap where entries are missing; empty where none has to."""
+        """Return the batch that stands for a gap where entries are missing; empty if none is needed."""
 
     def end_filler(self, first: int, last: int) -> bytes:
-        """Return the batch by which readers come over a gap at the end of a compacted log."""
+        """Return the batch that brings readers over a gap at the end of a compacted log."""
 
     def readable(self, stored: EntryWithOffsets) -> None:
-        """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
+        """Raise CORRUPT_MESSAGE if an entry's messages have no offsets of their own."""
 
     def append_time(self, stored: EntryWithOffsets) -> int:
-        """Return when the entry was taken, in ms; see `append_time`."""
+        """Return the time at which the Pulsar broker took an entry, in ms, or its publish time."""
 
     def reads_on(self, offset: int, start: int) -> bool:
-        """Return true if an offset before the log start is answered with what is there from the start on."""
+        """Return true if a read from an offset before the log start is answered with the records from the start on."""
 
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         """Return the position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries
@@ -130,23 +135,23 @@ class OffsetMapping(Protocol):
         """Return the log end of a partition without entries."""
 
     def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
-        """Check a batch before it is sent behind `last`. MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have no
+        """Check a batch before it is sent behind `last`. MESSAGE_TOO_LARGE, or KAFKA_STORAGE_ERROR if it can have no
         offsets.
         """
 
     def first_id(self, position: Position, count: int) -> int | None:
-        """Return the first of `count` numbers that are the entry's at `position` alone; None where the index has to
+        """Return the first of `count` numbers that belong to the entry at `position` alone; None if the index has to
         tell.
         """
 
     def closes_ledger(self, position: Position) -> bool:
-        """Return true if the ledger of this entry has to be closed, since it will have more entries than there are
-        offsets.
+        """Return true if the ledger of this entry has to be closed, because it would get more entries than offsets can
+        number.
         """
 
 
 class _IndexMapping:
-    """Offsets are the Pulsar brokers' index of messages."""
+    """The mapping by which offsets are the Pulsar brokers' index of messages."""
 
     claim: str = "index"
     dense: bool = True
@@ -199,7 +204,7 @@ class _IndexMapping:
 
 
 class _PackedMapping:
-    """Offsets are packed from message ids. What goes wrong is counted and logged by `faults`."""
+    """The mapping by which offsets are packed from message ids. Its faults are counted and logged by `faults`."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
     dense: bool = False
@@ -283,7 +288,9 @@ class _PackedMapping:
         return EARLIEST if at is None or at < back else ledgers.position(at - back)
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
-        """Return the beginning of the newest ledger: behind all that was, and not behind what comes."""
+        """Return the beginning of the newest ledger: behind all records that were there, and not behind those that
+        come.
+        """
         newest = (await entries.ledgers()).newest
         _refuse_ledger(Position(newest, 0))
         return pack(Position(newest, 0))

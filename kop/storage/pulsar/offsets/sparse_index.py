@@ -14,11 +14,11 @@ from kop.pulsar_client import Position
 
 MOST_KEPT: Final = 512
 NEAR: Final = 64
-"""Where so few entries lie between two known ones, reading them is cheaper than searching."""
+"""The number of entries between two known ones up to which reading them is cheaper than searching."""
 
 
 class SparseIndex:
-    """Known entries in order: an offset of each, mostly its last one, and the entry's position."""
+    """The entries that were seen, in order: an offset of each, mostly its last one, and its position."""
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
@@ -28,7 +28,7 @@ class SparseIndex:
         return len(self._offsets)
 
     def add(self, offset: int, position: Position) -> None:
-        """Remember an entry. One at the same offset is replaced; where there are too many, every second goes."""
+        """Remember an entry. One at the same offset is replaced; if there are too many, every second goes."""
         at = bisect_left(self._offsets, offset)
         if at < len(self._offsets) and self._offsets[at] == offset:
             self._positions[at] = position
@@ -39,14 +39,14 @@ class SparseIndex:
             del self._offsets[1:-1:2], self._positions[1:-1:2]
 
     def floor(self, offset: int) -> tuple[int, Position] | None:
-        """Return the last known entry before `offset`: from there on a reader meets the entry before the one that holds
-        it.
+        """Return the last known entry before `offset`: a reader that begins there meets the entry that holds it. None
+        if there is none.
         """
         at = bisect_left(self._offsets, offset) - 1
         return (self._offsets[at], self._positions[at]) if at >= 0 else None
 
     def above(self, offset: int) -> tuple[int, Position] | None:
-        """Return the first known entry at or behind `offset`."""
+        """Return the first known entry at or behind `offset`; None if there is none."""
         at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
 
@@ -57,10 +57,10 @@ class SparseIndex:
 
 
 class Ledgers:
-    """The entries of a partition as one line: each position has a place on it."""
+    """The entries of a partition, over all its ledgers, as one line: each position has a place on it."""
 
     def __init__(self, ledgers: Sequence[tuple[int, int]]) -> None:
-        """`ledgers`: id and number of entries, in order; of the last, open one the number counts for nothing."""
+        """Keep the `ledgers`: id and number of entries, in order; the number of the last, open one does not count."""
         self._ids = [ledger for ledger, _ in ledgers]
         self._starts: list[int] = []
         total = 0
@@ -70,26 +70,26 @@ class Ledgers:
 
     @property
     def newest(self) -> int:
-        """The id of the ledger that takes the next entry; 0 where there is none."""
+        """The id of the ledger that takes the next entry; 0 if there is none."""
         return max(self._ids, default=0)
 
     def place(self, position: Position) -> int | None:
-        """Return how many entries lie before a position; None for a ledger that does not exist."""
+        """Return the number of entries before a position; None for a ledger that does not exist."""
         at = bisect_left(self._ids, position.ledger)
         if at == len(self._ids) or self._ids[at] != position.ledger:
             return None
         return self._starts[at] + position.entry
 
     def position(self, place: int) -> Position:
-        """Return the position that has `place` entries before it."""
+        """Return the position of the entry at a place, which has so many entries before it."""
         at = bisect_right(self._starts, place) - 1
         return Position(self._ids[at], place - self._starts[at])
 
 
 def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return ids of ledgers, and how many entries each has, by Pulsar's internal statistics.
+    """Return the ids of ledgers with their numbers of entries, by Pulsar's internal statistics.
 
-    While the newest ledger is open, its last entry tells how many.
+    While the newest ledger is open, its last entry gives its number.
     """
     ledgers = [(int(each["ledgerId"]), int(each["entries"])) for each in stats["ledgers"]]
     if ledgers and not ledgers[-1][1]:
@@ -102,10 +102,10 @@ def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
 def next_probe(
     low: tuple[int, Position], high: tuple[int, Position], offset: int, ledgers: Ledgers, *, halve: bool
 ) -> Position | None:
-    """Return where to look for `offset` between two known entries: by proportion or in the middle. None: reading is
-    cheaper.
+    """Return the place to look for `offset` next between two known entries: by proportion or in the middle. None if
+    reading is cheaper.
 
-    Proportion is right at once where entries are alike; taking turns with the middle bounds the bad cases.
+    Proportion is right at once if entries are alike; taking turns with the middle bounds the bad cases.
     """
     from_place, to_place = ledgers.place(low[1]), ledgers.place(high[1])
     if from_place is None or to_place is None or to_place - from_place <= NEAR:

@@ -43,44 +43,45 @@ from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
 LATE_TAIL_SECONDS: Final = 0.1
-"""How long the tail is waited for before Pulsar is asked where an entry lies."""
+"""The seconds for which the tail is waited for before Pulsar is asked for an entry's place."""
 PLACE_SECONDS: Final = 10.0
-"""How long a client waits for the offset of a batch that is stored; clients wait 30 s for an answer."""
+"""The seconds that a client waits for the offset of a batch that is stored; clients wait 30 s for an answer."""
 QUESTION_SECONDS: Final = 3.0
-"""How long one question may take before it is asked again: those of a round wait for each other."""
+"""The seconds that one question to Pulsar may take before it is asked again: those of a round wait for each other."""
 _HELD_SECONDS: Final = 1.0
-"""How long after an answer that the tail did not have the next question is asked at once."""
+"""The seconds for which, after Pulsar told of an entry that the tail had not brought, questions are asked at once."""
 _ASK_AT_ONCE: Final = 8
 _MOST_UNVERIFIED: Final = 100_000
-"""Entries that the chain may be ahead of the tail."""
+"""The most entries that the chain may be ahead of the tail."""
 
 _NOTHING: Final = bytearray()
 _log = logging.getLogger(__name__)
 
 
 _BATCH_BYTES = 200
-"""What a kept batch costs beside its bytes."""
+"""The bytes that a kept batch costs beside its own."""
 
 
 class OpenBatches:
-    """Batches of open transactions that this broker wrote, until the tail brings them: one object for all partitions.
+    """The batches of open transactions that this broker wrote, until the tail brings them: one object for all
+    partitions.
 
     A batch of a transaction follows in the log when Pulsar hands it out, which is after the commit. Then it is served
     in the bytes that came in, as batches without a transaction are, and need not be made of Pulsar's entry again. One
-    that is not kept any more, or was written by another broker, is made of its entry. A batch is known by who keeps it,
+    that is not kept any more, or was written by another broker, is made of its entry. A batch is known by its keeper,
     one object for each partition, and by its entry's position.
     """
 
     def __init__(self, max_bytes: int, on_change: Callable[[int], None] | None = None) -> None:
-        """`on_change(size)` is called with the bytes kept, each time they change."""
+        """Keep at most so many bytes. `on_change(size)` is called with the bytes kept, each time they change."""
         self._max_bytes = max_bytes
         self._on_change = on_change
         self._kept: dict[tuple[object, Position], Buffer] = {}
         self.size = 0
-        """Bytes kept, with an allowance for each batch."""
+        """The bytes kept, with an allowance for each batch."""
 
     def keep(self, owner: object, position: Position, data: Buffer) -> None:
-        """Keep a batch; the oldest ones of any partition go where there is no room."""
+        """Keep a batch; the oldest ones of any partition are dropped to make room."""
         self.take(owner, position)
         self._kept[owner, position] = data
         self.size += len(data) + _BATCH_BYTES
@@ -90,7 +91,7 @@ class OpenBatches:
             self._on_change(self.size)
 
     def take(self, owner: object, position: Position) -> Buffer | None:
-        """Keep the batch no longer; None where it was not kept."""
+        """Return a kept batch and drop it; None if it was not kept."""
         data = self._kept.pop((owner, position), None)
         if data is not None:
             self.size -= len(data) + _BATCH_BYTES
@@ -100,7 +101,7 @@ class OpenBatches:
 
 
 class Append:
-    """One batch from `submit` to its offset, with the callers that wait for the offset."""
+    """A batch from `submit` until its offset is known, with the callers that wait for the offset."""
 
     __slots__ = (
         "base", "batch", "budget", "error", "from_zero", "header", "left", "place", "same", "scattered", "throttle_ms",
@@ -120,41 +121,45 @@ class Append:
     ) -> None:
         budget.take(len(batch))
         self.batch = batch
-        """Empty when the append has ended: the window of its producer keeps the append longer."""
+        """The bytes of the batch; empty when the append has ended, since its producer's window keeps the append
+        longer.
+        """
         self.header = header
         self.txn = txn
         """The Pulsar transaction that the batch belongs to."""
         self.waiter = waiter
-        """The caller that is told the offset or the error, with `place`."""
+        """The object that is told the offset or the error, with `place`."""
         self.place = place
         self.budget = budget
         self.from_zero = from_zero
-        """See `PartitionLog.submit`."""
+        """True if the producer begins each of its epochs at sequence 0; see `PartitionLog.submit`."""
         self.same: list[Append] | None = None
-        """Appends of the same batch, which its client sent again: they end as this one."""
+        """The appends of the same batch, which its client sent again: they end as this one."""
         self.left = 0
-        """How many entries of the batch have neither an offset nor an error yet."""
+        """The number of entries of the batch that have neither an offset nor an error yet."""
         self.base = -1
-        """Offset of the first record; -1 while it is not known."""
+        """The offset of the first record; -1 while it is not known."""
         self.time = -1
         self.throttle_ms = 0
         self.scattered = False
-        """True if other records lie between entries of the batch: then no base offset says where its records are."""
+        """True if other records lie between entries of the batch, so that no base offset tells the places of all its
+        records.
+        """
         self.error: KopError | None = None
 
     @classmethod
     def ended(cls, header: BatchHeader, base: int, budget: WriteBudget) -> Append:
-        """Return an append that has ended with that offset, as the window of its producer keeps it."""
+        """Return an append that has ended with that offset, for its producer's window."""
         append = cls(_NOTHING, header, None, NOBODY, 0, budget)
         append.base = base
         return append
 
     def reserve(self, size: int) -> None:
-        """Tell those who wait that the batch will be decompressed; see `AppendWaiter.reserve`."""
+        """Tell the waiters that the batch will be decompressed; see `AppendWaiter.reserve`."""
         self.waiter.reserve(size)
 
     def end_as(self, original: Append) -> None:
-        """End when `original` ends, and as that does: it has the same batch."""
+        """End when `original` ends, and with the same result: it has the same batch."""
         if original.same is None:
             original.same = []
         original.same.append(self)
@@ -165,7 +170,7 @@ class Append:
         return self.header.producer_id >= 0
 
     def has_sequences_of(self, header: BatchHeader) -> bool:
-        """Return whether a batch of the same producer and epoch has the same sequences."""
+        """Return true if a batch of the same producer and epoch has the same sequences."""
         own = self.header
         return (own.base_sequence, own.last_sequence) == (header.base_sequence, header.last_sequence)
 
@@ -175,7 +180,7 @@ class Append:
         return self.base >= 0 and not self.scattered
 
     def lies_at(self, base: int, first: int) -> None:
-        """Note that the entry which begins with the record `first` of the batch has the offset `base`."""
+        """Set the batch's offset: the entry that begins with its record `first` has the offset `base`."""
         base -= first
         if self.base < 0:
             self.base = base
@@ -183,11 +188,11 @@ class Append:
             self.scattered = True
 
     def refuse(self, error: KopError) -> None:
-        """Let the batch fail with `error` when its last entry has ended."""
+        """Have the batch fail with `error` when its last entry has ended."""
         self.error = without_frames(error)
 
     def end(self, log_start_offset: int) -> None:
-        """Give the callers their result, and keep no more than where the batch lies."""
+        """Give the waiters the result, and drop all of the batch but its offset and sequences."""
         error = self.error
         self.budget.give_back(len(self.batch))
         self.error, self.batch = None, _NOTHING
@@ -220,33 +225,35 @@ class _Nobody:
     """The `AppendWaiter` of an append that has ended, so that the append keeps no request in memory."""
 
     def reserve(self, size: int) -> None:
-        """Bound nothing."""
+        """Do nothing: the append has ended, and no request counts its bytes."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Tell nobody."""
+        """Do nothing: the append has ended, and its waiter was told."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Tell nobody."""
+        """Do nothing: the append has ended, and its waiter was told."""
 
 
 NOBODY: Final = _Nobody()
 
 
 class EntryProducer(Protocol):
-    """The producer that sent an entry."""
+    """The producer that sent an entry, as the entry knows it."""
 
     @property
     def name(self) -> str:
         """The producer's name in Pulsar."""
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Take receipts of entries: each was stored as an entry of a ledger, or before that, where these are -1."""
+        """Take receipts of entries, each with its ledger and entry number; both are -1 for an entry that was stored
+        before.
+        """
 
     def others_are_stored(self, entry: InFlightEntry) -> None:
-        """Note that Pulsar dropped an entry because others have its sequence ids."""
+        """Handle that Pulsar dropped an entry because other entries have its sequence ids."""
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Take the failure of an entry: Pulsar refused it, or it is not known whether it is stored."""
+        """Take the failure of an entry: Pulsar refused it, or it is not known if it is stored."""
 
 
 class InFlightEntry(PendingEntry):
@@ -272,19 +279,19 @@ class InFlightEntry(PendingEntry):
         self.append = append
         self.first = made.first
         self.whole = whole
-        """True if the entry is all of its batch. The frame of an entry of a split batch is kept until it is served."""
+        """True if the batch is this one entry. The frame of an entry of a split batch is kept until it is served."""
         self.done = False
         self.is_stored = False
         """True if Pulsar has said that the entry is stored, so that only its offset is missing."""
         self.producer = producer
         self.sent = sent
-        """Loop time at which the entry was sent."""
+        """The loop's time at which the entry was sent."""
         self.before = before
-        """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
+        """The bytes of this producer's entries that Pulsar had answered when this one was sent."""
         self.sent_again = False
-        """True if Pulsar may have a copy already: the entry is sent so that Pulsar says whether that is so."""
+        """True if Pulsar may have a copy already: the entry is sent to learn if that is so."""
         self.since = 0.0
-        """Loop time from which on the entry waits for its offset."""
+        """The loop's time from which on the entry waits for its offset."""
 
     @property
     def in_transaction(self) -> bool:
@@ -293,7 +300,7 @@ class InFlightEntry(PendingEntry):
 
     @property
     def count(self) -> int:
-        """How many records the entry has."""
+        """The number of records in the entry."""
         return self.highest_sequence_id - self.sequence_id + 1
 
     @property
@@ -316,34 +323,34 @@ class InFlightEntry(PendingEntry):
 
 
 class EntryPlace(NamedTuple):
-    """Where a stored entry lies, as Pulsar tells it."""
+    """The offset and the time of a stored entry, as Pulsar tells them."""
 
     base: int
-    """Offset of the entry's first message."""
+    """The offset of the entry's first message."""
     append_time: int
-    """When the Pulsar broker took the entry, in ms."""
+    """The time at which the Pulsar broker took the entry, in ms."""
 
 
 class PlacedBatch(NamedTuple):
-    """An entry of this broker that is the next one of its log."""
+    """An entry of this broker that follows as the next one in its log."""
 
     entry: int
-    """Its number in its ledger."""
+    """The entry's number in its ledger."""
     last: int
-    """Offset of its last record."""
+    """The offset of the entry's last record."""
     data: Buffer
     max_timestamp: int
-    """Its largest timestamp, in ms."""
+    """The largest timestamp in the entry, in ms."""
 
 
 PlacedFields: TypeAlias = tuple[int, int, Buffer, int]
-"""The fields of a `PlacedBatch`."""
+"""The type of a plain tuple with the fields of a `PlacedBatch`."""
 StoredEntry: TypeAlias = tuple[InFlightEntry, Position]
-"""An entry that Pulsar stored at that position."""
+"""The type of an entry that Pulsar stored, with its position."""
 
 
 class LogEnd(Protocol):
-    """The end of the log, where appends are placed."""
+    """The end of the log, behind which appends are placed."""
 
     attached: bool
     deleted: bool
@@ -362,10 +369,10 @@ class LogEnd(Protocol):
         """The position of the entry before the high watermark."""
 
     def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
-        """Take entries of that ledger that this broker wrote as the next ones of the log."""
+        """Put entries of that ledger, which this broker wrote, behind the log's end."""
 
     def detach(self, error: KopError) -> None:
-        """Have the log attach again, because what is known of its end is wrong."""
+        """Have the log attach again, because its end as it is known is wrong."""
 
 
 class Appends:
@@ -400,17 +407,23 @@ class Appends:
         self._tail_is_late = tail_is_late
         self._needs_tail = needs_tail
         self._stored: dict[Position, InFlightEntry] = {}
-        """Entries that are stored, by position, which neither the chain nor the tail has reached."""
+        """The entries that are stored and have no offset yet, by position: neither the chain nor the tail has reached
+        them.
+        """
         self.verified_by_tail = True
-        """True if the tail will bring what is placed, so that offsets can be compared. It does not while it pauses."""
+        """True if the tail will bring the placed entries, so that offsets can be compared. It does not while it
+        pauses.
+        """
         self._unverified: deque[tuple[Position, int]] = deque()
-        """Entries that the chain has placed and the tail has not brought yet: position, last offset."""
+        """The entries that the chain has placed and the tail has not brought yet: position, last offset."""
         self._answered: dict[Position, int] = {}
-        """Entries that were answered before the tail came so far, and not placed: their last offsets."""
+        """The last offsets of entries, by position, that were answered before the tail came so far, and are not
+        placed.
+        """
         self._anchor: tuple[Position, int] | None = None
-        """An entry ahead of the log's end that an offset is known of, and the offset behind it."""
+        """The position of an entry ahead of the log's end that has a known offset, and the offset behind it."""
         self._duplicates: dict[InFlightEntry, None] = {}
-        """Entries of which Pulsar has an earlier copy, at a position that is not known yet."""
+        """The entries of which Pulsar has an earlier copy, at a position that is not known yet."""
         self._met_gap = False
         """True if the loop's next turn looks for others' entries between the log's end and an entry of this broker."""
         self._timer: asyncio.TimerHandle | None = None
@@ -424,19 +437,19 @@ class Appends:
 
     @property
     def ahead_of_tail(self) -> bool:
-        """True if entries were answered that the log does not end behind yet: the tail has to bring them."""
+        """True if entries were answered that lie behind the log's end: the tail has to bring them."""
         return bool(self._answered)
 
     # --- what becomes of an entry
 
     def stored(self, stored: Sequence[StoredEntry]) -> None:
-        """Take receipts, and place the entries whose offsets are known by that."""
+        """Take receipts, and place the entries whose offsets follow from them."""
         chained = self._chain_together(stored)
         for entry, position in stored[chained:]:
             self._stored_apart(entry, position)
 
     def _chain_together(self, stored: Sequence[StoredEntry]) -> int:
-        """Place entries that follow one another directly behind the log's end; returns how many these are.
+        """Place entries that follow one another directly behind the log's end; return their number.
 
         It does for them together what `_stored_apart` does for each, in the case of nearly all.
         """
@@ -470,18 +483,18 @@ class Appends:
         return len(placed)
 
     def place_directly(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
-        """Place entries that follow the log's last one, and each other, and have their offsets by that."""
+        """Place entries that directly follow the log's last one and each other, so that their offsets are known."""
         if self.verified_by_tail:
             self._unverified += [(Position(ledger, entry), last) for entry, last, _, _ in placed]
         self._log.place(ledger, placed)
 
     @property
     def places_directly(self) -> bool:
-        """True if an entry directly behind the log's last one has its offset by that; see `place_directly`."""
+        """True if an entry directly behind the log's last one has its offset by its place; see `place_directly`."""
         return not self._stored and self._mapping.dense and self._may_chain()
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
-        """Take one receipt, and place the entry, and those that waited for it, where that tells their offsets."""
+        """Take one receipt; place its entry, and those that waited for it, if their offsets follow from that."""
         if entry.done:
             return
         entry.is_stored = True
@@ -501,7 +514,7 @@ class Appends:
                 self._loop.call_soon(self._look_at_gap)
 
     def _look_at_gap(self) -> None:
-        """Have the tail bring what is missing, once all receipts of one read of the socket were taken.
+        """Have the tail bring the missing entries, after all receipts of one read of the socket were taken.
 
         They come producer by producer, so that a later entry may get its receipt before an earlier one.
         """
@@ -526,14 +539,16 @@ class Appends:
             self._searching = self._loop.create_task(self._find_duplicates())
 
     def searched(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
-        """Return the entry of so many records of a producer whose earlier copy is being looked for; None for none."""
+        """Return the entry with this sequence id and number of records whose earlier copy is being looked for; None if
+        there is none.
+        """
         for entry in self._duplicates:
             if (entry.sequence_id, entry.count) == (sequence_id, count) and entry.producer.name == producer_name:
                 return entry
         return None
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
-        """Fail an entry that was refused, or of which nobody knows whether it is stored."""
+        """Fail an entry that was refused, or of which nobody knows if it is stored."""
         if not entry.done:
             entry.append.refuse(error)
             self._done(entry)
@@ -547,7 +562,7 @@ class Appends:
             self.failed(entry, error)
 
     def close(self) -> None:
-        """Fail all that waits for an offset."""
+        """Fail all entries that wait for an offset, since the engine is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -574,7 +589,9 @@ class Appends:
     # --- the chain
 
     def _comes_next(self, position: Position) -> bool:
-        """Return true if an entry of ours at this position follows in the log, with an offset that is known by that."""
+        """Return true if an entry of this broker at this position directly follows the log's end, so that its offset is
+        known.
+        """
         log = self._log
         last = log.last_position
         return (
@@ -585,7 +602,7 @@ class Appends:
         )
 
     def _may_chain(self) -> bool:
-        """Return true if the offset of an entry directly behind the log's end is known by its place."""
+        """Return true if the offset of an entry directly behind the log's end follows from its place."""
         log = self._log
         return (
             log.attached
@@ -601,7 +618,7 @@ class Appends:
         self._place(entry, position, base, -1)
 
     def follow(self) -> None:
-        """Give offsets to the entries that lie directly behind one whose offset is known."""
+        """Give offsets to waiting entries that directly follow an entry with a known offset."""
         log = self._log
         while self._stored:
             last = log.last_position
@@ -633,16 +650,16 @@ class Appends:
             self._answer(entry, position, base, -1)
 
     def tail_pauses(self) -> None:
-        """Expect nothing of the tail until `tail_goes_on`."""
+        """Expect no entries from the tail, which pauses, until `tail_goes_on`."""
         self.verified_by_tail = False
         self._unverified.clear()
 
     def tail_goes_on(self) -> None:
-        """Expect the tail to bring all that is placed from now on."""
+        """Expect the tail to bring all entries that are placed from now on."""
         self.verified_by_tail = True
 
     def tail_left(self) -> None:
-        """Go on without a tail for a while. Offsets that are known stay known."""
+        """Go on after the loss of the tail. Offsets that are known stay known; Pulsar is asked for others."""
         log = self._log
         if log.end_has_offset and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
@@ -661,7 +678,9 @@ class Appends:
     # --- the tail's word
 
     def verify(self, tail_entry: EntryWithOffsets) -> None:
-        """Compare the offset of an entry that the tail brought with the one that the chain gave it."""
+        """Compare the offset of an entry that the tail brought with the one that the chain gave it; detach the log if
+        they differ.
+        """
         while self._unverified and self._unverified[0][0] < tail_entry.position:
             self._unverified.popleft()
             self._count(Fault.ENTRIES_PASSED_OVER_ACKNOWLEDGED)
@@ -680,13 +699,15 @@ class Appends:
             self._open_batches.take(self, first)
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
-        """Return the batch of an entry of this broker that the tail brought, in its own bytes where these are kept."""
+        """Return the batch of this broker's entry that the tail brought, in the bytes that came in, if they are kept;
+        else None.
+        """
         position = tail_entry.position
         data = self._open_batches.take(self, position)
         return data if self._answered.get(position) == tail_entry.last else None
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
-        """Return the entry of this broker that the tail brought, if its receipt came before."""
+        """Return this broker's entry that the tail brought, if its receipt came before; else None."""
         self._verify_answer(tail_entry)
         return self._stored.pop(tail_entry.position, None)
 
@@ -702,9 +723,9 @@ class Appends:
         self._anchor = None
 
     def brought(self, entry: InFlightEntry, tail_entry: EntryWithOffsets) -> bool:
-        """Take an entry of this broker that the tail brought. True where it is placed, in the bytes that came in.
+        """Take an entry of this broker that the tail brought; return true if it is placed, in the bytes that came in.
 
-        It is not where it lies behind a gap, or Pulsar counts otherwise than we said.
+        It is not if it lies behind a gap, or if Pulsar counts its records otherwise.
         """
         log = self._log
         if (
@@ -719,7 +740,9 @@ class Appends:
         return True
 
     def settle_apart(self, entry: InFlightEntry, tail_entry: EntryWithOffsets, end: int) -> None:
-        """As `brought` without placing it; `end` was the log end before its entry."""
+        """Answer an entry of this broker that the tail brought, as `brought` does, but without placing it; `end` was
+        the log end before it.
+        """
         if entry.done:
             return
         self._stop_search(entry)
@@ -735,7 +758,7 @@ class Appends:
         self._done(entry)
 
     def _stop_search(self, entry: InFlightEntry) -> None:
-        """End the search for an earlier copy of the entry: the copy's position is known."""
+        """End the search for an earlier copy of the entry, because the copy's position is known."""
         self._duplicates.pop(entry, None)
 
     def _append_time(self, tail_entry: EntryWithOffsets) -> int:
@@ -764,7 +787,9 @@ class Appends:
     # --- asking Pulsar where an entry lies
 
     def _answer(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
-        """Answer an entry of this broker that has an offset, without placing it: the log does not end behind it yet."""
+        """Answer an entry of this broker, whose offset is known, without placing it: the log does not end behind it
+        yet.
+        """
         log = self._log
         if log.attached and position > log.last_position and len(self._answered) < _MOST_UNVERIFIED:
             self._answered[position] = base + entry.count - 1
@@ -781,7 +806,7 @@ class Appends:
         self._timer = self._loop.call_later(self._patience(position, self._loop.time()), self._tail_was_late)
 
     def _patience(self, position: Position, now: float) -> float:
-        """For how long the tail may still bring an entry, in seconds."""
+        """Return the seconds for which the tail may still bring an entry before Pulsar is asked; 0 if it will not."""
         log = self._log
         entry = self._stored.get(position)
         brings = log.attached and position > log.last_position and not (entry is not None and entry.in_transaction)
@@ -793,7 +818,7 @@ class Appends:
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Ask Pulsar for the offsets of entries until no entry waits for the tail any more."""
+        """Ask Pulsar for the offsets of entries, again and again, until no entry waits for the tail any more."""
         backoff = Backoff(0.05, 1.0)
         try:
             while self._stored:
@@ -885,7 +910,9 @@ class Appends:
     # --- earlier copies
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
-        """Search for a batch that is stored under this sequence id, and whose offset was not known in time."""
+        """Search for a batch that is stored under this sequence id, and whose offset was not found in time the last
+        time.
+        """
         count = append.header.last_offset_delta + 1
         asked = self.searched(producer.name, sequence_id, count)
         if asked is not None and asked.whole:
@@ -898,7 +925,7 @@ class Appends:
         self.duplicate(entry, old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
-        """Return true if a record of a producer is found among the last entries; see `Wanted`. PulsarError and
+        """Return true if a record of a producer is among the last entries of the log; see `Wanted`. PulsarError and
         KopError.
         """
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])

@@ -17,11 +17,12 @@ from kop.records.batch import Buffer
 from kop.records.validation import inflated
 
 MOST_AT_ONCE: Final = 16 << 20
-"""Bytes, some 10 ms of the loop. One batch may be larger than that."""
+"""The bytes that are decompressed in one turn of the loop, some 10 ms of it. One batch may be larger than that."""
 
 
 class DecompressionTurns:
-    """Counts what is decompressed in one turn of the loop, and of batches that waited together what is converted.
+    """The bytes that were decompressed in this turn of the loop, or converted of batches that waited together, and
+    their bound.
 
     One object serves all partitions of an engine.
     """
@@ -33,15 +34,17 @@ class DecompressionTurns:
 
     @property
     def is_over(self) -> bool:
-        """True if this turn of the loop has decompressed its share: further batches have to wait for the next turn."""
+        """True if this turn of the loop has done its share of decompressing: further batches have to wait for the next
+        turn.
+        """
         return self._bytes >= MOST_AT_ONCE
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in the next turn, once. For use where this one is over."""
+        """Call `go_on` once in the loop's next turn, for use when this one is over."""
         self._waiting[go_on] = None
 
     def add(self, size: int) -> None:
-        """Count bytes that are decompressed or converted; a negative number takes back some that were counted."""
+        """Count bytes that are decompressed or converted; a negative number takes counted ones back."""
         if not self._bytes:
             self._loop.call_soon(self._next)
         self._bytes += size
@@ -54,18 +57,20 @@ class DecompressionTurns:
 
 
 BATCH_MAY_INFLATE: Final = 4 << 20
-"""Bytes that one batch may inflate to. Larger ones go the ordinary way, which takes turns with others for them."""
+"""The bytes that one batch may inflate to in compiled code. Larger ones go the ordinary way, which takes turns with
+others for them.
+"""
 
 
 class DirectCodecs:
-    """What the compiled writers of one engine ask for compressed batches."""
+    """The codecs that the compiled writers of one engine call for compressed batches."""
 
     def __init__(self, turns: DecompressionTurns) -> None:
         self._turns = turns
 
     def inflated(self, batch: bytearray, codec: int, most: int) -> Buffer | None:
-        """Return the records of a compressed batch. None where the ordinary path has to look at it: they are damaged,
-        more than `most` bytes, or this turn of the loop has inflated its share.
+        """Return the records of a compressed batch. None if the ordinary path has to look at it: they are damaged, more
+        than `most` bytes, or this turn of the loop has inflated its share.
         """
         if self._turns.is_over:
             return None

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from kop._native import DirectWriter
 
 _ENTRY: Final = 4
-"""The place of the entry's number in a `Receipt`."""
+"""The index of the entry's number in a `Receipt`."""
 PAUSE_SECONDS: Final = 1.0
-"""How long batches go the ordinary way after something unusual happened to those of compiled code."""
+"""The seconds for which batches go the ordinary way after something unusual happened to those of compiled code."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,24 +52,24 @@ class BatchUnderWay(NamedTuple):
     frame: bytes
     entry_size: int
     sent: float
-    """Loop time at which the batch was sent."""
+    """The loop's time at which the batch was sent."""
     before: int
-    """Bytes of the producer's entries that Pulsar had answered by then, since compiled code began."""
+    """The bytes of the producer's entries that Pulsar had answered by then, since compiled code began."""
     waiter: AppendWaiter
     place: int
 
 
 class HandedOver(NamedTuple):
-    """What compiled code had of a producer when it ended."""
+    """The state of a producer that compiled code hands back when it ends its work for it."""
 
     writer: DirectWriter
     stored: list[SettledBatch]
-    """The last batches that have offsets, of an idempotent producer."""
+    """The last batches that have offsets, of an idempotent producer; for its window."""
     under_way: list[BatchUnderWay]
 
 
 class DirectEnd(Protocol):
-    """The end of the log, as batches of compiled code are placed there."""
+    """The end of the log, behind which batches of compiled code are placed."""
 
     log_start_offset: int
     high_watermark: int
@@ -106,22 +106,24 @@ class DirectBatches:
         self._clock = clock
         self._park = park
         self._parked: list[Receipt] = []
-        """Receipts of entries that others' entries lie before, whose receipts may come yet."""
+        """The receipts of entries before which entries of others lie, whose receipts may come yet."""
         self._end = end
         self._take_over = take_over
 
     @property
     def in_flight(self) -> int:
-        """See `DirectEntries.in_flight`."""
+        """The number of batches that have no receipt."""
         return self.writer.in_flight
 
     @property
     def oldest(self) -> float | None:
-        """See `DirectEntries.oldest`."""
+        """The loop's time at which the oldest batch without a receipt was sent; None if there is none."""
         return self.writer.oldest
 
     def received(self, receipts: Sequence[Receipt]) -> int:
-        """Place the entries that follow in the log, and answer them; see `DirectEntries.received`."""
+        """Place the entries that follow in the log, and answer them; return the number of receipts taken, as
+        `DirectEntries.received` does.
+        """
         if self._parked:
             self._parked += receipts
             return len(receipts)
@@ -136,7 +138,7 @@ class DirectBatches:
         return len(receipts) if self.writer.open else taken
 
     def go_on(self) -> None:
-        """Take the receipts that wait, as the log ends before the first one's entry now."""
+        """Take the receipts that wait, because the log ends directly before the first one's entry now."""
         parked = self._parked
         while parked and self.writer.open:
             more = self._take_together(parked)
@@ -150,12 +152,12 @@ class DirectBatches:
                 self._end()
 
     def give_up(self) -> None:
-        """Have the batches of receipts that still wait go the ordinary way, and all others with them."""
+        """Have the batches whose receipts still wait go the ordinary way, and all others with them."""
         if self._parked:
             self._end()
 
     def _comes_later(self, receipt: Receipt) -> bool:
-        """Return true if others' entries lie between the log's end and the entry that is waited for, in its ledger.
+        """Return true if others' entries lie between the log's end and the entry that a receipt names, in its ledger.
 
         Their receipts may come behind this one: those of one read come producer by producer.
         """
@@ -164,7 +166,9 @@ class DirectBatches:
         return sequence_id == self.writer.awaited and ledger == last.ledger and entry > last.entry + 1
 
     def _take(self, receipts: Sequence[Receipt]) -> int:
-        """Place the entries that follow in the log, and those that follow once others were placed between them."""
+        """Place the entries of receipts that follow in the log, also those that follow after others were placed between
+        them.
+        """
         taken = 0
         while taken < len(receipts) and self.writer.open:
             more = self._take_together(receipts[taken:])
@@ -201,7 +205,8 @@ class DirectBatches:
             _log.exception("a client could not be told what became of its batch")
 
     def brought(self, stored: EntryWithOffsets) -> bool:
-        """Take the entry that is waited for, which the tail brought before its receipt came. False where it is not.
+        """Take an entry that the tail brought before its receipt came; return false if it is not the next one without a
+        receipt.
 
         The log has to end directly before the entry.
         """
@@ -220,8 +225,8 @@ class DirectBatches:
         return position <= self._log.last_position
 
     def _look_at_rate(self, taken: int, now: float, waited: float) -> bool:
-        """Return true if Pulsar holds the entries back by a rate. The answers have to say so, which the ordinary path
-        does.
+        """Return true if a publish rate of Pulsar holds the entries back: then their answers need a throttle time,
+        which the ordinary path gives.
         """
         held_back = False
         for _ in range(taken):
@@ -229,7 +234,7 @@ class DirectBatches:
         return held_back
 
     def hand_over(self) -> HandedEntries:
-        """See `DirectEntries.hand_over`."""
+        """Stop for good, and return the entries and receipts that compiled code has."""
         stored, under_way = self.writer.hand_over()
         handed = HandedOver(
             self.writer,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def direct_budget(most: int) -> DirectBudget | None:
-    """Return the bound on what compiled code holds, in bytes; None without the compiled module."""
+    """Return the bound on the bytes of batches that compiled code holds; None without the compiled module."""
     native = compiled_only()
     if native is None:
         return None
@@ -40,10 +40,10 @@ def direct_writer(
     epoch: int | None,
     next_sequence: int,
 ) -> DirectWriter | None:
-    """Return the writer of a producer with that number on its connection, and that name. None without the compiled
-    module.
+    """Return a compiled writer for the producer with that number on its connection, and that name. None without the
+    compiled module.
 
-    `size_limit` says by `surely_taken` how large an entry may be, `max_size` what the connection takes. A compressed
+    `size_limit` tells by `surely_taken` how large an entry may be, `max_size` is the connection's limit. A compressed
     batch may inflate to `most_inflated` bytes. `epoch` is that of an idempotent producer; then `next_sequence` is
     without it.
     """

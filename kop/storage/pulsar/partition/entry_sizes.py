@@ -22,22 +22,24 @@ from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
 
 ENTRY_FRAMING: Final = 10
-"""Bytes that a Pulsar broker counts beside metadata and payload: magic, checksum, the metadata's size."""
+"""The bytes that a Pulsar broker counts beside metadata and payload: magic, checksum, the metadata's size."""
 ALWAYS_TAKEN: Final = 16 * 1024
-"""Bytes of an entry that no limit is expected to forbid: a batch of the Java client is as large by default."""
+"""The bytes of an entry that no limit is expected to forbid: a batch of the Java client is as large by default."""
 _LOWERED_TO: Final = 8
-"""A limit is expected to be lowered at most to this part of it while entries are on their way."""
+"""The divisor of a limit down to which it may be lowered, as is expected, while entries are on their way."""
 _FRESH_SECONDS: Final = 30.0
 DOUBT_SECONDS: Final = 1.0
-"""The least time between two questions where the answer is doubted."""
+"""The least seconds between two questions to Pulsar if the answer is doubted."""
 _NO_POLICIES: Final = "NotAllowed"
-"""The answer of a Pulsar broker whose topics have no policies: then only its own limit applies."""
+"""The code of Pulsar's error for topics without policies: then only the broker's own limit applies."""
 
 _log = logging.getLogger(__name__)
 
 
 class EntrySizeLimit:
-    """The limit of one topic. `ask` gets the policy that applies, None or 0 where there is none. PulsarError."""
+    """The largest entry that one topic accepts. `ask` gets the policy that applies, None or 0 if there is none.
+    PulsarError.
+    """
 
     def __init__(
         self,
@@ -46,8 +48,7 @@ class EntrySizeLimit:
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self.bytes = 0
-        """The limit of the topic. It is 0 where only the Pulsar broker's own limit applies, or while it is not known.
-        """
+        """The topic's limit in bytes; 0 if only the Pulsar broker's own limit applies, or while it is not known."""
         self.known = False
         """True if Pulsar has told the limit."""
         self._clock = clock
@@ -58,10 +59,10 @@ class EntrySizeLimit:
 
     @property
     def surely_taken(self) -> int:
-        """The bytes of metadata and payload that Pulsar takes even if the limit was lowered after the last answer.
+        """The bytes of metadata and payload that Pulsar accepts even if the limit was lowered after the last answer.
 
-        A topic that had no limit is not expected to get one while entries are on their way. What the limit forbids is
-        not taken, however small that is.
+        A topic that had no limit is not expected to get one while entries are on their way. An entry beyond the limit
+        is refused, however small that is.
         """
         if self.known and not self.bytes:
             return sys.maxsize
@@ -69,7 +70,7 @@ class EntrySizeLimit:
         return max((min(least, self.bytes) if self.bytes else least) - ENTRY_FRAMING, 0)
 
     async def learn(self) -> None:
-        """Ask, unless there is a fresh answer. Where Pulsar does not tell, the last answer stays."""
+        """Ask Pulsar for the limit, unless there is a fresh answer. If it does not answer, the last answer stays."""
         if self._asking is not None:
             await asyncio.shield(self._asking)
         elif self._clock() - self._asked >= _FRESH_SECONDS:
@@ -101,16 +102,18 @@ class EntrySizeLimit:
 
 
 class EntrySizeLimits:
-    """The limit of each topic: all partitions of a topic share one object."""
+    """The entry size limits of all topics: the partitions of a topic share one object."""
 
     def __init__(self, context: PulsarContext, full_name: Callable[[UUID], str]) -> None:
-        """`full_name` tells Pulsar's name of a topic by its id; KopError where the topic is gone."""
+        """Begin without limits. `full_name` returns Pulsar's name of a topic by its id; KopError if the topic is
+        gone.
+        """
         self._context = context
         self._full_name = full_name
         self._limits: dict[UUID, EntrySizeLimit] = {}
 
     def of(self, topic_id: UUID) -> EntrySizeLimit:
-        """Return the limit of a topic."""
+        """Return the entry size limit of a topic, the same object for all of its partitions."""
         limit = self._limits.get(topic_id)
         if limit is None:
             context = self._context

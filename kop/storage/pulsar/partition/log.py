@@ -43,22 +43,24 @@ from kop.storage.pulsar.reading.stored_batches import StoredBatches
 
 _CLOCK_TOLERANCE: Final = 1024
 ATTACH_SECONDS: Final = 25.0
-"""How long attaching may take, from its turn on: `PartitionServices.attaching` lets a few logs attach at a time."""
+"""The seconds that attaching may take, from its turn on: `PartitionServices.attaching` lets a few logs attach at a
+time.
+"""
 WAIT_SECONDS: Final = 25.0
-"""How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
+"""The seconds that a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 MARK_EVERY: Final = LOOK_EVERY
-"""Entries at the tail from one that the sparse index takes to the next."""
+"""The number of entries at the tail from one that the sparse index takes to the next."""
 _LATE_LOOK_SECONDS: Final = 30.0
-"""How seldom a tail that is late is looked at for that reason."""
+"""The least seconds between two looks at a tail because it is late."""
 _START_SECONDS: Final = 1.0
-"""How long an answer to where the log begins is shared."""
+"""The seconds for which callers share an answer about the log's start."""
 
 
 class PulsarLog(Partition):
-    """A `PartitionLog`. It costs little memory until it is attached."""
+    """The log of one partition in Pulsar, a `PartitionLog`. It costs little memory until it is attached."""
 
     sole_writer = False
-    """Pulsar's own clients write, and other brokers."""
+    """False: Pulsar's own clients and other brokers write to the log, too."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class PulsarLog(Partition):
         self.end_has_offset = True
         """True if the entry at `last_position` has offsets, from which the next entry's offset follows."""
         self.clock_ahead = _CLOCK_TOLERANCE
-        """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
+        """The ms by which a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
         self._last = Position(-1, -1)
         self._mapping = mapping = services.mapping
         self._cache = services.cache
@@ -123,21 +125,21 @@ class PulsarLog(Partition):
         """True if the log was attached before, so that its start is known."""
         self._waiting: deque[Append] = deque()
         self._give_up: asyncio.TimerHandle | None = None
-        """Ends the appends in `_waiting` when attaching takes too long for them."""
+        """The timer that fails the appends in `_waiting` if attaching takes too long for them."""
         self._in_demand = True
         """True if somebody has asked for the partition since the last call of `close_idle`."""
         self._demanded = self.loop.time()
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
-        """Loop time at which Pulsar was asked for the log start the last time."""
+        """The loop's time at which Pulsar was last asked for the log start."""
         self._late_look = float("-inf")
-        """Loop time of the last look at a tail that was late."""
+        """The loop's time of the last look at a tail that was late."""
         self._since_mark = 0
         self._demand = TailDemand(self.loop.time())
         self._looking: asyncio.TimerHandle | None = None
-        """The next look whether the tail, which pauses, has to go on."""
+        """The timer of the next look if the tail, which pauses, has to go on."""
         self._telling = False
-        """True if the observers will be called in the loop's next turn."""
+        """True if the callbacks for moved bounds will be called in the loop's next turn."""
 
     @property
     def last_position(self) -> Position:
@@ -156,7 +158,7 @@ class PulsarLog(Partition):
 
     @property
     def holds_lease(self) -> bool:
-        """True if this broker holds the exclusive producer; see `PartitionView.holds_lease`."""
+        """True if this broker holds the log's exclusive producer, as far as it knows."""
         return self._lease.producer is not None
 
     def _move_producers(self) -> None:
@@ -169,7 +171,7 @@ class PulsarLog(Partition):
     # --- attach
 
     async def attach(self) -> None:
-        """Learn the bounds and follow the tail. Errors are KopErrors; the next call tries again."""
+        """Learn the log's bounds and follow its tail. Errors are KopErrors; the next call tries again."""
         self._in_demand = True
         while not self.attached:
             if self.deleted:
@@ -274,7 +276,7 @@ class PulsarLog(Partition):
         )
 
     async def check_exists(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic is gone: subscribing or producing would bring it back."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic is gone: subscribing or producing would bring it back."""
         if self.deleted:
             raise self.gone()
         if not await self.services.may_attach(self):
@@ -282,7 +284,7 @@ class PulsarLog(Partition):
             raise PeerError(text, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def confirm(self, producer: Producer) -> None:
-        """Raise where a producer, which was attached just now, brought back a topic that is gone."""
+        """Raise a KopError if a producer, which was attached just now, brought back a topic that is gone."""
         await self.services.confirm(self, producer)
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
@@ -302,8 +304,8 @@ class PulsarLog(Partition):
     def detach(self, error: KopError) -> None:
         """Stop following the tail. The log attaches again when somebody asks for it the next time.
 
-        Appends need no tail and go on. They fail where the topic is gone, and where this broker leads the log: a leader
-        has to read what it wrote.
+        Appends need no tail and go on. They fail if the topic is gone, or if this broker leads the log: a leader has to
+        read what it wrote.
         """
         self.attached = False
         self._producers.end_direct()  # the next batch has to begin attaching
@@ -329,7 +331,7 @@ class PulsarLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Send a batch; see `PartitionLog.submit`. The order of calls is kept.
+        """Send a batch to Pulsar; `waiter` is told its offset. The order of calls is kept.
 
         Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets.
         """
@@ -362,7 +364,9 @@ class PulsarLog(Partition):
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
-        """See `PartitionLog.direct_writer`."""
+        """Return the object to which compiled code gives further batches of this one's producer, past `submit`; None if
+        all have to go to `submit`.
+        """
         policy = self.policy
         if not self.attached or self.deleted or self._waiting or self.topic.internal:
             return None
@@ -371,50 +375,52 @@ class PulsarLog(Partition):
         return self._producers.direct_writer(header)
 
     def end_direct(self) -> None:
-        """Let no batch go past `submit` from now on, until `direct_writer` is called the next time."""
+        """Have all batches go to `submit` from now on, until `direct_writer` is called the next time."""
         self._producers.end_direct()
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """See `PartitionLog.in_transaction`."""
+        """Return true if transactional batches of that producer id and epoch may be submitted without asking the
+        coordinator.
+        """
         return self._producers.in_transaction(producer_id, producer_epoch)
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """See `PartitionLog.join_transaction`."""
+        """Have transactional batches of that producer id and epoch belong to this Pulsar transaction from now on."""
         txn = transaction_of(storage_transaction)
         if txn is not None:
             self._producers.join(producer_id, producer_epoch, txn)
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return whether no other broker has the Pulsar producer of a producer id; see `PartitionProducers`."""
+        """Return true if no other broker has the Pulsar producer of a producer id; see `PartitionProducers`."""
         return await self._producers.nobody_else_writes(producer_id)
 
     def fenced(self, position: Position) -> None:
-        """Note that a fence of this broker is stored at this position: batches of its transaction come behind it."""
+        """Take in that a fence of this broker is stored at this position: batches of its transaction come behind it."""
         self.appends.fenced(position)
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer; see `PartitionLog.lead`."""
+        """Become the only writer of the log, by Pulsar's exclusive producer; see `PartitionLog.lead`."""
         await self._lease.begin(lost)
 
     @property
     def leads(self) -> bool:
-        """True if this broker surely leads now; see `PartitionLog.leads`."""
+        """True if this broker surely leads the log now: Pulsar has said so within the last seconds."""
         return self._lease.confirmed
 
     async def verify_lead(self) -> None:
-        """Ask Pulsar whether this broker still leads; see `PartitionLog.verify_lead`."""
+        """Ask Pulsar if this broker still leads the log."""
         await self._lease.make_sure()
 
     async def resign(self) -> None:
-        """Give up the leadership; see `PartitionLog.resign`."""
+        """Give up the lead of the log."""
         await self._lease.end()
 
     async def measure(self) -> int:
-        """Return how many bytes Pulsar stores of the partition."""
+        """Return the bytes that Pulsar stores of the partition."""
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
-        """Wait until the log ends behind the entry that is the partition's last one now; see `PartitionLog.refresh`."""
+        """Wait until the log ends behind the entry that is the partition's last one now, whoever wrote it."""
         await self.attach()
         if not self.tail.following:
             raise BackendError(f"the gateway's reader of the end of {self.title} has failed")
@@ -442,26 +448,26 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     async def look_at_ends(self) -> None:
-        """Ask whether retention has moved the log start, and whether the tail goes on.
+        """Ask if retention has moved the log start, and if the tail goes on.
 
-        It does not where Pulsar has moved it past entries, and where Pulsar serves it no more.
+        It does not if Pulsar has moved it past entries, or serves it no more.
         """
         await self._look_at_tail()
         if self.may_shrink:
             await self.ask_start()
 
     async def _look_at_tail(self) -> None:
-        """Give the tail up where it does not go on. KopError.
+        """Give the tail up if it does not go on. KopError.
 
-        Pulsar may name an old entry as the last one to a tail that it serves no more. So it is asked whether it does,
-        where somebody waits for entries, and where entries are known to be stored that the tail has not brought.
+        Pulsar may name an old entry as the last one to a tail that it serves no more. So Pulsar is asked if it serves
+        the tail, if somebody waits for entries, or if entries are known to be stored that the tail has not brought.
         """
         await self.tail.until_end()
         if self.observed or self.appends.ahead_of_tail:
             await self.tail.gave_up_unserved()
 
     def _tail_is_late(self) -> None:
-        """Ask why the tail did not bring an entry in time, and look at once what became of it, now and then."""
+        """Ask for the reason why the tail did not bring an entry in time; now and then, look at once if it goes on."""
         self._delays.late()
         now = self.loop.time()
         if now - self._late_look >= _LATE_LOOK_SECONDS:
@@ -469,7 +475,7 @@ class PulsarLog(Partition):
             self.context.spawn(self._look_at_tail())
 
     async def _ask_place(self, position: Position, count: int) -> EntryPlace:
-        """Return where a stored entry of `count` records lies. PulsarError, KopError."""
+        """Return offset and time of a stored entry of `count` records, asked of Pulsar. PulsarError, KopError."""
         head = await self.context.admin.entry_head(self.partition_name, *position)
         return EntryPlace(self._mapping.stored_base(position, head.index, count), head.append_time)
 
@@ -510,7 +516,7 @@ class PulsarLog(Partition):
         self.appends.follow()
 
     def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
-        """Take entries of that ledger that this broker wrote as the next ones of the log."""
+        """Put entries of that ledger, which this broker wrote, behind the log's end."""
         cache, cached = self._cache, self.tail.cached
         end, latest = self.high_watermark, -1
         self._in_demand = True
@@ -530,7 +536,7 @@ class PulsarLog(Partition):
         self._producers.placed()
 
     def _advance(self, position: Position, batch: Batch) -> None:
-        """Let the log end behind a batch that the tail brought."""
+        """Let the log end behind a batch that the tail brought, and keep it in the cache."""
         self._last = max(self._last, position)
         end, self.high_watermark = self.high_watermark, batch.last + 1
         if batch.error is None and not batch.missing:
@@ -545,7 +551,9 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     def _mark(self, position: Position, last: int) -> None:
-        """Do what is done once for so many entries; this one, whose last offset is `last`, is the log's last now."""
+        """Do the work that is due once in so many entries: index it, close a ledger, pause the tail. `last` is the last
+        offset of this entry, the log's last now.
+        """
         self._since_mark = 0
         self.search.index.add(last, position)
         self._pause_tail_if_not_needed()
@@ -560,13 +568,15 @@ class PulsarLog(Partition):
     # --- the tail on demand
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `Partition.on_advance`. Whoever waits is told of entries of others, too: the tail has to bring them."""
+        """Call `callback` when the log's bounds move; return the function that ends this. The tail goes on, since
+        entries of others count, too.
+        """
         self._need_tail()
         return super().on_advance(callback)
 
     @property
     def tail_pauses(self) -> bool:
-        """True if the tail pauses, and brings nothing, because nobody needs it."""
+        """True if the tail pauses because nobody needs it, and so brings nothing."""
         return self._demand.paused
 
     def _need_tail(self) -> None:
@@ -598,7 +608,9 @@ class PulsarLog(Partition):
         self.tail.go_on_behind(self._last)
 
     def _clock_runs_ahead(self, ahead: int) -> None:
-        """Note that a record's timestamp is `ahead` ms in the future: look-ups by time begin earlier on all brokers."""
+        """Keep, for all brokers, that a record's timestamp is `ahead` ms in the future: look-ups by time begin
+        earlier.
+        """
         self.clock_ahead = 1 << ahead.bit_length()
         self.context.spawn(self.services.keep_number(self.topic, self.index, CLOCK_AHEAD, self.clock_ahead))
 
@@ -614,11 +626,13 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _kept_number(self, kind: str) -> int:
-        """Return the largest number of a kind that a broker kept beside this partition, or 0."""
+        """Return the largest number of a kind that a broker kept of this partition, or 0."""
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
-        """Take a log start behind the log's end: another broker deleted records that the tail has not read yet."""
+        """Take over a log start behind the log's end, after the tail has come so far: another broker deleted records
+        that it has not read yet.
+        """
         await self.refresh()
         start = min(self._kept_number(LOG_START), self.high_watermark)
         if start > self.log_start_offset:
@@ -627,8 +641,8 @@ class PulsarLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return what the tail cache holds from `offset` on, or a reader has read ahead; see
-        `PartitionLog.read_cached`.
+        """Return the batches that the tail cache, or a reader ahead, has from `offset` on; None if Pulsar has to be
+        read.
         """
         self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
@@ -641,7 +655,7 @@ class PulsarLog(Partition):
         return self._readers.at_hand(offset, max_bytes, min_one=min_one) if cached is None else cached
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Read batches from Pulsar; see `PartitionLog.read`."""
+        """Read batches from Pulsar, from the one that holds `offset` on; see `PartitionLog.read`."""
         await self.attach()
         if offset > self.high_watermark and not self.deleted:
             await self.refresh()
@@ -658,9 +672,9 @@ class PulsarLog(Partition):
         return result
 
     async def refresh_start(self) -> None:
-        """Ask where the log begins, since retention takes the oldest ledgers; see `PartitionLog.refresh_start`.
+        """Ask Pulsar for the log's start, since retention takes the oldest ledgers.
 
-        Who asks within a second of another one shares its answer.
+        Callers within a second share an answer.
         """
         await self.attach()
         if self._asking_start is None:
@@ -678,7 +692,7 @@ class PulsarLog(Partition):
             self._asking_start = None
 
     async def ask_start(self) -> None:
-        """Ask Pulsar at this moment where the log begins."""
+        """Ask Pulsar for the log's start at this moment, and move it."""
         try:
             start = await self.search.start()
         except PulsarError as error:
@@ -689,7 +703,7 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _end_at_start(self, start: int) -> None:
-        """Let the log end at `start`, where no entry is left but those of open or aborted transactions."""
+        """Let the log end at `start`: no entry is left but those of open or aborted transactions."""
         self.high_watermark, self.end_has_offset = start, False
         self.tail.converter.next_offset = start
         self.tail.drop_all()
@@ -701,7 +715,9 @@ class PulsarLog(Partition):
         self.tell()
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start; it is kept in a property of the topic, Pulsar's own trimming goes by ledgers."""
+        """Move the log start for DeleteRecords; it is kept in a property of the topic, since Pulsar's own trimming goes
+        by ledgers.
+        """
         await self.refresh()
         before_offset = self.deletable(before_offset)
         if before_offset > self.log_start_offset:
@@ -711,12 +727,12 @@ class PulsarLog(Partition):
         return self.log_start_offset
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return the first record at or after `timestamp` (ms), or None."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
         await self.refresh()
         return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp, or None where no record has one."""
+        """Return timestamp and offset of the first record with the largest timestamp; None if no record has one."""
         await self.refresh()
         return await self._look_up(self.search.max_timestamp())
 
@@ -733,7 +749,7 @@ class PulsarLog(Partition):
     # --- listeners, upkeep
 
     def tell_soon(self) -> None:
-        """Call the observers in the loop's next turn, once for all moves of this one."""
+        """Call the callbacks for moved bounds in the loop's next turn, once for all moves of this one."""
         if self._observers is not None and not self._telling:
             self._telling = True
             self.loop.call_soon(self._tell)
@@ -743,7 +759,9 @@ class PulsarLog(Partition):
         self.tell()
 
     def check_offset(self, offset: int) -> None:
-        """See `Partition.check_offset`. Packed offsets before a log start may be read on from the log start."""
+        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read. A packed offset before the log start may be read
+        on from the start.
+        """
         if offset < self.log_start_offset and self._mapping.reads_on(offset, self.log_start_offset):
             self.check_there()
         else:
@@ -753,7 +771,7 @@ class PulsarLog(Partition):
         """Close producers and readers that nobody used for a while, so that another broker may use the producers'
         names.
 
-        The tail is closed where nobody asked for the partition for longer still.
+        The tail is closed if nobody asked for the partition for longer still.
         """
         self._producers.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
@@ -773,7 +791,7 @@ class PulsarLog(Partition):
         super().remove()
 
     async def close(self) -> None:
-        """Close everything. Appends that are still under way fail."""
+        """Close all producers, readers and the tail. Appends that are still under way fail."""
         for task in (self._attaching, self._asking_start):
             if task is not None:
                 task.cancel()

@@ -14,12 +14,12 @@ from kop.storage.base import LogPolicy, TopicInfo
 
 
 class TopicLog(Protocol):
-    """What the table needs of a log."""
+    """A log, as the table of logs uses it."""
 
     topic: TopicInfo
     policy: LogPolicy
     deleted: bool
-    """True if the topic is being deleted, or gone."""
+    """True if the topic is being deleted, or is gone."""
 
     def learn(self) -> None:
         """Read the topic's properties again, which may have changed."""
@@ -32,7 +32,9 @@ L = TypeVar("L", bound=TopicLog)
 
 
 class LogTable(Generic[L]):
-    """Logs of partitions. `make` is given topic, partition, Pulsar's name of the partition, and the topic's policy."""
+    """The logs of all partitions. `make` makes one of topic, partition, Pulsar's name of the partition, and the topic's
+    policy.
+    """
 
     def __init__(
         self,
@@ -40,14 +42,16 @@ class LogTable(Generic[L]):
         policy: Callable[[TopicInfo], LogPolicy],
         removing: Callable[[L], None],
     ) -> None:
-        """`removing` is called with each log of a topic that is gone, before the log itself is told."""
+        """Begin without logs. `removing` is called with each log of a topic that is gone, before the log itself is
+        told.
+        """
         self._make = make
         self._policy = policy
         self._removing = removing
         self._logs: dict[UUID, list[L]] = {}
 
     def get(self, topic_id: UUID, partition: int) -> L | None:
-        """Return the log of a partition, or None; the same object each time."""
+        """Return the log of a partition, the same object each time; None if there is none."""
         logs = self._logs.get(topic_id)
         return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
 
@@ -56,7 +60,9 @@ class LogTable(Generic[L]):
         return [log for logs in self._logs.values() for log in logs]
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """Take a topic that is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
+        """Make or update the logs of a topic that is new or changed. `partition_name` returns Pulsar's name of a
+        partition.
+        """
         logs = self._logs.setdefault(topic.topic_id, [])
         policy = self._policy(topic)
         for log in logs:
@@ -67,12 +73,14 @@ class LogTable(Generic[L]):
             log.learn()
 
     def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """Note that a topic is being deleted: its readers and producers must not bring it back. `undone`: it stays."""
+        """Mark the logs of a topic that is being deleted: its readers and producers must not bring it back. `undone`:
+        the topic stays.
+        """
         for log in self._logs.get(topic_id, ()):
             log.deleted = not undone
 
     def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone."""
+        """Remove the logs of a topic that is gone, and close them."""
         for log in self._logs.pop(topic_id, ()):
             self._removing(log)
             log.remove()

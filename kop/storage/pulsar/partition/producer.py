@@ -51,35 +51,40 @@ if TYPE_CHECKING:
     from kop._native import DirectWriter
 
 LIVE_HOLDER_SECONDS: Final = 15.0
-"""How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
+"""The seconds that the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
 
 See docs/quirks.md, "A broker that pushes a producer out may block two threads for ever". A live broker that hands a
 partition over closes its producer; on a loaded machine it may need seconds for all that it led. One that does not know
 that the partition is another's keeps it, and is pushed out after this time. A broker that is not live is pushed out at
-once: it closes no producers, see `PartitionProducer.close`."""
+once: it closes no producers, see `PartitionProducer.close`.
+"""
 UNKNOWN_HOLDER_SECONDS: Final = 2.5
-"""The same for a predecessor of which nobody says whether it is live: a broker that has just started; and for a former
-producer of this broker, of which Pulsar does not know yet that it is gone."""
+"""The same as `LIVE_HOLDER_SECONDS` for a predecessor that may be live or not, because this broker has just started;
+and for a former producer of this broker, of which Pulsar does not know yet that it is gone.
+"""
 BUSY_SECONDS: Final = 3.0
-"""For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
-new leader."""
+"""The seconds for which a broker tries to open a producer that another broker holds, before it tells the client to look
+for a new leader.
+"""
 OPEN_SECONDS: Final = 25.0
-"""How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
+"""The seconds that opening a producer may take with all that it needs; clients wait 30 s for an answer."""
 _HEAR_SECONDS: Final = 3.0
-"""For how long closing waits for the answer to a producer that is being opened."""
+"""The seconds for which closing waits for the answer to a producer that is being opened."""
 END_SECONDS: Final = 5.0
-"""How long the tail may take to bring what is stored, before a producer goes on."""
+"""The seconds that the tail may take to bring what is stored, before a producer goes on without it."""
 ASK_AGAIN_AFTER: Final = (0.2, 1.0, 3.0)
-"""Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
+"""The seconds after which Pulsar is asked again for its stored sequence, before a client is told that its own does not
+fit.
+"""
 
 _OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
-"""Refusals that are wrong where another broker has stored more than this one knows."""
+"""The codes of refusals that are wrong if another broker has stored more than this one knows."""
 
 log = logging.getLogger(__name__)
 
 
 class WrittenLog(PartitionView, Protocol):
-    """The log that the producers of a partition write to, as they see it."""
+    """The log that the producers of a partition write to, in the parts that they use."""
 
     log_start_offset: int
     high_watermark: int
@@ -91,8 +96,8 @@ class WrittenLog(PartitionView, Protocol):
 
 @dataclass(slots=True)
 class WritePath:
-    """What all producers of one partition share. `check_exists` raises where the topic is gone, see
-    `Client.open_producer`; `refresh` is the log's.
+    """The objects and functions that all producers of one partition share. `check_exists` raises if the topic is gone,
+    see `Client.open_producer`; `refresh` is the log's.
     """
 
     context: PulsarContext
@@ -107,8 +112,8 @@ class WritePath:
 
 
 class PartitionProducer:
-    """One Pulsar producer of one partition. `on_ended` is called once, when it takes no more batches; for `park` see
-    `DirectBatches`.
+    """A Pulsar producer of one partition, with the batches that wait for it. `on_ended` is called once, when it takes
+    no more batches; for `park` see `DirectBatches`.
     """
 
     def __init__(
@@ -127,8 +132,10 @@ class PartitionProducer:
         self.exclusive = exclusive
         """True if this is the only writer of the log, which fences the writer before it when it opens."""
         self.transactional = transactional
-        """Its batches are of transactions. One that may have been stored is not sent again by itself: the transaction
-        may have ended meanwhile. Its client sends it again, and then it is asked whether the transaction is open."""
+        """True if its batches are of transactions. One that may have been stored is not sent again by itself: the
+        transaction may have ended meanwhile. Its client sends it again, and then Pulsar is asked if the transaction is
+        open.
+        """
         self._used = 0.0
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
@@ -136,7 +143,7 @@ class PartitionProducer:
         self._stored_up_to = -1
         """The highest sequence id of which a receipt told the position; -1 for none."""
         self.taken_bytes = 0
-        """Bytes of the entries that Pulsar has answered."""
+        """The bytes of the entries that Pulsar has answered."""
         self._sent_bytes = 0
         self._path = path
         self._log = path.log
@@ -150,19 +157,19 @@ class PartitionProducer:
         self._next = 0
         self._producer: Producer | None = None
         self._lane = ""
-        """Which of this broker's connections to the Pulsar broker the producer uses."""
+        """The lane of the producer, which picks one of this broker's connections to the Pulsar broker."""
         self._queue: deque[Append] = deque()
         self._doubtful: set[InFlightEntry] = set()
-        """Entries without a receipt that Pulsar may refuse for their size: nothing is sent behind them."""
+        """The entries without a receipt that Pulsar may refuse for their size: nothing is sent behind them."""
         self._direct: DirectBatches | None = None
         self._direct_from = 0.0
-        """Loop time from which on compiled code may take batches."""
+        """The loop's time from which on compiled code may take batches."""
         self._opening: asyncio.Task[None] | None = None
         self._refused: KopError | None = None
 
     @property
     def used(self) -> float:
-        """Loop time at which the last batch was added."""
+        """The loop's time at which the last batch was added."""
         return self._used if self._direct is None else max(self._used, self._direct.writer.used)
 
     @property
@@ -172,8 +179,8 @@ class PartitionProducer:
         return not waits and not self._queue and self._opening is None
 
     def find(self, sequence_id: int, count: int) -> InFlightEntry | None:
-        """Return an entry of so many records without a receipt, or with one that says "duplicate" because an earlier
-        one was lost.
+        """Return the entry of so many records that has no receipt, or one that says "duplicate" because an earlier one
+        was lost; None if there is none.
         """
         sent = self._under_way(sequence_id)
         if sent is not None and sent.count == count:
@@ -181,13 +188,13 @@ class PartitionProducer:
         return self._appends.searched(self.name, sequence_id, count)
 
     def _under_way(self, sequence_id: int) -> InFlightEntry | None:
-        """Return the entry without a receipt that begins with this sequence id."""
+        """Return the entry without a receipt that begins with this sequence id; None if there is none."""
         sent = None if self._producer is None else self._producer.find(sequence_id)
         return sent if isinstance(sent, InFlightEntry) and not sent.done else None
 
     @property
     def sure_at(self) -> float:
-        """The latest loop time at which the producer was surely not fenced."""
+        """The latest time of the loop at which the producer was surely not fenced."""
         return float("-inf") if self._producer is None else self._producer.sure_at
 
     @property
@@ -196,12 +203,12 @@ class PartitionProducer:
         return self._producer is not None and self._producer.connected
 
     async def verify(self) -> None:
-        """Ask Pulsar whether the producer is fenced. PulsarError where it is, or where Pulsar does not answer."""
+        """Ask Pulsar if the producer is fenced. PulsarError if it is, or if Pulsar does not answer."""
         if self._producer is not None:
             await self._producer.verify()
 
     def move(self) -> None:
-        """Use the connection that the partition is written over now."""
+        """Use the connection that the partition is written over now, because its lane has changed."""
         lane = self._path.throttle.lane
         if self._producer is not None and lane != self._lane:
             self._lane = lane
@@ -223,7 +230,7 @@ class PartitionProducer:
             self._opening = self._loop.create_task(self._open())
 
     async def open(self) -> None:
-        """Open the producer now. The KopError says why it cannot be opened."""
+        """Open the producer now. KopError, with the reason, if it cannot be opened."""
         await self._open()
         if self._producer is None:
             raise self._refused or BackendError(f"cannot write to {self._log.title}")
@@ -231,7 +238,7 @@ class PartitionProducer:
     async def close(self) -> None:
         """Close the producer, so that another broker may have its name. The batches that wait in it fail.
 
-        The only writer of a log is not closed where the other brokers may take this one for dead and push it out at the
+        The only writer of a log is not closed if the other brokers may take this one for dead and push it out at the
         same moment (`LIVE_HOLDER_SECONDS`): its connection is dropped instead.
         """
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
@@ -303,9 +310,10 @@ class PartitionProducer:
         self.fail(refused)
 
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
-        """Find out where the sequences of the producer begin. PulsarError and KopError where nobody tells.
+        """Return the sequence window of the producer, by the last stored sequence id. PulsarError and KopError if that
+        cannot be found out.
 
-        What Pulsar says may be older than the log (`StoredSequences`). Then the log is right.
+        Pulsar's answer may be older than the log (`StoredSequences`). Then the log is right.
         """
         sequences = self._sequences(producer)
         if (seen := self._path.stored.of(self.name)) > producer.last_sequence_id:
@@ -327,10 +335,9 @@ class PartitionProducer:
         )  # fmt: skip
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """Return the error where the first batch that waits does not fit what Pulsar says is stored; None where it
-        fits.
+        """Return the error if no waiting batch follows on Pulsar's stored sequence; None if one does.
 
-        A client that pipelines sends the batch that comes next once more, behind others, where it alone was refused.
+        A client that pipelines sends the batch that comes next once more, behind others, if it alone was refused.
         """
         if not self._queue or any(sequences.comes_next(append.header) for append in self._queue):
             return None
@@ -339,8 +346,8 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Return true if a client knows of more than Pulsar says is stored: docs/quirks.md, "Deduplication forgets
-        while a topic is loaded".
+        """Return true if a client knows of more stored batches than Pulsar's deduplication: docs/quirks.md,
+        "Deduplication forgets while a topic is loaded".
         """
         if not self.idempotent:
             return False
@@ -360,9 +367,9 @@ class PartitionProducer:
         return SequenceWindow(max(producer.last_sequence_id, self._path.stored.of(self.name)), complete=complete)
 
     async def _confirm(self, producer: Producer) -> None:
-        """Look at the topic of a producer that was attached just now, and at what of its entries is stored.
+        """Look at the topic of a producer that was attached just now, and drop those of its entries that are stored.
 
-        What is stored already is not sent again: Pulsar's deduplication may have forgotten it (`StoredSequences`).
+        They are not sent again, since Pulsar's deduplication may have forgotten them (`StoredSequences`).
         """
         await self._services.confirm(self._log, producer)
         if self.exclusive or not producer.pending:
@@ -374,7 +381,8 @@ class PartitionProducer:
                 self._left(entry)
 
     async def _look_at_end(self) -> None:
-        """Let the tail bring all that is stored now. Pulsar's deduplication decides alone where that takes too long.
+        """Wait until the tail has brought all that is stored now. If that takes too long, Pulsar's deduplication
+        decides alone.
 
         Entries behind an open transaction come later, too: Pulsar gives them to no reader before it ends.
         """
@@ -426,20 +434,20 @@ class PartitionProducer:
             pause = min(pause * 2, 0.5)
 
     def _patience(self, holder: str | None) -> float:
-        """Return how many seconds the producer named `holder` has to leave before this one pushes it out."""
+        """Return the seconds that the producer named `holder` has to leave before this one pushes it out."""
         live = None if holder is None or holder == self.name else self._services.leader_is_live(holder)
         if live is None:
             return UNKNOWN_HOLDER_SECONDS
         return LIVE_HOLDER_SECONDS if live else 0.0
 
     def _refusal(self, error: PulsarError) -> KopError:
-        """Return the error for the client; it is counted and logged."""
+        """Count and log a refusal by Pulsar, and return the error for the client."""
         if error.code == QUOTA_EXCEEDED:
             self._services.over_quota(self._log.partition_name, self._log.title)
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send_queued(self) -> None:
-        """Send what waits, in order. What is compressed, and all behind it, may wait for the loop's next turn.
+        """Send the batches that wait, in order. A compressed one, and all behind it, may wait for the loop's next turn.
 
         So may batches that waited together, as for a producer that was slow to open: there may be 256 MiB of them.
         """
@@ -548,9 +556,7 @@ class PartitionProducer:
     # --- batches that compiled code takes
 
     def direct_writer(self) -> DirectWriter | None:
-        """Return the compiled writer, for batches behind all that `add` was given; None where `add` has to have
-        them.
-        """
+        """Return the compiled writer, for batches behind all that `add` was given; None if they have to go to `add`."""
         if self._direct is not None:
             return self._direct.writer
         budget, now = self._services.write_budget.direct, self._loop.time()
@@ -591,12 +597,14 @@ class PartitionProducer:
         return writer
 
     def end_direct(self) -> None:
-        """Have all batches come to `add`; what compiled code holds is waited for here."""
+        """Have all batches go to `add` from now on, and wait here for the receipts of those that compiled code
+        holds.
+        """
         if self._direct is not None and self._producer is not None:
             self._producer.end_direct()
 
     def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
-        """Give a batch to compiled code. False where that does not take it."""
+        """Give a batch to compiled code; return false if that does not accept it."""
         policy = self._log.policy
         if self._direct is None or header.transactional or policy.raw_entries:
             return False
@@ -614,7 +622,7 @@ class PartitionProducer:
 
     @property
     def _most_inflated(self) -> int:
-        """Bytes that compiled code may inflate a batch to."""
+        """The bytes that compiled code may inflate a batch to."""
         return min(BATCH_MAY_INFLATE, self._log.policy.max_uncompressed_bytes)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
@@ -622,7 +630,7 @@ class PartitionProducer:
         return self._direct is not None and self._appends.places_directly and self._direct.brought(stored)
 
     def _take_over(self, handed: HandedOver) -> Sequence[InFlightEntry]:
-        """Take what compiled code held: go on behind it, and wait for the entries that it sent."""
+        """Take over the entries that compiled code sent, and wait for their receipts here."""
         writer, budget = handed.writer, self._services.write_budget
         self._direct = None
         self._direct_from = self._loop.time() + PAUSE_SECONDS
@@ -653,12 +661,15 @@ class PartitionProducer:
         return entries
 
     def settled_sequences(self) -> SequenceWindow | None:
-        """Return the window of an idempotent producer, with what compiled code took for it."""
+        """Return the sequence window of an idempotent producer, brought up to the batches that compiled code has
+        settled.
+        """
         self.end_direct()
         return self.sequences
 
     def _may_be_refused(self, entry: InFlightEntry) -> bool:
-        """Return true if Pulsar may refuse an entry for its size while what its client sent behind it must not pass.
+        """Return true if Pulsar may refuse an entry for its size while later batches of its client must not be stored
+        without it.
 
         A batch of a transaction holds nothing up: its transaction may end before what waits is sent.
         """
@@ -667,7 +678,7 @@ class PartitionProducer:
         return entry.size > self._path.entry_size_limit.surely_taken
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
-        """Raise MESSAGE_TOO_LARGE where the topic's own limit forbids an entry, before the batch takes a sequence."""
+        """Raise MESSAGE_TOO_LARGE if the topic's own limit forbids an entry, before the batch takes a sequence."""
         limit = self._path.entry_size_limit
         for made in frames:
             size = made.entry_size + ENTRY_FRAMING
@@ -681,7 +692,7 @@ class PartitionProducer:
                 )
 
     def _check_times(self, append: Append, made: transcode.SendFrame) -> None:
-        """Check the timestamps that the records of a batch were found to have, and let its header say them."""
+        """Check the timestamps that the records of a batch have, and correct its header by them."""
         append.header = checked_times(
             append.batch,
             append.header,
@@ -693,9 +704,9 @@ class PartitionProducer:
         )
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
-        """Encode a batch for Pulsar, in the topic's entry format; its first record has the sequence id `first`.
+        """Encode a batch as SEND frames, in the topic's entry format; its first record has the sequence id `first`.
 
-        What a compressed batch is decompressed to counts: BackendError where its request had its share of that.
+        The bytes to which a compressed batch is decompressed count: BackendError if its request had its share of that.
         """
         policy = self._log.policy
         if not append.header.codec and not policy.raw_entries:
@@ -724,7 +735,7 @@ class PartitionProducer:
     def _converted(
         self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
     ) -> Sequence[transcode.SendFrame]:
-        """Do the work of `_frames`; `max_bytes` bounds what the batch is decompressed to."""
+        """Encode a batch as SEND frames for `_frames`; `max_bytes` bounds the bytes to which it is decompressed."""
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, clock.wall_ms()
         max_size = self._context.client.max_message_size
@@ -758,7 +769,7 @@ class PartitionProducer:
         )
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Take receipts of entries; see `EntryProducer.received`."""
+        """Take receipts of entries: hand stored entries to `Appends`, and look for earlier copies of duplicates."""
         now = self._loop.time()
         stored: list[StoredEntry] = []
         for entry, ledger, number in receipts:
@@ -773,7 +784,9 @@ class PartitionProducer:
             self._appends.stored(stored)
 
     def _left(self, entry: InFlightEntry) -> None:
-        """Note that no receipt is waited for any more; what waited behind the entry is sent in the loop's next turn."""
+        """Stop waiting for an entry's receipt; batches that waited behind the entry are sent in the loop's next
+        turn.
+        """
         self.taken_bytes += entry.size
         if entry in self._doubtful:
             self._doubtful.discard(entry)
@@ -792,7 +805,9 @@ class PartitionProducer:
             entry.append.throttle_ms = still_to_wait(waited, taken, entry.size + behind)
 
     def others_are_stored(self, entry: InFlightEntry) -> None:
-        """Begin anew behind what is stored, if the window has taken a batch that others stand in place of."""
+        """End the producer, so that a new one begins behind what is stored: its window has taken a batch whose sequence
+        ids others have.
+        """
         if not entry.sent_again and not self.ended:
             self._end(BackendError(f"{self._log.title}: what {self.name} has stored is asked again"))
 
@@ -831,7 +846,7 @@ class PartitionProducer:
         return entry.sent_again or entry.highest_sequence_id <= self._producer.last_sequence_id
 
     def _unanswered(self, entry: InFlightEntry, error: KopError) -> None:
-        """Fail an entry that was sent, and of which nobody will tell whether it is stored.
+        """Fail an entry that was sent, and of which nobody will tell if it is stored.
 
         Its error is never NOT_LEADER_OR_FOLLOWER, which says that the entry is not stored.
         """

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from kop._native import DirectWriter
 
 SURE_SECONDS: Final = 4.0
-"""How long an answer of Pulsar confirms the lease. It is less than the 5 s for which a Pulsar broker waits for a silent
-producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A Pulsar broker that takes the
-producer for dead may fence it at any time; this broker then answers from memory for no longer than this."""
+"""The seconds for which an answer of Pulsar confirms the lease. They are less than the 5 s for which a Pulsar broker
+waits for a silent producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A Pulsar broker
+that takes the producer for dead may fence it at any time; this broker then answers from memory for no longer than this.
+"""
 
 
 class WriterLease:
-    """The lease of one log. `producer` is there while this broker holds the lease.
+    """The lease of one log: the right to be its only writer. `producer` is set while this broker holds the lease.
 
     `make_producer()` gives a producer that fences all others when it is opened; `attach` and `refresh` are the log's.
     """
@@ -79,7 +80,7 @@ class WriterLease:
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < SURE_SECONDS
 
     async def make_sure(self) -> None:
-        """Ask Pulsar whether this broker still holds the lease. Callers at the same time share the answer."""
+        """Ask Pulsar if this broker still holds the lease. Callers at the same time share the answer."""
         if self.producer is None:
             return
         if self._asking is None:
@@ -95,13 +96,13 @@ class WriterLease:
             self._asking = None
 
     async def end(self) -> None:
-        """Give the lease up."""
+        """Give the lease up, and close its producer."""
         producer, self.producer, self._lost = self.producer, None, None
         if producer is not None:
             await producer.close()
 
     def ended(self, producer: PartitionProducer) -> bool:
-        """Note that a producer takes no more batches. True where it was the producer of the lease."""
+        """Take in that a producer takes no more batches; return true if it was the producer of the lease."""
         if producer is not self.producer:
             return False
         lost, self.producer, self._lost = self._lost, None, None
@@ -111,7 +112,7 @@ class WriterLease:
 
 
 class PartitionProducers:
-    """Producers of one log, by producer id; -1 is the broker's own, for all other batches.
+    """The Pulsar producers of one log, by Kafka's producer id; -1 is the broker's own, for all batches without an id.
 
     `attach` is the log's.
     """
@@ -121,9 +122,9 @@ class PartitionProducers:
         self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, path.refresh)
         self._producers: dict[int, PartitionProducer] = {}
         self._joined: dict[int, tuple[int, EntryTransaction]] = {}
-        """The epochs of producer ids and their transactions."""
+        """The epochs of producer ids, with the Pulsar transactions that they write in."""
         self._parked: dict[int, DirectBatches] = {}
-        """Batches of compiled code that have a receipt, by the entry of the first one."""
+        """The batches of compiled code that have a receipt and wait, by the entry of the first one."""
         self._going_on = False
 
     def __bool__(self) -> bool:
@@ -141,17 +142,17 @@ class PartitionProducers:
             producer.end_direct()  # a batch outside of the transaction has to be refused
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return true if this producer id and epoch write in a transaction."""
+        """Return true if this producer id and epoch write in a transaction now."""
         joined = self._joined.get(producer_id)
         return joined is not None and joined[0] == producer_epoch
 
     def transaction_of(self, header: BatchHeader) -> EntryTransaction | None:
-        """Return the transaction of a batch; None where its producer is in none, or not any more."""
+        """Return the transaction of a batch; None if its producer is in none, or not any more."""
         epoch, txn = self._joined.get(header.producer_id, (-1, None))
         return txn if epoch == header.producer_epoch else None
 
     def of(self, header: BatchHeader) -> PartitionProducer:
-        """Return the producer that takes a batch."""
+        """Return the producer that a batch has to go through, made if there is none."""
         leader = self.lease.producer
         if leader is not None:
             return leader
@@ -170,10 +171,11 @@ class PartitionProducers:
         return producer
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return whether no other broker has the Pulsar producer of a producer id, once that is so.
+        """Return true once no other broker has the Pulsar producer of a producer id.
 
-        A Pulsar broker gives its name to one connection at a time, and to the next one when it has taken all that the
-        former sent. So it is asked for, until it is free or the caller cancels this. False where Pulsar does not tell.
+        A Pulsar broker gives a producer's name to one connection at a time, and to the next one when it has taken all
+        that the former sent. So the name is asked for, until it is free or the caller cancels this. False if Pulsar
+        does not tell.
         """
         path, name = self._path, self._path.services.producer_naming().of(producer_id)
         pause = 0.02
@@ -201,35 +203,38 @@ class PartitionProducers:
             pause = min(pause * 2, 0.5)
 
     def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
-        """Return the compiled writer for the batches that come behind this one of its producer; None where there is
-        none.
-        """
+        """Return the compiled writer for further batches of this one's producer; None if there is none."""
         if self.lease.producer is not None or header.producer_id in self._joined:  # whatever the batch's own epoch
             return None
         producer = self._producers.get(max(header.producer_id, -1))
         return None if producer is None else producer.direct_writer()
 
     def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
-        """Give a batch to compiled code. False where there is none for its producer, or it does not take the batch."""
+        """Give a batch to compiled code; return false if there is none for its producer, or it does not accept the
+        batch.
+        """
         producer = self._producers.get(max(header.producer_id, -1))
         return producer is not None and producer.submit_directly(batch, header, waiter, place)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
-        """Give compiled code an entry that the tail brought, and that lies behind the log's end. False where it is not
-        the one that a producer of this broker waits for."""
+        """Give compiled code an entry that the tail brought, and that lies behind the log's end; return false if no
+        producer of this broker waits for it.
+        """
         for producer in self._producers.values():
             if producer.name == stored.info.producer_name:
                 return producer.brought_directly(stored)
         return False
 
     def _park(self, entry: int, batches: DirectBatches) -> None:
-        """Wait for the entries that lie before `entry`, until all receipts of this read of the socket were taken."""
+        """Let batches of compiled code wait for the entries before `entry`, until all receipts of this read of the
+        socket were taken.
+        """
         if not self._parked:
             self._path.context.loop.call_soon(self._give_up_parked)
         self._parked[entry] = batches
 
     def placed(self) -> None:
-        """Go on with the batches that waited for the log to end where it does now."""
+        """Go on with the batches that waited for the log to end at its present end."""
         if self._going_on:
             return
         self._going_on = True
@@ -245,15 +250,15 @@ class PartitionProducers:
             batches.give_up()
 
     def end_direct(self) -> None:
-        """Have all batches come to the producers' `add`."""
+        """Have all batches go to the producers' `add` from now on."""
         for producer in self._producers.values():
             producer.end_direct()
 
     def brought(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
-        """Note an entry of `count` messages that the tail brought, and whose position no receipt has told.
+        """Return the entry of this broker that the tail brought, if it has no receipt, or one that says "duplicate"
+        because an earlier one was lost; else None.
 
-        Returns it if it is one of ours without a receipt, or with one that says "duplicate" because an earlier one was
-        lost.
+        Its `count` messages are known as stored from now on.
         """
         self._path.stored.add(producer_name, sequence_id + count - 1)
         leader = self.lease.producer
@@ -269,7 +274,7 @@ class PartitionProducers:
         )
 
     def move(self) -> None:
-        """Let the producers, but for the leader's, use the connection that the partition is written over now."""
+        """Have the producers, except the leader's, use the connection that the partition is written over now."""
         for producer in self._producers.values():
             producer.move()
 
@@ -302,9 +307,9 @@ class PartitionProducers:
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers that took no batch for `seconds`: another broker may want their names.
+        """Close producers that took no batch for `seconds`, since another broker may want their names.
 
-        With them, and where no batch was taken at all, it is forgotten in which transaction they write.
+        With them, and for producer ids without a batch at all, the transaction that they write in is forgotten.
         """
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:

@@ -27,17 +27,17 @@ from kop.records.batch import MAX_SEQUENCE, BatchHeader, add_sequence
 from kop.storage.idempotence import Kind, ProducerWindow
 
 EPOCH_SHIFT: Final = 47
-"""The epoch stands above so many bits of a sequence id."""
+"""The number of low bits of a sequence id, below the epoch."""
 _MASK: Final = (1 << EPOCH_SHIFT) - 1
 
 
 class Sent(NamedTuple):
-    """A batch of the window, by the sequence id that it was sent under."""
+    """A batch in the window, with the sequence id that it was sent under."""
 
     base_sequence: int
     last_sequence: int
     owner: Any
-    """The caller's: what a duplicate of the batch has to wait for."""
+    """The object that a duplicate of the batch has to wait for, chosen by the caller."""
     sequence_id: int = -1
     """Pulsar's sequence id of the batch's first record."""
     crc: int = 0
@@ -45,22 +45,23 @@ class Sent(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The answer of `check`: one of `sequence_id`, `original` and `error` is set."""
+    """The result of `check`: one of `sequence_id`, `original` and `error` is set."""
 
     sequence_id: int | None = None
-    """The batch is to be sent, its first record under this id."""
+    """The sequence id under which the batch's first record is to be sent."""
     known: bool = False
-    """True if Pulsar had these sequences before this broker began: the batch is sent to be confirmed, and not taken."""
+    """True if Pulsar had these sequences before this broker began: the batch is sent to be confirmed, and enters no
+    window.
+    """
     original: Sent | None = None
-    """The batch is a duplicate of this one."""
+    """The batch in the window that this one is a duplicate of."""
     error: PeerError | None = None
 
 
 class SequenceWindow:
-    """The window of one producer id on one partition.
+    """The sequence window of one producer id on one partition.
 
-    `last_sequence_id` is what Pulsar said when the producer was opened; -1: it knows nothing of that producer.
-
+    `last_sequence_id` is Pulsar's answer when the producer was opened; -1: it knows nothing of that producer.
     `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,
     as in Kafka: it wrote to a topic of the same name that was deleted.
     """
@@ -70,25 +71,28 @@ class SequenceWindow:
         epoch, last = (last_sequence_id >> EPOCH_SHIFT, last_sequence_id & _MASK) if last_sequence_id >= 0 else (-1, -1)
         self._window: ProducerWindow[Sent] = ProducerWindow(epoch, last & MAX_SEQUENCE if last >= 0 else -1)
         self._last = last
-        """Unwrapped sequence of the last record taken, in the window's epoch."""
+        """The unwrapped sequence of the last record taken, in the window's epoch."""
         self._stored = last
-        """What Pulsar had stored when we began, or had answered when it refused a batch."""
+        """The unwrapped sequence up to which Pulsar had stored records when the window began, or when it refused a
+        batch.
+        """
         self._refused: list[tuple[int, int]] = []
-        """Unwrapped sequences that Pulsar refused, first and last, with later ones taken behind them. It will never
-        store them: what is not above the highest sequence id that it has stored is a duplicate to it."""
+        """The first and last unwrapped sequences that Pulsar refused, with later ones taken behind them. It will never
+        store them: what is not above the highest sequence id that it has stored is a duplicate to it.
+        """
         self._split: list[tuple[int, int]] = []
-        """Unwrapped sequences, first and last, of batches of which Pulsar refused some entries and not all."""
+        """The first and last unwrapped sequences of batches of which Pulsar refused some entries and not all."""
         self.last_timestamp = -1
         """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
     @property
     def epoch(self) -> int:
-        """The producer's epoch, or -1."""
+        """The producer's epoch; -1 if none is known."""
         return self._window.epoch
 
     @property
     def last_sequence(self) -> int:
-        """Kafka's sequence of the last record, or -1."""
+        """Kafka's sequence of the last record; -1 if none is known."""
         return self._window.last_sequence
 
     @property
@@ -98,15 +102,15 @@ class SequenceWindow:
 
     @property
     def next_sequence(self) -> int:
-        """The unwrapped sequence of the record that comes next in the epoch, as Pulsar's sequence id has it."""
+        """The unwrapped sequence, for Pulsar's sequence id, of the record that comes next in the epoch."""
         return self._last + 1
 
     def known(self, sequence_id: int) -> bool:
-        """Return true for what Pulsar had stored, or refused, before."""
+        """Return true if Pulsar had stored, or refused, this sequence id before the window took it."""
         return sequence_id >> EPOCH_SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
-        """Return true if a batch begins directly behind the last record, or a new epoch."""
+        """Return true if a batch begins directly behind the last record, or begins a new epoch."""
         if header.producer_epoch == self.epoch:
             return header.base_sequence == add_sequence(self.last_sequence, 1)
         return header.producer_epoch > self.epoch and header.base_sequence == 0
@@ -119,7 +123,7 @@ class SequenceWindow:
         return header.producer_epoch << EPOCH_SHIFT | header.base_sequence - 1
 
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> Verdict:
-        """Decide what to do with a batch; this changes nothing.
+        """Decide if a batch is sent, under which sequence id, or is a duplicate or an error; this changes nothing.
 
         `from_zero`: a producer of which Pulsar knows nothing begins at sequence 0.
         """
@@ -141,7 +145,7 @@ class SequenceWindow:
         if epoch == self.epoch:
             behind = (self.last_sequence - sequence) & MAX_SEQUENCE
             first = self._last - behind
-            """Unwrapped, if the batch lies behind and not ahead."""
+            """The unwrapped sequence of the batch's first record, if the batch lies behind and not ahead."""
             last = first + header.last_offset_delta
             if behind <= MAX_SEQUENCE // 2:
                 if any(first <= end and begin <= last for begin, end in self._refused):
@@ -160,7 +164,7 @@ class SequenceWindow:
         return Verdict(error=error)
 
     def _ambiguous(self, header: BatchHeader) -> Verdict:
-        """Refuse a batch that may be another one than the batch that was stored with its sequences.
+        """Return the refusal of a batch that may be another one than the batch that was stored with its sequences.
 
         Java clients before 2.5 count their sequences down by those of a batch that was refused for good. The sequences
         that they use next are those of records that were on their way behind that batch, and are stored.
@@ -172,7 +176,7 @@ class SequenceWindow:
         )
 
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
-        """Note that a batch which `check` let through is on its way."""
+        """Add a batch, which `check` let through and which is sent, to the window."""
         epoch = header.producer_epoch
         if epoch != self.epoch:
             self._refused.clear()
@@ -184,7 +188,7 @@ class SequenceWindow:
         self._window = self._window.then(epoch, sent)
 
     def refuse(self, sequence_id: int, count: int, owner: Any) -> None:
-        """Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
+        """Take in that Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
 
         As in Kafka a refused batch takes no sequence, while no later one was taken.
         """
@@ -216,10 +220,10 @@ MOST_NAMES: Final = 1000
 
 
 class StoredSequences:
-    """The highest sequence id that was seen stored, of each producer name that was seen lately.
+    """The highest sequence ids that were seen stored, of each producer name that was seen lately.
 
-    See docs/quirks.md, "Deduplication forgets while a topic is loaded". What was read from the log itself is always
-    right.
+    See docs/quirks.md, "Deduplication forgets while a topic is loaded". An id that was read from the log itself is
+    always right.
     """
 
     def __init__(self) -> None:
@@ -230,7 +234,7 @@ class StoredSequences:
         return producer_name in self._highest
 
     def add(self, producer_name: str, sequence_id: int) -> None:
-        """Note that an entry is stored, whose last message has this sequence id.
+        """Take in that an entry is stored whose last message has this sequence id.
 
         With -1 no entry is known to be stored, only that a producer of this name has ended.
         """
@@ -239,5 +243,5 @@ class StoredSequences:
             del self._highest[next(iter(self._highest))]
 
     def of(self, producer_name: str) -> int:
-        """Return the highest sequence id of a name; -1 where none was seen."""
+        """Return the highest sequence id seen of a producer name; -1 if none was seen."""
         return self._highest.get(producer_name, -1)

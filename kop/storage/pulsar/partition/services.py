@@ -26,12 +26,12 @@ from kop.turns import Turns
 
 
 class PartitionView(Protocol):
-    """One partition of a topic in Pulsar."""
+    """A partition of a topic in Pulsar, as the engine's other parts see it."""
 
     topic: TopicInfo
     index: int
     partition_name: str
-    """Pulsar's full name of the partition; of a topic that is not partitioned, the topic's own."""
+    """The partition's full name in Pulsar; of a topic that is not partitioned, the topic's own."""
     policy: LogPolicy
     attached: bool
     """True if the log knows its bounds and follows its tail."""
@@ -51,7 +51,7 @@ class PartitionView(Protocol):
         """True if this broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
-        """Ask whether retention has moved the log start, and whether the tail goes on."""
+        """Ask if retention has moved the log start, and if the tail goes on."""
 
     def close_idle(self, now: float, seconds: float) -> None:
         """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""
@@ -59,53 +59,60 @@ class PartitionView(Protocol):
 
 @dataclass(slots=True)
 class PartitionServices:
-    """What all logs of one engine share, and what they ask of topics."""
+    """The services that all logs of one engine share, and their questions about topics."""
 
     mapping: OffsetMapping
     cache: TailCache
     open_batches: OpenBatches
     read_budget: ReadBudget
     attaching: Turns
-    """Bounds how many partitions attach at a time."""
+    """The places for partitions that attach, a few at a time."""
     write_budget: WriteBudget
     decompression: DecompressionTurns
-    """Shared by all partitions, since they share the loop."""
+    """The bound on decompression in one turn of the loop, shared by all partitions."""
     producer_naming: Callable[[], ProducerNaming]
-    """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
+    """A function that returns the names of this broker's Pulsar producers, for use after the start of the engine, which
+    reads the cluster id.
+    """
 
     leader_is_live: Callable[[str], bool | None]
-    """True if the broker whose only writer of a log has this name is live; None where this one has never seen it."""
+    """A function that returns true if the broker is live whose only writer of a log has this name; None if this broker
+    has never seen it.
+    """
     counts_as_live: Callable[[], bool]
-    """True if the other brokers surely take this one for live now."""
+    """A function that returns true if the other brokers surely take this one for live now."""
 
     over_quota: Callable[[str, str], None]
-    """Called with the partition's name and title for each write that a backlog quota refused."""
+    """A callback for each write that a backlog quota refused, with the partition's name and title."""
     may_attach: Callable[[PartitionView], Awaitable[bool]]
-    """True if the topic and the partition are there. PulsarError where Pulsar does not answer."""
+    """A function that returns true if the topic and the partition exist. PulsarError if Pulsar does not answer."""
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]
-    """Called with each producer that was attached. KopError where that brought back a topic that is gone."""
+    """A check of each producer that was attached. KopError if that brought back a topic that is gone."""
     retains: Callable[[UUID], Awaitable[None]]
-    """Makes sure that Pulsar keeps what is written to the topic. KopError, PulsarError."""
+    """A function that makes sure that Pulsar keeps the records that are written to the topic. KopError, PulsarError."""
     deduplicates: Callable[[UUID], Awaitable[None]]
-    """Makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
+    """A function that makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
     knows_all_producers: Callable[[UUID], bool]
-    """True if Pulsar cannot have forgotten a producer of the topic yet."""
+    """A function that returns true if Pulsar cannot have forgotten a producer of the topic yet."""
     mark_raw: Callable[[UUID], Awaitable[None]]
-    """Notes in the topic's properties that it holds batches as they came: Pulsar can then never compact it. KopError.
+    """A function that sets the property of a topic that it holds batches as they came: Pulsar can then never compact
+    it. KopError.
     """
     may_write_raw: Callable[[UUID], bool]
-    """True if a batch may be stored as it came now. Where it may not, the topic's property is set in the background."""
+    """A function that returns true if a batch may be stored as it came now. If it may not, the topic's property is set
+    in the background.
+    """
     entry_size_limit: Callable[[UUID], EntrySizeLimit]
-    """How large an entry the topic takes; one object for all of its partitions."""
+    """A function that returns the limit of the topic's entry sizes; one object for all of its partitions."""
     kept_number: Callable[[UUID, int, str], int]
-    """The largest number of a kind that a broker kept beside partition `int` of the topic, or 0."""
+    """A function that returns the largest number of a kind that a broker kept of a topic's partition, or 0."""
     keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
-    """Keep a number of a kind beside a partition, for all brokers. KopError, PulsarError."""
+    """A function that keeps a number of a kind of a topic's partition, for all brokers. KopError, PulsarError."""
     direct_codecs: DirectCodecs = field(init=False)
-    """What compiled code asks for compressed batches; they count in `decompression`."""
+    """The codecs that compiled code calls for compressed batches; their bytes count in `decompression`."""
     rate_questions: RateQuestions = field(default_factory=RateQuestions)
-    """Bounds how often Pulsar is asked whether a publish rate holds batches back."""
+    """The bound on how often Pulsar is asked if a publish rate holds batches back."""
 
     def __post_init__(self) -> None:
-        """Make what is made of the rest."""
+        """Make the parts that are made of the other ones."""
         self.direct_codecs = DirectCodecs(self.decompression)

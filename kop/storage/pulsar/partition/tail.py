@@ -29,24 +29,24 @@ from kop.storage.tail_cache import Tail, TailCache
 
 TAIL_BUDGET: Final = 1 << 20
 _LARGEST_AT_TAIL: Final = 8 << 20
-"""Bytes of the largest chunked message that the tail puts together."""
+"""The bytes of the largest chunked message that the tail puts together."""
 LATE_SECONDS: Final = 3.0
-"""How long the tail may take to reach the last entry before Pulsar is asked why."""
+"""The seconds that the tail may take to reach the last entry before Pulsar is asked for the reason."""
 _HELD_SECONDS: Final = 0.1
-"""How long a tail may take that Pulsar held back a short while ago."""
+"""The seconds that a tail may take if Pulsar held it back a short while ago."""
 _HOLDS_SECONDS: Final = 30.0
-"""How long Pulsar's answer that it holds the tail back is believed."""
+"""The seconds for which Pulsar's answer that it holds the tail back is believed."""
 STUCK_SECONDS: Final = 17.0
-"""How long after that question a tail may deliver nothing although nothing holds it back."""
+"""The seconds after that question in which a tail may deliver nothing although nothing holds it back."""
 _QUESTION_SECONDS: Final = 5.0
 _PASSING_SECONDS: Final = 20.0
-"""How long Pulsar may take to pass over the entries of aborted transactions for the tail."""
+"""The seconds that Pulsar may take to pass over the entries of aborted transactions for the tail."""
 
 _log = logging.getLogger(__name__)
 
 
 class FollowedLog(Protocol):
-    """The log that follows its tail."""
+    """The log that follows its tail, in the parts that the tail uses."""
 
     topic: TopicInfo
     policy: LogPolicy
@@ -57,20 +57,22 @@ class FollowedLog(Protocol):
         """The position of the entry before the high watermark."""
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """Note that the tail brought an entry."""
+        """Take an entry that the tail brought."""
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
-        """Note that the tail cannot go on."""
+        """Handle that the tail cannot go on: the log has to attach again."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the log moves; returns the undo."""
+        """Call `callback` when the log's bounds move; return the function that ends this."""
 
     def tell_soon(self) -> None:
-        """Call those callbacks in the loop's next turn."""
+        """Call the callbacks for moved bounds in the loop's next turn."""
 
 
 class LogTail:
-    """The tail of one log. `begin` and `let_go` may follow each other any number of times."""
+    """The tail of one log: the reader that follows its end. `begin` and `let_go` may follow each other any number of
+    times.
+    """
 
     def __init__(
         self,
@@ -86,18 +88,18 @@ class LogTail:
         self.cached = Tail()
         """The newest batches of the log, without holes."""
         self.stream: Stream | None = None
-        """The stream at the tail; None where the log follows no tail."""
+        """The stream at the tail; None while the log follows no tail."""
         self.converter = self._make_converter(0)
-        """Makes batches of what the tail brings."""
+        """The converter that makes batches of the entries that the tail brings."""
         self._asked_gaps: deque[Gap] = deque()
-        """Gaps at the tail of which it is not known yet what is in them."""
+        """The gaps at the tail of which it is not known yet if they hold entries."""
         self._asking: asyncio.Task[None] | None = None
         self._begun_behind = EARLIEST
-        """The last entry of the log when the stream began, or went on after a pause."""
+        """The position of the log's last entry when the stream began, or went on after a pause."""
         self._held_until = float("-inf")
-        """Loop time until which Pulsar's answer that it holds the tail back is believed."""
+        """The loop's time until which Pulsar's answer that it holds the tail back is believed."""
         self._slow_until = float("-inf")
-        """Loop time until which Pulsar is taken to be slow in naming the last entry."""
+        """The loop's time until which Pulsar is taken to be slow in naming the last entry."""
 
     # --- the stream
 
@@ -107,9 +109,10 @@ class LogTail:
         return self.stream is not None and not self.stream.closed
 
     async def begin(self, next_offset: int, last: Position) -> None:
-        """Follow the log from the entry behind `last` on. PulsarError, KopError; BackendError where it ended at once.
+        """Follow the log from the entry behind `last` on. PulsarError, KopError; BackendError if the stream ended at
+        once.
 
-        The entry of `last` is -1 where there is none: then everything is read that there is.
+        The entry of `last` is -1 if there is none: then all entries are read.
         """
         self.drop()
         self.converter = self._make_converter(next_offset)
@@ -119,7 +122,7 @@ class LogTail:
         await self._source.start(stream, EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
 
     def let_go(self) -> None:
-        """Stop following the tail, and drop what is cached."""
+        """Stop following the tail, and drop the cached batches."""
         stream, self.stream = self.stream, None
         self.drop_all()
         if stream is not None:
@@ -150,7 +153,9 @@ class LogTail:
             await self.stream.close()
 
     def _make_converter(self, next_offset: int) -> Converter:
-        """Makes batches of what the tail brings. What is large is left to readers, whose memory is bounded together."""
+        """Return a converter that makes batches of the tail's entries. Large messages are left to readers, whose memory
+        is bounded together.
+        """
         source, policy = self._source, self._log.policy
         converter = Converter(
             source.title,
@@ -178,7 +183,7 @@ class LogTail:
             )
 
     def _raw(self) -> None:
-        """Warn of an entry that holds Kafka's batches as they came."""
+        """Warn of an entry that holds Kafka's batches as they came (kop.entry.format=kafka)."""
         if self._log.policy.compact:
             self._warn(
                 Fault.COMPACTION_RAW_BATCH,
@@ -192,11 +197,11 @@ class LogTail:
         faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")
 
     async def until_end(self) -> Position | None:
-        """Wait until the tail has brought what is the last entry in Pulsar now, or the log has to attach again.
+        """Wait until the tail has brought the entry that is Pulsar's last now, or the log has to attach again.
 
-        Returns None then; the log has to, too, where Pulsar names no entry because it serves the tail no more. Where
-        Pulsar holds the tail back, the position of that entry: the tail brings it later, which may take for as long as
-        a dispatch rate says. KopError.
+        Returns None then; the log has to, too, if Pulsar names no entry because it serves the tail no more. If Pulsar
+        holds the tail back, the position of that entry: the tail brings it later, which may take for as long as a
+        dispatch rate says. KopError.
         """
         source, stream = self._source, self.stream
         if stream is None:
@@ -234,7 +239,7 @@ class LogTail:
             self._log.tail_lost(BackendError(text), why)
 
     async def gave_up_unserved(self) -> bool:
-        """Give the tail up where Pulsar serves it no more, now and a moment later. Returns whether it did.
+        """Give the tail up if Pulsar serves it no more, now and a moment later. Return true if it was given up.
 
         See docs/quirks.md, "A reader is left behind at a topic that was opened anew".
         """
@@ -251,9 +256,10 @@ class LogTail:
         return True
 
     async def _not_served(self, stream: Stream) -> Position | None:
-        """Return an entry behind the log's end that readers may be given, where Pulsar has no cursor of `stream`.
+        """Return the position of an entry behind the log's end that readers may have, if Pulsar has no cursor of
+        `stream`.
 
-        None where there is none, where the stream is coming back to Pulsar, and where Pulsar does not tell.
+        None if there is none, if the stream is coming back to Pulsar, or if Pulsar does not tell.
         """
         source = self._source
         if not stream.connected:
@@ -274,12 +280,12 @@ class LogTail:
         return last if last > self._log.last_position else None
 
     async def _last_position(self, stream: Stream) -> Position | None:
-        """Return the last entry that readers are given, entry -1 where there is none. PulsarError.
+        """Return the position of the last entry that readers get, entry -1 if there is none. PulsarError.
 
-        None where the log ends behind all that is stored, while Pulsar names no last entry: it does not before the
-        topic's transaction buffer is recovered. None, too, where entries of aborted transactions are the last ones, so
-        many that Pulsar takes long to go back over them or gives that up with an error, and it has handed the tail all
-        that lies before.
+        None if the log ends behind all that is stored, while Pulsar names no last entry: it does not before the topic's
+        transaction buffer is recovered. None, too, if entries of aborted transactions are the last ones, so many that
+        Pulsar takes long to go back over them or gives that up with an error, and it has handed the tail all that lies
+        before.
         """
         loop = self._source.context.loop
 
@@ -296,7 +302,7 @@ class LogTail:
         return None
 
     async def _ends_behind_all(self) -> bool:
-        """Return true if the log ends behind the last entry that is stored. False where Pulsar does not tell."""
+        """Return true if the log ends behind the last entry that is stored. False if Pulsar does not tell."""
         try:
             async with asyncio.timeout(_PASSING_SECONDS):
                 stats = await self._source.internal_stats()
@@ -308,7 +314,7 @@ class LogTail:
         """Return true if the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies
         before.
 
-        False where Pulsar does not tell.
+        False if Pulsar does not tell.
         """
         try:
             async with asyncio.timeout(_PASSING_SECONDS):
@@ -319,7 +325,9 @@ class LogTail:
             return False
 
     async def _is_read_to(self, stream: Stream, last: Position) -> bool:
-        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read. PulsarError."""
+        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read; return true then.
+        PulsarError.
+        """
         log = self._log
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
         try:
@@ -331,7 +339,9 @@ class LogTail:
         return True
 
     async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
-        """Wait until the log ends behind `last`, or follows this stream no more; False where it does neither."""
+        """Wait until the log ends behind `last`, or follows this stream no more; return false if it does neither in
+        time.
+        """
         log = self._log
         if log.last_position >= last:
             return True
@@ -349,7 +359,7 @@ class LogTail:
         return True
 
     async def _is_past(self, stream: Stream, last: Position) -> bool:
-        """Return true if Pulsar has moved the reader behind `last` without handing that out. False where it does not
+        """Return true if Pulsar has moved the reader behind `last` without handing that entry out. False if it does not
         tell.
         """
         try:
@@ -366,16 +376,16 @@ class LogTail:
     # --- the cache
 
     def drop(self, before: int | None = None) -> None:
-        """Forget what is cached before an offset, or all of it: what is kept has no holes."""
+        """Drop the cached batches before an offset, or all: the rest has no holes."""
         self._cache.drop(self.cached, before)
 
     def drop_all(self) -> None:
-        """Forget what is cached, and what was asked about gaps in it."""
+        """Drop the cached batches, and the questions about gaps between them."""
         self._asked_gaps.clear()
         self.drop()
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return what the cache holds from `offset` on; None where it holds nothing of that."""
+        """Return the batches in the cache from `offset` on; None if it does not hold that offset."""
         end = None
         gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)
         if gap is not None:
@@ -388,9 +398,9 @@ class LogTail:
     # --- gaps
 
     def met_gap(self, gap: Gap, filler: Buffer) -> None:
-        """Let `filler` stand for the offsets between two entries for which nothing came.
+        """Put `filler` into the cache for the offsets between two entries for which nothing came.
 
-        Pulsar is asked whether it moved the tail past entries that are there. Where it may have, `ColdReaders` reads.
+        Pulsar is asked if it moved the tail past entries that are there. If it may have, `ColdReaders` reads.
         """
         if not filler:
             self.drop_all()
@@ -407,7 +417,7 @@ class LogTail:
         self._asking.add_done_callback(self._gaps_are_known)
 
     async def gap_is_known(self, offset: int) -> None:
-        """Wait while Pulsar is asked about a gap that `offset` lies in."""
+        """Wait while Pulsar is asked about a gap in which `offset` lies."""
         if not self._asked_gaps:
             return
         known = asyncio.Event()

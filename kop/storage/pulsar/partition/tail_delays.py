@@ -19,8 +19,9 @@ from kop.storage.pulsar.reading.source import stats_position
 
 _ASK_SECONDS: Final = 30.0
 _COMPARE_SECONDS: Final = 60.0
-"""How old counts of throttled reads are at least that later ones are compared with. A throttled read is tried, and
-counted, once a second."""
+"""The least age in seconds of counts of throttled reads that later ones are compared with. A throttled read is tried,
+and counted, once a second.
+"""
 _NOTHING_COUNTED: Final[Mapping[tuple[str, str], int]] = {}
 
 _TEXTS: Final[Mapping[Fault, str]] = {
@@ -34,7 +35,9 @@ _TEXTS: Final[Mapping[Fault, str]] = {
 
 
 def throttled_reads(stats: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """Return how often dispatch rates held reads back, by subscription and kind, ever since the topic was opened."""
+    """Return the number of times that dispatch rates held reads back, by subscription and kind, ever since the topic
+    was opened.
+    """
     return {
         (subscription, name): value
         for subscription, counts in (stats.get("subscriptions") or {}).items()
@@ -49,10 +52,11 @@ def reason(
     last: Position | None = None,
     before: Mapping[tuple[str, str], int] = _NOTHING_COUNTED,
 ) -> Fault:
-    """Return why readers are held back, from a topic's statistics and those of its transaction buffer.
+    """Return the reason why readers are held back, from a topic's statistics and those of its transaction buffer;
+    TAIL_LATE_NO_REASON if none is seen.
 
-    `last` is the entry that the tail is to come to; no transaction holds it back where it lies before all open ones.
-    `before` are `throttled_reads` of a while ago: a rate holds readers back where there are more of them now.
+    `last` is the entry that the tail is to come to; no transaction holds it back if it lies before all open ones.
+    `before` are `throttled_reads` of a while ago: a rate holds readers back if there are more of them now.
     """
     if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
         return Fault.TAIL_LATE_TRANSACTION_BUFFER
@@ -65,7 +69,7 @@ def reason(
 
 
 class TailDelays:
-    """The delays of one partition's tail; `title` names the partition in log lines."""
+    """The questions why one partition's tail is late, and their log lines; `title` names the partition."""
 
     def __init__(
         self,
@@ -85,19 +89,17 @@ class TailDelays:
         self._asked = self._counted_at = float("-inf")
         self._lasting = Lasting()
         self._before = self._counted = _NOTHING_COUNTED
-        """Throttled reads to compare with, and those that were counted at `_counted_at`, to compare with later."""
+        """The counts of throttled reads to compare with, and those of `_counted_at`, to compare with later."""
 
     def late(self) -> None:
-        """Note that the tail did not deliver an entry in time. Pulsar is asked for the reason, not more than now and
-        then.
-        """
+        """Ask Pulsar for the reason why the tail did not deliver an entry in time, but only now and then."""
         now = self._clock()
         if now - self._asked >= _ASK_SECONDS:
             self._asked = now
             self._spawn(self._ask())
 
     async def held(self, last: Position) -> bool:
-        """Ask whether Pulsar holds `last` back from readers. It is told and counted why; False on an error."""
+        """Return true if Pulsar holds `last` back from readers; the reason is logged and counted. False on an error."""
         self._asked = self._clock()
         return await self._ask(last)
 

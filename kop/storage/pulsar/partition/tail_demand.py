@@ -18,15 +18,16 @@ from __future__ import annotations
 from typing import Final
 
 LOOK_SECONDS: Final = 0.5
-"""How often `look` is called while the tail pauses: without a receipt for so long the tail goes on. Nobody is waiting
-for what it may bring then: who waits has it go on at once."""
+"""The seconds between two calls of `look` while the tail pauses: without a receipt for so long the tail goes on. Nobody
+waits for what it may bring then: a waiter has it go on at once.
+"""
 CALM_SECONDS: Final = 1.0
-"""How long nothing may have needed the tail before it pauses for the first time."""
+"""The seconds in which nothing may have needed the tail before it pauses for the first time."""
 _LONGEST_CALM_SECONDS: Final = 60.0
 CHECK_SECONDS: Final = 30.0
-"""How long the tail pauses at most."""
+"""The seconds that the tail pauses at most."""
 SLOWEST_SECONDS: Final = 5.0
-"""Where a number of entries takes longer, there is nothing to gain from a pause."""
+"""The seconds for a number of entries above which a pause saves nothing."""
 
 
 class TailDemand:
@@ -39,7 +40,7 @@ class TailDemand:
         self._end = -1
 
     def needed(self, now: float) -> bool:
-        """Return the tail may bring something. True where it has to go on."""
+        """Take in that the tail may bring something that is needed; return true if it was paused and has to go on."""
         self._calm_since = now
         if not self.paused:
             return False
@@ -48,8 +49,8 @@ class TailDemand:
         return True
 
     def chained(self, now: float, end: int) -> bool:
-        """Return a number of entries follow each other, the log ends at `end`, nobody waits for it. True: the tail
-        pauses.
+        """Take in that a number of entries followed each other, so that the log ends at `end`, and nobody waits; return
+        true if the tail pauses now.
         """
         quick = now - self._chained_at <= SLOWEST_SECONDS
         self._chained_at = now
@@ -59,7 +60,9 @@ class TailDemand:
         return True
 
     def look(self, now: float, end: int) -> bool:
-        """Return the log ends at `end` while the tail pauses. True where it has to go on."""
+        """Look at the log's `end` while the tail pauses; return true if the tail has to go on: nothing was added, or
+        the pause was long.
+        """
         if end == self._end:
             return self.needed(now)
         self._end = end

@@ -27,22 +27,25 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 
 LATE_SECONDS: Final = 0.1
-"""Seconds after which a receipt is late."""
+"""The seconds after which a receipt is late."""
 MOST_LATENESS: Final = 2.0
-"""Seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by then."""
+"""The seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by
+then.
+"""
 ASK_SECONDS: Final = 1.0
 BETWEEN_SECONDS: Final = 0.25
-"""The least time from one question to the next, of all partitions. On a machine that is too busy the receipts of all of
-them are late, and an answer costs as much as a hundred batches."""
+"""The least seconds from one question to the next, over all partitions. On a machine that is too busy the receipts of
+all of them are late, and an answer costs as much as a hundred batches.
+"""
 _LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
-"""How long an answer is believed."""
+"""The seconds for which an answer is believed."""
 _MOST_MS: Final = 1000
-"""The longest throttle time. It is the window of Kafka's own quotas."""
+"""The longest throttle time in ms. It is the window of Kafka's own quotas."""
 _LANES: Final = 16
-"""Connections to one Pulsar broker for partitions that exceeded their rates."""
+"""The number of connections to one Pulsar broker for partitions that exceeded their rates."""
 _APART_SECONDS: Final = 600.0
-"""How long after that a producer that is opened still gets such a connection."""
+"""The seconds after a rate was exceeded in which a producer that is opened still gets such a connection."""
 
 _OWN_RATE: Final = (
     "{} is written to faster than its publish rate allows: Pulsar holds batches back, clients are told to wait "
@@ -60,7 +63,9 @@ _log = logging.getLogger(__name__)
 
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
-    """Return milliseconds for `left` bytes, where `taken` bytes were taken while a batch waited (seconds)."""
+    """Return the ms that `left` bytes take at the pace at which `taken` bytes were taken while a batch waited (`waited`
+    seconds).
+    """
     return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
 
 
@@ -74,16 +79,16 @@ class RateExceeded:
         self._grew = self._asked = float("-inf")
         self._pause = ASK_SECONDS
         self.lateness = 0.0
-        """Seconds that late receipts waited together, less what came in time since."""
+        """The seconds that late receipts waited together, less those that came in time since."""
 
     def in_time(self) -> None:
-        """Note that a receipt came in time."""
+        """Count a receipt that came in time."""
         self.lateness = max(0.0, self.lateness - LATE_SECONDS)
 
     def wants_to_ask(self, now: float, waited: float) -> bool:
-        """Return a receipt came after `waited` seconds, late. True where Pulsar has to be asked for the reason.
+        """Count a receipt that came late, after `waited` seconds; return true if Pulsar has to be asked for the reason.
 
-        That is once a second at most, and ever less where receipts are late for other reasons.
+        That is once a second at most, and ever less often if receipts are late for other reasons.
         """
         self.lateness = min(self.lateness + waited, 2 * MOST_LATENESS)
         if self.lateness < MOST_LATENESS or now - self._asked < self._pause:
@@ -92,7 +97,7 @@ class RateExceeded:
         return True
 
     def counted(self, count: int, now: float) -> bool:
-        """Take an answer. True where the state begins."""
+        """Take Pulsar's count of rate-limited publishes; return true if a rate begins to hold the partition back."""
         before = self.now(now)
         if 0 <= self._count < count:
             self._grew, self._pause = now, ASK_SECONDS
@@ -111,13 +116,13 @@ class RateExceeded:
 
 
 class RateQuestions:
-    """How often Pulsar is asked by all partitions together. A pure machine."""
+    """The bound on questions to Pulsar by all partitions together. A pure machine."""
 
     def __init__(self) -> None:
         self._next = float("-inf")
 
     def may_ask(self, now: float) -> bool:
-        """Return true if a question may be asked now; it is counted then."""
+        """Return true if a question may be asked now, and count it then."""
         if now < self._next:
             return False
         self._next = now + BETWEEN_SECONDS
@@ -125,7 +130,8 @@ class RateQuestions:
 
 
 class PublishThrottle:
-    """The publish rate of one partition of `topic_name`, Pulsar's name of the topic; `title` names it in the log.
+    """The watch over the publish rate of one partition of `topic_name`, Pulsar's name of the topic; `title` names it in
+    the log.
 
     `exceeded` is called each time that Pulsar is found to hold batches back by a rate that the topic has. Without
     `questions` Pulsar is never asked: a topic of this broker's own has no client to be told of a rate.
@@ -148,11 +154,15 @@ class PublishThrottle:
         self._questions = questions
         self._held = RateExceeded()
         self._own_rate = False
-        """The topic has a rate. Pulsar also counts batches that wait because of another topic on their connection."""
+        """True if the topic has a rate of its own. Pulsar also counts batches that wait because of another topic on
+        their connection.
+        """
 
     @property
     def lane(self) -> str:
-        """The lane of the partition's producers; see `Client.open_producer`."""
+        """The lane of the partition's producers: a connection apart if its rate was exceeded lately; see
+        `Client.open_producer`.
+        """
         if not self._own_rate or not self._held.within(_APART_SECONDS, self._context.loop.time()):
             return ""
         return f"publish rates {zlib.crc32(self._partition_name.encode()) % _LANES}"
@@ -167,7 +177,7 @@ class PublishThrottle:
         return self._held.now(now)
 
     def received(self, now: float, waited: float) -> bool:
-        """Return a receipt came after `waited` seconds. True where it was late because of a publish rate."""
+        """Count a receipt that came after `waited` seconds; return true if it was late because of a publish rate."""
         if self._questions is None:
             return False
         if waited <= LATE_SECONDS:
@@ -213,14 +223,14 @@ def furthest_behind(stats: Mapping[str, Any]) -> str | None:
 
 
 class BacklogTeller:
-    """Logs who is behind, as often as the refusals themselves are logged."""
+    """The log lines about subscriptions that are too far behind, as often as the refusals themselves are logged."""
 
     def __init__(self, context: PulsarContext) -> None:
         self._context = context
         self._repeats = Repeats()
 
     def refused(self, partition_name: str, title: str) -> None:
-        """Note a write that a backlog quota refused. The question to Pulsar holds nobody up."""
+        """Log the subscription because of whose backlog a write was refused. The question to Pulsar holds nobody up."""
         if self._repeats.say(partition_name, self._context.loop.time()) is not None:
             self._context.spawn(self._tell(partition_name, title))
 

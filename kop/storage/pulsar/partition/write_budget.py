@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WriteBudget:
-    """The batches that were taken and have no result yet."""
+    """The bytes of the batches that were submitted and have no result yet, and their bound."""
 
     def __init__(self, context: PulsarContext) -> None:
         self.bytes = 0
@@ -26,12 +26,12 @@ class WriteBudget:
         self._context = context
         self._most = context.settings.max_queued_bytes
         self.direct: DirectBudget | None = direct_budget(self._most // 2)
-        """The same for batches that compiled code holds, which are not among `bytes`; None without that."""
+        """The bound on batches that compiled code holds, which are not among `bytes`; None without compiled code."""
         self._none_left = asyncio.Event()
         self._none_left.set()
 
     def refusal(self, size: int) -> KopError | None:
-        """Return why a batch of that size cannot be taken now; None where it can."""
+        """Return the error for a batch of that size that cannot be accepted now; None if it can."""
         if self._context.closed:
             return BackendError("the storage engine is closed")
         held = self.bytes if self.direct is None else self.bytes + self.direct.used
@@ -40,19 +40,19 @@ class WriteBudget:
         return None
 
     def take(self, size: int) -> None:
-        """Count a batch of that size: it was taken."""
+        """Count a batch of that size, which was submitted."""
         self.bytes += size
         if self.bytes:
             self._none_left.clear()
 
     def give_back(self, size: int) -> None:
-        """Count a batch of that size no more: it has its result."""
+        """Stop counting a batch of that size, which has its result."""
         self.bytes -= size
         if not self.bytes:
             self._none_left.set()
 
     def close(self) -> None:
-        """Have compiled code take nothing any more."""
+        """Have compiled code accept no more batches."""
         if self.direct is not None:
             self.direct.closed = True
 

@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class UnreadableEntryError(PeerError):
-    """CORRUPT_MESSAGE for the offsets of an entry that no Kafka client can get; the log goes on at `next_offset`."""
+    """An error CORRUPT_MESSAGE for the offsets of an entry that no Kafka client can get; the log goes on at
+    `next_offset`.
+    """
 
     def __init__(self, message: str, next_offset: int) -> None:
         super().__init__(message, ErrorCode.CORRUPT_MESSAGE)
@@ -51,7 +53,7 @@ class UnreadableEntryError(PeerError):
 
 
 class Gap(NamedTuple):
-    """Offsets `base` to `last` between two entries that came, and where these two lie."""
+    """A gap: the offsets `base` to `last` between two entries that came, and the positions of these two."""
 
     base: int
     last: int
@@ -60,20 +62,21 @@ class Gap(NamedTuple):
 
     @property
     def has_no_entries(self) -> bool:
-        """True if the two entries directly follow each other."""
+        """True if the two entries directly follow each other in a ledger, so that no entry lies in the gap."""
         before, behind = self.entry_before, self.entry_behind
         return before.ledger == behind.ledger and before.entry + 1 == behind.entry
 
     def passed_over(self, mark_delete: Position | None) -> bool:
-        """Return true if Pulsar may have moved the reader over entries in the gap that are there.
+        """Return true if Pulsar may have moved the reader over entries in the gap that exist.
 
-        `mark_delete` is where the cursor of the reader was marked when `entry_behind` had come; None: nobody knows.
+        `mark_delete` is the mark-delete position of the reader's cursor after `entry_behind` had come; None if it is
+        not known.
         """
         return not self.has_no_entries and (mark_delete is None or mark_delete > self.entry_before)
 
 
 class Batch(NamedTuple):
-    """A batch or, where an entry cannot be read, the error that stands for its offsets."""
+    """A batch; or, for an entry that cannot be read, the error that stands for its offsets."""
 
     base: int
     last: int
@@ -82,14 +85,14 @@ class Batch(NamedTuple):
     missing: bool = False
     """True if Pulsar handed out no entry for these offsets."""
     gap: Gap | None = None
-    """The gap of missing offsets, where the entry before it was read."""
+    """The gap of missing offsets, if the entry before it was read."""
     place: PlacedEntry | None = None
-    """Where the entry is, if the converter tells places."""
+    """The place of the entry in Pulsar, if the converter tells places."""
 
 
 class Converter:
-    """Makes Kafka batches of entries and leaves no record out: a gap becomes an empty batch, an unreadable entry an
-    error.
+    """The converter of entries into Kafka batches, which leaves no record out: a gap becomes an empty batch, an
+    unreadable entry an error.
     """
 
     def __init__(
@@ -104,14 +107,15 @@ class Converter:
         on_keyless: Callable[[int], None] | None = None,
         on_raw: Callable[[], None] | None = None,
     ) -> None:
-        """`max_message_bytes`: the largest chunked message that is put together, stored and decompressed.
+        """Begin at `next_offset`. `max_message_bytes`: the largest chunked message that is put together, stored and
+        decompressed.
 
         `on_keyless(messages)` is called with an entry that has so many messages without a key, `on_raw()` with one that
         holds Kafka's batches as they came.
         """
         self.mapping = mapping
         self.next_offset = next_offset
-        """The offset that is expected next; None where the first entry may have any offset."""
+        """The offset that is expected next; None if the first entry may have any offset."""
         self.append_time = append_time
         self._name = name
         self._count = count
@@ -120,21 +124,21 @@ class Converter:
         self._max_message_bytes = max_message_bytes
         self._chunks = Chunks(max_message_bytes)
         self._before = -1
-        """The last offset of the entry before, where that entry was read."""
+        """The last offset of the entry before, if that entry was read; else -1."""
         self._position_before: Position | None = None
         self.torn: set[int] = set()
-        """Offsets of chunked messages whose first chunks were not read."""
+        """The offsets of chunked messages whose first chunks were not read."""
         self.looks_back = False
         """True if a message without its first chunks is read again from further back, and is no error yet."""
         self.tells_places = False
-        """True if batches say where their entries are."""
+        """True if batches tell the places of their entries in Pulsar."""
         self.leaves_large = False
         """True if a message that is too large here is left to another reader, and is no error yet."""
 
     def feed(self, stored: EntryWithOffsets, data: Buffer | None = None) -> list[Batch]:
-        """Make the batches of an entry: none where it lies before the next offset, otherwise one or two.
+        """Return the batches of an entry: none if it lies before the next offset, otherwise one or two.
 
-        `data` is the batch of the entry where that is at hand.
+        `data` is the batch of the entry, if the caller has it.
         """
         batches: list[Batch] = []
         if not stored.has_offsets:
@@ -194,10 +198,11 @@ class Converter:
         return batches
 
     def feed_usual(self, received: Sequence[Received], at: int) -> tuple[list[Batch], int, int]:
-        """Make the batches of usual entries from place `at` on in what a read brought, as many as follow one another.
+        """Return the batches of usual entries from place `at` on among those of one read, as many as follow one
+        another.
 
-        Nothing where the first one is for `feed`: that knows all entries, and makes the same of these. Returns with
-        the batches how many messages the entries have, and bytes of payload.
+        No batches if the first one is for `feed`, which knows all entries and makes the same of these. Also returned
+        are the number of messages in the entries, and the bytes of their payload.
         """
         expected = self.next_offset
         tells = self.tells_places or self._on_keyless is not None
@@ -226,7 +231,7 @@ class Converter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of chunks whose message is not complete yet."""
+        """The bytes of chunks whose message is not complete yet."""
         return self._chunks.size
 
     _wanted_within = False

@@ -29,22 +29,25 @@ from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
 from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
 
 _SOON: Final = 0.5
-"""Seconds without an entry after which the reason is looked for."""
+"""The seconds without an entry after which the reason is looked for."""
 _SECONDS: Final = 20.0
-"""How long the first entry may take."""
+"""The seconds that the first entry may take."""
 _MOST: Final = 8
 _BEYOND_ALL: Final = 2**63 - 1
-"""An offset that no log reaches."""
+"""An offset that is beyond every log."""
 _MOST_MESSAGE: Final = 64 << 20
-"""Bytes of the largest chunked message that is put together. Clients take no answer that is much larger."""
+"""The bytes of the largest chunked message that is put together. Clients take no answer that is much larger."""
 _MOST_CHUNKS: Final = 200
-"""Entries from the last chunk of a message back to its first, with those of others between them."""
+"""The number of entries from the last chunk of a message back to its first, with those of others between them, that are
+looked at.
+"""
 
 
 class ColdReader:
-    """One reader: a stream, and a window of the batches of the entries that it read. `take` hands them out in order.
+    """A reader of one place of a log: a stream, and a window of the batches of the entries that it read. `take` hands
+    them out in order.
 
-    What was handed out stays in the window for a while, so that others who read the same place find it.
+    Batches that were handed out stay in the window for a while, for others who read the same place.
     """
 
     def __init__(self, converter: Converter, share: BudgetShare) -> None:
@@ -55,7 +58,7 @@ class ColdReader:
         self.far_back = False
         """True if the reader began well before the wanted offset, to read the first chunks of its message."""
         self.used = 0.0
-        """Loop time of the last use."""
+        """The loop's time of the last use."""
         self.worked = False
         """True if the reader has read an entry."""
         self.taken = False
@@ -64,29 +67,29 @@ class ColdReader:
         """True if the batches that were taken last held records."""
         self.stream: Stream | None = None
         self._free = asyncio.Event()
-        """Set while nobody reads from it."""
+        """An event that is set while nobody reads from this reader."""
         self._behind: deque[Batch] = deque()
-        """The part of the window that was handed out."""
+        """The batches of the window that were handed out."""
         self._behind_size = 0
         self._batches: deque[Batch] = deque()
-        """The part that comes next."""
+        """The batches of the window that come next."""
         self._size = 0
         self._begin = converter.next_offset or 0
-        """Where the window begins; the next batch may lie behind a gap."""
+        """The offset at which the window begins; the next batch may lie behind a gap."""
         self._end = _BEYOND_ALL
-        """Where the log ended when batches were taken the last time."""
+        """The log's end when batches were last taken."""
         self._sure_until = -1
-        """Gaps before this offset hold no records."""
+        """The offset up to which gaps are known to hold no records."""
         self._error: KopError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def busy(self) -> bool:
-        """True while somebody reads from it."""
+        """True while a read uses this reader."""
         return not self._free.is_set()
 
     def claim(self, offset: int) -> None:
-        """Read from it, which nobody else does now, at an offset that it `holds`."""
+        """Reserve the reader for one read, while no other uses it, at an offset that it `holds`."""
         self._free.clear()
         self.share.busy()
         self.wanted = offset
@@ -99,13 +102,13 @@ class ColdReader:
             self._pass()
 
     def release(self, now: float) -> None:
-        """Let others read from it; `now` is the loop's time."""
+        """Let other reads use the reader; `now` is the loop's time."""
         self.used = now
         self._free.set()
         self.share.idle()
 
     async def until_free(self) -> None:
-        """Wait until nobody reads from it."""
+        """Wait until no read uses the reader."""
         await self._free.wait()
 
     @property
@@ -122,16 +125,16 @@ class ColdReader:
 
     @property
     def gap(self) -> Batch | None:
-        """What comes next, where that stands for offsets of which nothing came and it is not known why."""
+        """The next batch, if it stands for offsets of which nothing came for an unknown reason; else None."""
         if not self._batches or not self._batches[0].missing or (self.stream is not None and self.stream.compacted):
             return None
         return None if self._batches[0].last < self._sure_until else self._batches[0]
 
     async def was_moved(self) -> bool | None:
-        """Return true if Pulsar moved this reader over entries in the `gap` that comes next; None where nobody can
-        tell.
+        """Return true if Pulsar moved this reader over entries in the `gap` that comes next; None if that cannot be
+        known.
 
-        Where it did not, that one answer holds for all gaps in what was read ahead: none is a `gap` any more.
+        If it did not, that one answer holds for all gaps in what was read ahead: none is a `gap` any more.
         """
         begin, until = self.gap, self.converter.next_offset
         if begin is None:
@@ -145,7 +148,7 @@ class ColdReader:
         return False
 
     def trust(self) -> None:
-        """Take the `gap` that comes next for one without records."""
+        """Count the `gap` that comes next as one without records."""
         if self.gap is not None:
             self._sure_until = self.gap.last + 1
 
@@ -155,7 +158,9 @@ class ColdReader:
         return self._error is not None
 
     def holds(self, offset: int) -> bool:
-        """Return true if `take` can begin at `offset`: at once, or with what comes next."""
+        """Return true if `take` can begin at `offset`, with a batch of the window or with the next one from the
+        stream.
+        """
         if self.converter.next_offset == offset:
             return True
         if not self._behind and not self._batches:
@@ -169,7 +174,7 @@ class ColdReader:
         self._hold(self.converter.feed(stored))
 
     def on_many(self, received: Sequence[Received], at: int) -> tuple[int, int, int]:
-        """Take entries that came together; see `stream.OnMany`."""
+        """Take several entries of the stream at once; return as `stream.OnMany` does."""
         batches, messages, size = self.converter.feed_usual(received, at)
         if batches:
             self._hold(batches)
@@ -188,11 +193,11 @@ class ColdReader:
 
     @property
     def usual_size(self) -> int:
-        """Bytes of a batch, on average of those at hand; 0 where there are none."""
+        """The average bytes of a batch in the window; 0 if it is empty."""
         return (self._size + self._behind_size) // max(len(self._batches) + len(self._behind), 1)
 
     def _count(self) -> None:
-        """Tell the budget what is held, and what was asked for and is on its way."""
+        """Tell the read budget the bytes that this reader holds, and those that it has asked for and not got."""
         ended = (self.converter.next_offset or 0) >= self._end
         due = 0 if self.stream is None or ended else self.stream.due
         self.share.holds(self._size + self._behind_size + self.converter.waiting_bytes + due)
@@ -206,12 +211,12 @@ class ColdReader:
         return batch
 
     def on_lost(self, error: PulsarError | KopError) -> None:
-        """Note that the stream has ended."""
+        """Take the error with which the stream has ended."""
         self._error = error if isinstance(error, KopError) else kafka_error(error, "cannot read")
         self._wake()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until there is a batch. REQUEST_TIMED_OUT where none comes."""
+        """Wait until there is a batch to take. REQUEST_TIMED_OUT if none comes."""
         if self._batches:
             return
         if self._error is not None:
@@ -231,7 +236,9 @@ class ColdReader:
             raise self._error
 
     async def fill(self, end: int) -> None:
-        """Add an empty batch where compaction removed the last entries before offset `end`: no entry comes for them."""
+        """Add an empty batch up to offset `end`, because compaction removed the last entries before it: no entry comes
+        for them.
+        """
         if self.stream is None or not await self.stream.exhausted():
             return
         begin = self.converter.next_offset
@@ -241,16 +248,16 @@ class ColdReader:
 
     @property
     def next_is_sure(self) -> bool:
-        """True if there is something to take that does not begin with a gap of unknown reason."""
+        """True if there is a batch to take, and it is no gap of unknown reason."""
         return bool(self._batches) and self.gap is None
 
     @property
     def next_is_whole(self) -> bool:
-        """True if what comes next is a batch, and neither an error nor a gap."""
+        """True if the next one is a batch, and neither an error nor a gap."""
         return bool(self._batches) and self._batches[0].error is None and not self._batches[0].missing
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
-        """Hand out the batches before offset `end`. `took_records` tells whether any holds a record."""
+        """Return the batches before offset `end`. `took_records` tells afterwards if any holds a record."""
         batches: list[Buffer] = []
         places: list[PlacedEntry] = []
         size = 0
@@ -285,7 +292,7 @@ class ColdReader:
         return ReadResult(batches, size, tuple(places))
 
     def drop(self) -> None:
-        """Let go of all batches; whoever waits for one gets an error."""
+        """Drop all batches; a read that waits for one gets an error."""
         self._error = self._error or BackendError("the reader was closed")
         self._batches.clear()
         self._behind.clear()
@@ -295,7 +302,7 @@ class ColdReader:
         self._wake()
 
     async def close(self) -> None:
-        """Close the stream, and let go of all batches."""
+        """Close the stream, and drop all batches."""
         self.drop()
         if self.stream is not None:
             await self.stream.close()
@@ -306,7 +313,7 @@ class ColdReader:
 
 
 class ColdReaders:
-    """The cold readers of one partition.
+    """The cold readers of one partition: one for each place behind the tail where somebody reads on.
 
     `ask_start()` brings the log start up to date. `budget` bounds what all readers of this broker hold.
     """
@@ -326,12 +333,12 @@ class ColdReaders:
         self._ask_start = ask_start
         self._readers: list[ColdReader] = []
         self._usual_size = 0
-        """Bytes of a batch, as the reader saw it that was used last; 0 before the first."""
+        """The average bytes of a batch in the reader that was used last; 0 before the first."""
 
     def at_hand(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return what a reader that stands at `offset` has read ahead; None where `read` has to be asked.
+        """Return the batches that a reader at `offset` has read ahead; None if `read` has to be called.
 
-        That is so, too, where what comes next is in doubt, an error, or without records.
+        That is so, too, if the next batch is in doubt, an error, or without records.
         """
         for reader in self._readers:
             if reader.busy or reader.failed or not reader.holds(offset):
@@ -348,7 +355,7 @@ class ColdReaders:
         return None
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Return batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
+        """Return batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE if retention took it."""
         reader = await self._at(offset, places)
         try:
             if not await self._comes_soon(reader, offset):
@@ -374,8 +381,8 @@ class ColdReaders:
         return result
 
     async def _with_records(self, reader: ColdReader, max_bytes: int, min_one: bool) -> ReadResult:
-        """Return what the reader has, together with what follows where that has no record, as the parts of a chunked
-        message.
+        """Return the batches of the reader, and if these have no record, such as parts of a chunked message, those that
+        follow.
 
         librdkafka takes an answer without any record for one that did not fit: it asks for twice as much each time, and
         gives up at 1 GiB.
@@ -399,9 +406,9 @@ class ColdReaders:
         return ReadResult(buffers, size, tuple(places))
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
-        """Return the reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
+        """Return the reader, or a new one if Pulsar may have moved it past entries that exist; see `gaps`.
 
-        What a new reader, which was not moved, does not get either is really missing.
+        Entries that a new reader, which was not moved, does not get either are really missing.
         """
         gap = reader.gap
         if gap is None or not gap.base <= offset <= gap.last:
@@ -436,7 +443,7 @@ class ColdReaders:
         return reader
 
     async def _still_kept(self, offset: int) -> None:
-        """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
+        """Raise OFFSET_OUT_OF_RANGE if retention has taken the offset meanwhile."""
         await self._ask_start()
         start = self._log.log_start_offset
         if offset < start and not self._source.mapping.reads_on(offset, start):
@@ -444,7 +451,7 @@ class ColdReaders:
             raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     async def _comes_soon(self, reader: ColdReader, offset: int) -> bool:
-        """Wait for the next batch. Where none comes there may be a reason: compaction or retention took what was.
+        """Wait for the next batch. If none comes there may be a reason: compaction or retention took the entries.
 
         False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
         """
@@ -464,7 +471,7 @@ class ColdReaders:
         return reader.ready
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close the readers that nobody has used for `seconds`; `now` is the loop's time."""
+        """Close the readers that no read has used for `seconds`; `now` is the loop's time."""
         for reader in tuple(self._readers):
             if not reader.busy and now - reader.used > seconds:
                 self._drop(reader)
@@ -481,7 +488,7 @@ class ColdReaders:
             await reader.close()
 
     async def _at(self, offset: int, places: bool) -> ColdReader:
-        """Return a reader that stands at `offset`, and tells `places` if they are wanted, or a new one."""
+        """Return a reader at `offset`, a new one if there is none; it tells `places` if they are wanted."""
         while True:
             at_work = None
             for reader in self._readers:

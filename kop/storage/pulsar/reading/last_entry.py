@@ -20,12 +20,13 @@ from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 
 LAST_SECONDS: Final = 2.0
-"""How long Pulsar may take to name the last entry before it is looked for."""
+"""The seconds that Pulsar may take to name the last entry before the end of the log is searched for it."""
 _NAMED_SECONDS: Final = 30.0
-"""How long Pulsar may take to name it after all; a caller may have less time. docs/quirks.md, "A transaction buffer is
-recovered late, or not"."""
+"""The seconds that Pulsar may take to name it after all; a caller may have less time. docs/quirks.md, "A transaction
+buffer is recovered late, or not".
+"""
 _PERMITS: Final = 100
-"""Entries that Pulsar reads at a time for a reader that is given none of them."""
+"""The number of entries that Pulsar reads at a time for a reader that gets none of them."""
 _NO_ENTRY: Final = Position(-1, -1)
 
 T = TypeVar("T")
@@ -34,12 +35,12 @@ T = TypeVar("T")
 async def named_or_looked_for(
     stream: Stream, look: Callable[[], Awaitable[T | None]], *, within: float | None = None
 ) -> Position | T:
-    """Return the last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers by an
-    error.
+    """Return the last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers with
+    an error.
 
     `look` is called after LAST_SECONDS or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
-    Pulsar, which may take the seconds of `within`, see `Stream.last_position`. Raises Pulsar's PulsarError where
-    neither gives anything.
+    Pulsar, which may take the seconds of `within`, see `Stream.last_position`. Raises Pulsar's PulsarError if neither
+    gives anything.
     """
     asking = asyncio.ensure_future(stream.last_position(within=within))
     looking: asyncio.Future[T | None] | None = None
@@ -58,7 +59,7 @@ async def named_or_looked_for(
 
 
 def _has_answer(asking: asyncio.Future[Position]) -> bool:
-    """Return true if Pulsar has named the last entry; False where it has answered with an error."""
+    """Return true if Pulsar has named the last entry; false if it has answered with an error, or not yet."""
     return asking.done() and asking.exception() is None
 
 
@@ -69,16 +70,16 @@ class LastEntry:
         self._source = source
 
     async def position(self, stream: Stream) -> Position:
-        """Return the position of the last entry that readers are given; its entry number is -1 where there is none.
+        """Return the position of the last entry that readers get; its entry number is -1 if there is none.
 
         Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
         """
         return await named_or_looked_for(stream, self._at_end_of_log, within=_NAMED_SECONDS)
 
     async def _at_end_of_log(self) -> Position | None:
-        """Look for the entry by REST and with a reader.
+        """Search the end of the log for the entry, by REST and with a reader.
 
-        None where Pulsar does not tell enough, or the log is trimmed meanwhile.
+        None if Pulsar does not tell enough, or if the log is trimmed meanwhile.
         """
         try:
             stats = await self._source.internal_stats()
@@ -101,10 +102,10 @@ class LastEntry:
             return None
 
     async def _edge(self, line: Ledgers, low: int, end: int) -> int:
-        """Return a place from `low` to `end` whose entry readers are given, and the one behind is not.
+        """Return a place from `low` to `end` whose entry readers get, while they do not get the next one.
 
-        `low` is of such an entry, or -1; it is returned where no other is met. The steps back from the end double, so
-        that entries which are all alike before those of the last transactions cost little, however many there are.
+        `low` is of such an entry, or -1; it is returned if no other is met. The steps back from the end double, so that
+        entries which are all alike before those of the last transactions cost little, however many there are.
         """
         above, step, at = end + 1, 1, end
         while at > low and not await self._is_given(line.position(at)):
@@ -120,14 +121,14 @@ class LastEntry:
         return low
 
     async def _is_given(self, position: Position) -> bool:
-        """Return true if readers are given the entry; False where Pulsar does not tell."""
+        """Return true if readers get the entry at a place; false if Pulsar does not tell."""
         try:
             return not (await self._source.context.admin.entry_head(self._source.partition_name, *position)).hidden
         except PulsarError:
             return False
 
     async def _next_given(self, start: Position, last: Position) -> Position | None:
-        """Return the first entry from `start` on that a reader is given; None where there is none up to `last`."""
+        """Return the first entry from `start` on that a reader gets; None if there is none up to `last`."""
         source = self._source
         given: asyncio.Future[Position] = source.context.loop.create_future()
 

@@ -27,7 +27,7 @@ from kop.storage.pulsar.reading.stream import Stream
 
 _PROBE_SECONDS: Final = 10.0
 _REST_SECONDS: Final = 3.0
-"""How long REST may take to tell of one entry before a reader is opened."""
+"""The seconds that REST may take to tell of one entry before a reader is opened for it."""
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
@@ -35,45 +35,46 @@ _MOST_ABORTED: Final = 256
 
 
 class SearchedLog(LogBounds, Protocol):
-    """The log that the searches are made in."""
+    """The log that is searched, in the part that searches use."""
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Return batches of the log from an offset on; see `PartitionLog.read`."""
 
 
 class ProbedEntry(NamedTuple):
-    """An entry, and the offsets of its first and its last message; these are -1 where it has none."""
+    """An entry, and the offsets of its first and its last message; -1 if it has none."""
 
     position: Position
     base: int
     last: int
     aborted: bool = False
-    """The entry is of a transaction that was aborted: no reader is given it."""
+    """True if the entry is of an aborted transaction, so that readers do not get it."""
 
     @property
     def has_offsets(self) -> bool:
-        """False where the Pulsar broker gave the entry no index."""
+        """True if the entry has offsets; false if the Pulsar broker gave it no index."""
         return self.base >= 0
 
 
 class PartitionEnds(NamedTuple):
-    """Where a partition begins and ends."""
+    """The two ends of a partition: offsets, entries, size."""
 
     start: int
     """The first offset that can be read."""
     end: int
     """The offset after the last message that there ever was."""
     first: ProbedEntry | None
-    """The oldest entry of the log itself that has offsets, whether readers are given it or not; None: there is none."""
+    """The oldest entry in the log that has offsets, even if readers do not get it; None if there is none."""
     last: ProbedEntry | None
-    """The newest one that readers may have; None where there is none."""
+    """The newest entry that readers may have; None if there is none."""
     older: bool
-    """There are entries without offsets, from before the Pulsar brokers gave each an index."""
+    """True if there are entries without offsets, from before the Pulsar brokers gave each an index."""
     size: int
-    """Bytes that Pulsar has of it."""
+    """The bytes that Pulsar has of the partition."""
     end_position: Position
-    """Of the last entry, which may have no offset. Where there is none, the entry is -1: of the ledger that takes the
-    next one."""
+    """The position of the last entry, which may have no offset. If there is none, the entry is -1, of the ledger that
+    takes the next one.
+    """
 
 
 class PartitionSearch:
@@ -83,14 +84,18 @@ class PartitionSearch:
         self._source = source
         self._log = log
         self.index = SparseIndex()
-        """Entries that were seen, with their offsets."""
+        """The entries that were seen, with their offsets."""
         self.begin = EARLIEST
-        """Where readers from the log start begin: behind entries that have no offsets, where there are some."""
+        """The position at which readers from the log start begin: behind entries that have no offsets, if there are
+        some.
+        """
         self.first_ledger = -1
-        """The ledger in which the log began when that was last asked; -1 where it is not known."""
+        """The ledger in which the log began when that was last asked; -1 if it is not known."""
         self._last_entry = LastEntry(source)
         self._largest_timestamp: tuple[int, TimestampOffset | None] = 0, None
-        """Of the records before an offset, that with the largest timestamp, as far as somebody asked."""
+        """The record with the largest timestamp among those before an offset, as far as look-ups came; with that
+        offset.
+        """
 
     @property
     def title(self) -> str:
@@ -103,7 +108,7 @@ class PartitionSearch:
         return self._log.log_start_offset
 
     async def ends(self) -> PartitionEnds:
-        """Look at both ends."""
+        """Ask Pulsar for both ends of the partition, and return them."""
         # REST is asked whether there is an entry: docs/quirks.md, "A transaction buffer is recovered late, or not"
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
@@ -134,8 +139,8 @@ class PartitionSearch:
         """Return the entry before aborted ones at the end of a log: a reader at its end waits for nothing that never
         comes.
 
-        A few that came after the end of their transaction are passed; a broker tells none of the others as its last.
-        The entry is -1 where all are aborted, down to the `oldest`.
+        A few that came after the end of their transaction are skipped; a broker names none of the others as its last.
+        The entry is -1 if all are aborted, down to the `oldest`.
         """
         for entry in range(last.entry - 1, max(last.entry - _MOST_ABORTED, 0) - 1, -1):
             probed = await self._asked(Position(last.ledger, entry))
@@ -148,13 +153,13 @@ class PartitionSearch:
         return Position(-1, -1) if last == oldest else last
 
     async def _has_index(self, ledger: int) -> bool:
-        """Return true if the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which
+        """Return true if the entries of a ledger have an index: a Pulsar broker begins to give it at a restart, which
         begins another ledger.
         """
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
     async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """Return the oldest entry with offsets, where the oldest one of all has none."""
+        """Return the oldest entry with offsets, if the oldest one of all has none."""
         ledgers = [ledger for ledger, _ in ledgers_with_entries(stats)]
         if not ledgers:
             return None
@@ -181,19 +186,18 @@ class PartitionSearch:
         return None
 
     async def _last_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """Return the newest entry with offsets, where the newest one of all has none."""
+        """Return the newest entry with offsets, if the newest one of all has none."""
         for ledger, entries in reversed(ledgers_with_entries(stats)):
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
         return None
 
     async def _oldest_and_newest(self, stats: dict[str, Any]) -> tuple[ProbedEntry | None, Position]:
-        """Return the oldest entry, and where the newest is that readers may have; the latter's entry is -1 where none
-        is.
+        """Return the oldest entry, and the position of the newest that readers may have, with entry -1 if none is.
 
-        None where the log was emptied just now. Only a reader tells the newest: REST names what is in open
-        transactions. Only REST tells the oldest where readers are not given it, which they are not told: the log starts
-        there all the same, so that it starts at one offset for all who ask, before and after the transaction ends.
+        None if the log was emptied just now. Only a reader tells the newest: REST names entries of open transactions.
+        Only REST tells the oldest if readers do not get it: the log starts there all the same, so that it starts at one
+        offset for all who ask, before and after the transaction ends.
         """
         stream, arrived = await self._open(EARLIEST)
         try:
@@ -211,14 +215,14 @@ class PartitionSearch:
             await stream.close()
 
     async def end_by_index(self) -> int:
-        """Return the log end of a partition without entries, by the index: what was there and is gone has been
-        counted.
+        """Return the log end of a partition without entries, by the index: messages that are gone have been counted,
+        too.
         """
         index = await self._source.context.admin.closed_index(self._source.partition_name)
         return 0 if index is None else index + 1
 
     async def start(self) -> int:
-        """Return the first offset that can be read; where there is none, the high watermark before Pulsar was asked."""
+        """Return the first offset that can be read; if there is none, the high watermark before Pulsar was asked."""
         end = self._log.high_watermark  # what comes while Pulsar is asked lies behind it
         stats = await self._source.internal_stats()
         if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
@@ -236,7 +240,9 @@ class PartitionSearch:
         return await self._start(first, end)
 
     async def _start(self, first: ProbedEntry | None, end: int) -> int:
-        """Compaction keeps the newest of each key beside the log, where retention does not reach."""
+        """Return the first offset, by the log's oldest entry or, of a compacted topic, by the compacted ledger, which
+        has the newest record of each key even after retention.
+        """
         start = end if first is None else first.base
         if start and self._log.policy.compact and not self._log.policy.delete:
             stats = await self._source.internal_stats()
@@ -247,9 +253,7 @@ class PartitionSearch:
         return start
 
     async def _asked(self, position: Position) -> ProbedEntry | None:
-        """Return what REST tells of the entry at `position`; None where it tells nothing, or the entry has no
-        offsets.
-        """
+        """Return the entry at `position` as REST tells it; None if REST tells nothing, or the entry has no offsets."""
         if position.entry < 0:
             return None
         source = self._source
@@ -262,7 +266,7 @@ class PartitionSearch:
         return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.aborted)
 
     async def at(self, position: Position) -> ProbedEntry:
-        """Return the entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""
+        """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell."""
         probed = await self._probe(position, maybe_empty=False)
         if probed is None or not probed.has_offsets or probed.position != position:
             text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"
@@ -270,7 +274,9 @@ class PartitionSearch:
         return probed
 
     async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
-        """Return the entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
+        """Return the entry at `position`; if it does not exist, or cannot be asked for, the next one that a reader
+        gets.
+        """
         if not compacted and (entry := await self._asked(position)) is not None:
             return entry
         stream, arrived = await self._open(position, compacted=compacted)
@@ -331,12 +337,12 @@ class PartitionSearch:
             halve = not halve
 
     async def ledgers(self) -> Ledgers:
-        """Return the entries of the partition as one line."""
+        """Return the entries of the partition as one line of ledgers, in which every position has a place."""
         stats = await self._source.internal_stats()
         return Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
 
     async def size(self) -> int:
-        """Return bytes that the partition has in Pulsar."""
+        """Return the bytes that Pulsar has of the partition."""
         try:
             stats = await self._source.internal_stats()
         except PulsarError as error:
@@ -359,9 +365,10 @@ class PartitionSearch:
                         yield memoryview(buffer)[start : start + header.size]
 
     async def _from_time(self, timestamp: int, clock_ahead: int) -> int:
-        """Return the offset of an entry before which no record has `timestamp`: no record is newer than the time at
-        which the Pulsar broker took it, but for those of producers whose clocks run ahead. `clock_ahead` says by how
-        much.
+        """Return the offset of an entry before which no record has `timestamp`.
+
+        No record is newer than the time at which the Pulsar broker took it, but for those of producers whose clocks run
+        ahead; `clock_ahead` is the largest such lead.
         """
         try:
             ledger, entry = await self._source.context.admin.message_id_by_time(
@@ -405,8 +412,8 @@ class PartitionSearch:
     async def max_timestamp(self) -> TimestampOffset | None:
         """Return the first record with the largest timestamp.
 
-        All records have to be looked at. How far that came is kept here, so that the next look-up goes on with one that
-        its client gave up.
+        All records have to be looked at. The progress is kept here, so that the next look-up goes on with one that its
+        client gave up.
         """
         begin, best = self._largest_timestamp
         if best is not None and (self._log.policy.compact or best.offset < self._log.log_start_offset):
@@ -437,6 +444,6 @@ def _largest_timestamp(batch: Buffer, header: BatchHeader) -> int:
 
 
 def _oldest_position(stats: dict[str, Any]) -> Position:
-    """Of the oldest entry; its entry is -1 where there is none."""
+    """Return the position of the oldest entry by Pulsar's internal statistics; its entry is -1 if there is none."""
     ledgers = ledgers_with_entries(stats)
     return Position(ledgers[0][0], 0) if ledgers else Position(-1, -1)

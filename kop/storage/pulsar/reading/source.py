@@ -23,13 +23,13 @@ from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.stream import FIRST_PERMITS, OnMany, Stream
 
 LOOK_SECONDS: Final = 0.1
-"""How often it is asked how far Pulsar has read for a stream."""
+"""The seconds between two questions how far Pulsar has read for a stream."""
 
 _log = logging.getLogger(__name__)
 
 
 class LogBounds(Protocol):
-    """What a reader asks about the log."""
+    """The bounds of the log, which its readers need."""
 
     policy: LogPolicy
     log_start_offset: int
@@ -41,9 +41,9 @@ class LogBounds(Protocol):
 
 
 class PartitionSource:
-    """One partition in Pulsar, for those who read it.
+    """The source of entries of one partition, for its readers.
 
-    `check_exists` is called before anything subscribes, and raises where the topic is gone; see `Client.open_reader`.
+    `check_exists` is called before anything subscribes, and raises if the topic is gone; see `Client.open_reader`.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class PartitionSource:
         on_lost: Callable[[PulsarError | KopError], None],
         on_many: OnMany | None = None,
     ) -> Stream:
-        """Return a stream of the partition's entries, for `start`."""
+        """Return a stream of the partition's entries, which `start` begins."""
         return Stream(on_entry, on_lost, self.mapping.place, on_many)
 
     async def close_ledger(self, ledger: int) -> None:
-        """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger is there.
+        """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger exists.
 
         Failures are counted and logged.
         """
@@ -106,7 +106,7 @@ class PartitionSource:
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Begin a stream at `position`; see `Stream.start`. PulsarError, KopError."""
+        """Begin a stream at `position`: check that the topic exists, and subscribe. PulsarError, KopError."""
         await stream.start(
             self.context.client,
             self.partition_name,
@@ -123,7 +123,8 @@ class PartitionSource:
         return await self.context.admin.internal_stats(self.partition_name)
 
     async def has_read_to(self, stream: Stream, last: Position) -> bool:
-        """Look once, and a moment later, whether Pulsar has read up to `last` for a stream, and handed out all of that.
+        """Ask twice, a moment apart, if Pulsar has read up to `last` for a stream, and handed out all of that; return
+        true if so.
 
         PulsarError.
         """
@@ -135,8 +136,8 @@ class PartitionSource:
     async def last_readable(self) -> Position:
         """Return the last position up to which no open transaction holds readers back.
 
-        Entries that readers are not given may be the last ones before it. PulsarError, also where Pulsar does not know
-        yet which transactions are open.
+        Entries that readers do not get may be the last ones before it. PulsarError, also if Pulsar does not know yet
+        which transactions are open.
         """
         buffer = await self.context.admin.transaction_buffer(self.partition_name)
         if buffer["state"] not in RECOVERED:
@@ -145,9 +146,9 @@ class PartitionSource:
         return stats_position(buffer["maxReadPosition"])
 
     async def is_aborted(self, position: Position) -> bool:
-        """Return true if the entry is of an aborted transaction; False where Pulsar does not tell.
+        """Return true if the entry is of an aborted transaction; false if Pulsar does not tell.
 
-        A broker that was asked for its last entry names such a one where it came after the end of its transaction.
+        A broker that was asked for its last entry names such a one if it came after the end of its transaction.
         """
         try:
             return (await self.context.admin.entry_head(self.partition_name, *position)).aborted
@@ -155,10 +156,10 @@ class PartitionSource:
             return False
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
-        """Return the Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
+        """Count and log a read that Pulsar refused, and return the Kafka error for it."""
         return self.context.faults.refused(error, Refused.READS, doing)
 
 
 def stats_position(text: str) -> Position:
-    """Return a position as Pulsar's statistics write it."""
+    """Parse a position as Pulsar's statistics write it."""
     return Position(*map(int, text.split(":")))

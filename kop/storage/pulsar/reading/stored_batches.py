@@ -34,10 +34,11 @@ SEARCH_SECONDS: Final = 15.0
 """The time limit of one search."""
 STANDS_SECONDS: Final = 2.0
 _FEWEST: Final = 64
-"""A reader that brings fewer entries in so many seconds is held back: then REST is asked. A dispatch rate lets some
-entries come, and a search that waited for the rest would not end."""
+"""The number of entries below which a reader that brings no more in so many seconds counts as held back: then REST is
+asked. A dispatch rate lets some entries come, and a search that waited for the rest would not end.
+"""
 _STEPS: Final = (256, 8192)
-"""How many of the log's last entries are read: first a few, then more."""
+"""The numbers of the log's last entries that are read: first a few, then more."""
 _MOST_BYTES: Final = 64 << 20
 _BUDGET: Final = 1 << 20
 _MOST_ASKED: Final = 4096
@@ -45,24 +46,24 @@ _ASK_AT_ONCE: Final = 16
 
 
 class Wanted(NamedTuple):
-    """Messages of a producer by their sequence ids."""
+    """The messages of a producer that are looked for, by their sequence ids."""
 
     producer_name: str
     sequence_id: int
     """The sequence id of the first message."""
     num_messages: int
     hidden: bool = False
-    """They are of a transaction: as long as that is open, and when it was aborted, no reader gets them."""
+    """True if they are of a transaction: while that is open, and after it was aborted, no reader gets them."""
 
 
 class Outcome(Enum):
-    """What a search found."""
+    """The outcome of a search for stored messages."""
 
     FOUND = "found"
     SCATTERED = "scattered"
-    """All messages are stored, with other messages between them, so that no one base offset tells where."""
+    """All messages are stored, with other messages between them, so that no one base offset tells their offsets."""
     OTHERS = "others"
-    """Entries that reach over an end of the range have its sequence ids: other messages are stored under these."""
+    """Other messages are stored with these sequence ids: there are entries that reach over an end of the range."""
     ABSENT = "absent"
     """Not all messages are stored, and they never will be, because later messages of the producer are."""
     UNKNOWN = "unknown"
@@ -72,13 +73,13 @@ class Outcome(Enum):
 
 
 class Stored(NamedTuple):
-    """The answer for one range."""
+    """The answer of a search for one range of messages."""
 
     outcome: Outcome
     base: int = -1
-    """Offset of the first message."""
+    """The offset of the first message; -1 if it was not found."""
     append_time: int = -1
-    """Time at which the Pulsar broker took the last message, in ms."""
+    """The time at which the Pulsar broker took the last message, in ms; -1 if it is not known."""
 
 
 class _StoredEntry(NamedTuple):
@@ -90,7 +91,7 @@ class _StoredEntry(NamedTuple):
 
 
 class Stretch:
-    """Entries that follow each other in a log, by their producers. A pure machine.
+    """The entries of a part of a log, in their order, by producer. A pure machine.
 
     `from_beginning`: nothing was ever stored before its first entry.
     """
@@ -99,7 +100,7 @@ class Stretch:
         self._by_producer: dict[str, list[_StoredEntry]] = {}
         self._order = 0
         self._gaps: list[int] = [] if from_beginning else [0]
-        """Numbers of entries before which other entries may be missing."""
+        """The numbers of entries before which other entries may be missing."""
 
     def __len__(self) -> int:
         return self._order
@@ -107,7 +108,7 @@ class Stretch:
     def add(
         self, producer_name: str, sequence_id: int, count: int, base: int, append_time: int, *, gap: bool = False
     ) -> None:
-        """Add the next entry. `gap`: other entries may lie between it and the one before."""
+        """Add the next entry. `gap` is true if other entries may lie between it and the one before."""
         if gap and self._order:
             self._gaps.append(self._order)
         entry = _StoredEntry(self._order, sequence_id, count, base, append_time)
@@ -115,11 +116,11 @@ class Stretch:
         self._order += 1
 
     def cut_off(self) -> None:
-        """Note that other entries may lie behind the last one."""
+        """Mark the end of the stretch as a gap: other entries may lie behind its last one."""
         self._gaps.append(self._order)
 
     def find(self, wanted: Wanted) -> Stored:
-        """Return where the messages lie."""
+        """Look for messages among the entries; return the outcome, with their offset if they are stored."""
         first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
         at, base, scattered, others = first, -1, False, False
         before = after = None
@@ -148,12 +149,14 @@ class Stretch:
 
 
 def all_known(answers: Sequence[Stored]) -> bool:
-    """Return true if nothing is left to look for."""
+    """Return true if every search has an outcome that further looking would not change."""
     return all(each.outcome not in {Outcome.UNKNOWN, Outcome.UNFINISHED} for each in answers)
 
 
 class StoredBatches:
-    """The search in one partition. `check_exists` is called before a reader is opened, see `Client.open_reader`."""
+    """The search for stored batches in one partition. `check_exists` is called before a reader is opened, see
+    `Client.open_reader`.
+    """
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class StoredBatches:
         self._check_exists = check_exists
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
-        """Look for all of them, each as far back as the bounds allow. PulsarError and KopError."""
+        """Look for all of these messages, each as far back as the bounds allow. PulsarError and KopError."""
         answers = [Stored(Outcome.UNKNOWN)] * len(wanted)
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
@@ -203,8 +206,8 @@ class StoredBatches:
         return answers
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
-        """Return the entries from `start` to `end`; None where the Pulsar broker holds them back, or the reader is
-        lost.
+        """Return the entries from `start` to `end`, read by a reader; None if the Pulsar broker holds them back, or the
+        reader is lost.
         """
         mapping = self._mapping
         stretch: Stretch | None = None
@@ -254,9 +257,9 @@ class StoredBatches:
         return None if lost else stretch
 
     async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
-        """Look over REST, backwards from the entry before the place `end`; yields what is known after each step.
+        """Look over REST, backwards from the entry before the place `end`; yield the answers after each step.
 
-        Where Pulsar did not answer for an entry that is there, what is not found has the outcome UNFINISHED.
+        If Pulsar gave no answer for an entry that exists, messages that are not found have the outcome UNFINISHED.
         """
         heads: deque[tuple[Position, EntryHead | None]] = deque()
         looked_at = 0
@@ -286,9 +289,10 @@ class StoredBatches:
             yield _unfinished(answers) if any(head is None for _, head in heads) else answers
 
     async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
-        """Return the entry at a position; None where it is not known.
+        """Return the metadata of the entry at a position; None if it is not known.
 
-        Pulsar's answer that it is not there says nothing: it comes for each entry of a topic that is being unloaded.
+        Pulsar's answer that it does not exist proves nothing: it comes for each entry of a topic that is being
+        unloaded.
         """
         try:
             return position, await self._admin.entry_head(self._partition, *position)
@@ -297,6 +301,8 @@ class StoredBatches:
 
 
 def _unfinished(answers: Sequence[Stored]) -> list[Stored]:
-    """Return the answers of a search that did not see all entries within its bounds."""
+    """Return the answers of a search that did not see all entries within its bounds: UNFINISHED in the place of
+    UNKNOWN.
+    """
     unfinished = Stored(Outcome.UNFINISHED)
     return [unfinished if answer.outcome is Outcome.UNKNOWN else answer for answer in answers]

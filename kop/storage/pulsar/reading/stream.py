@@ -16,37 +16,47 @@ from kop.storage.base import Buffer
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 
 FIRST_PERMITS: Final = 16
-"""The Pulsar broker's first read ignores how many messages an entry holds: this many entries may come at once."""
+"""The number of entries that may come at once at first: the Pulsar broker's first read ignores how many messages an
+entry holds.
+"""
 MOST_PERMITS: Final = 1000
 OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int, int]]
-"""Takes entries from a place on in what a read brought; returns how many, their messages, and bytes of payload."""
+"""The type of a callback for entries that came together, from a place on: it returns the number of entries that it
+took, of their messages, and of the bytes of their payload.
+"""
 
 
 class ChunksMissingError(PeerError):
-    """A message's last chunk was read without its first ones: the reader may have begun between them."""
+    """An error for a message whose last chunk was read without its first ones: the reader may have begun between
+    them.
+    """
 
 
 class MessageTooLargeError(PeerError):
-    """A chunked message is larger than is put together here."""
+    """An error for a chunked message that is larger than is put together here."""
 
 
 class Chunks:
-    """Puts chunked messages together. Bounded: a message that does not end in time is given up, a large one refused."""
+    """The chunks of messages that are not complete yet. Bounded: a message that does not end in time is given up, a
+    large one refused.
+    """
 
     _MOST_MESSAGES: Final = 100
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes`: of one message, as it is stored, and of all that wait together unless it is one."""
+        """Begin without chunks. `max_bytes` bounds one message, as it is stored, and all that wait together unless it
+        is one.
+        """
         self._max_bytes = max_bytes
         self._parts: dict[str, list[bytes]] = {}
         self.size = 0
-        """Bytes of the chunks that wait for others."""
+        """The bytes of the chunks that wait for others."""
 
     def add(self, info: transcode.EntryView, payload: memoryview) -> Buffer | None:
-        """Return the whole payload with the last chunk, None before it.
+        """Add a chunk: return the whole payload with the last chunk, None before it.
 
         Of an encrypted message, which nobody here can put together, the last chunk stands for the whole payload.
-        CORRUPT_MESSAGE with the last chunk where chunks before it are missing, or the message is larger than may be.
+        CORRUPT_MESSAGE with the last chunk if chunks before it are missing, or the message is larger than may be.
         """
         ends = info.chunk_id + 1 >= info.num_chunks
         if info.encrypted:  # each chunk by itself, so that they are larger than they say
@@ -86,9 +96,9 @@ class Chunks:
 
 
 class Stream:
-    """Entries from a position on, handed to `on_entry` as they come, from `start` on.
+    """A stream of entries from a position on, handed to `on_entry` as they come, after `start`.
 
-    It asks for as much as keeps about `budget` bytes under way; `pause` and `go_on` stop and start that.
+    It asks for as many as keep about `budget` bytes under way; `pause` and `go_on` stop and resume that.
     """
 
     def __init__(
@@ -98,24 +108,26 @@ class Stream:
         place: Callable[[Entry], EntryWithOffsets],
         on_many: OnMany | None = None,
     ) -> None:
-        """`on_many` takes entries that came together; those that it leaves go to `on_entry`, one by one."""
+        """Make a stream that is not started. `on_many` takes entries that came together; those that it leaves go to
+        `on_entry`, one by one.
+        """
         self._on_entry = on_entry
         self._on_many = on_many
         self._on_lost = on_lost
         self._place = place
         self._reader: Reader | None = None
         self.budget = 0
-        """Bytes that are kept under way; see `start`."""
+        """The bytes that are kept under way; see `start`."""
         self._bytes = 0
         self._messages = 0
         self._ask_at = MOST_PERMITS
-        """With so many permits left, more are asked for."""
+        """The number of permits left at which more are asked for."""
         self._paused = False
         self.closed = False
         self.compacted = False
         """True if the stream reads the compacted log."""
         self._start = self._came = EARLIEST
-        """Where the stream began, and the last entry that it read since then."""
+        """The position at which the stream began; and that of the last entry that it read since then."""
 
     async def start(
         self,
@@ -150,7 +162,7 @@ class Stream:
             await self._reader.close()
 
     def begin(self, permits: int) -> None:
-        """Ask for so many first entries of a stream that was started without permits."""
+        """Ask for so many first entries, for a stream that was started without permits."""
         if self._reader is not None and not self.closed:
             self._reader.flow(permits)
 
@@ -161,7 +173,7 @@ class Stream:
 
     @property
     def due(self) -> int:
-        """About how many bytes were asked for and did not come yet."""
+        """The bytes, roughly, that were asked for and did not come yet."""
         if self._reader is None or not self._messages:
             return self.budget
         return min(max(self._reader.permits, 0) * self._bytes // self._messages, self.budget)
@@ -177,22 +189,26 @@ class Stream:
         return self._reader is not None and self._reader.connected
 
     async def last_position(self, *, within: float | None = None) -> Position:
-        """Return the position of the last entry in the topic; its entry number is -1 where the topic holds none.
+        """Return the position of the last entry in the topic; its entry number is -1 if the topic holds none.
 
-        `within`: see `Reader.last_position`.
+        `within` is the time limit in seconds; None for that of any request.
         """
         assert self._reader is not None
         return await self._reader.last_position(within=within)
 
     async def mark_delete_position(self) -> Position | None:
-        """See `Reader.mark_delete_position`; None also where the Pulsar broker gives no answer."""
+        """Return the position up to which Pulsar counts entries as acknowledged by this stream; None if it does not
+        tell.
+        """
         try:
             return None if self._reader is None else await self._reader.mark_delete_position()
         except PulsarError:
             return None
 
     async def exhausted(self) -> bool:
-        """Return true if nothing follows what was read. In a compacted topic the last entries may be gone."""
+        """Return true if no entry follows the last one that was read. In a compacted topic the last entries may be
+        gone.
+        """
         last = await self.last_position()
         return last.entry < 0 or last < self._start or last <= self._came
 
@@ -201,15 +217,15 @@ class Stream:
         self._paused = True
 
     def go_on(self) -> None:
-        """Ask again."""
+        """Ask for entries again, after `pause`."""
         if self._paused:
             self._paused = False
             self._ask()
 
     async def go_on_behind(self, position: Position) -> None:
-        """Ask again, from the entry behind `position` on: those before it are not handed out.
+        """Ask for entries again, from the one behind `position` on: those before it are not handed out.
 
-        Where the Pulsar broker does not answer, the stream comes back by itself, or is lost.
+        If the Pulsar broker does not answer, the stream comes back by itself, or is lost.
         """
         self._paused = False
         if self._reader is None or self.closed:
@@ -241,7 +257,9 @@ class Stream:
             self._ask()
 
     def _many(self, received: Sequence[Received], at: int) -> tuple[int, int]:
-        """Hand out as many entries as can be at once: see `Reader`."""
+        """Hand out as many entries of a read as `on_many` takes at once; return the numbers of entries and of
+        messages.
+        """
         if self.closed or self._on_many is None:
             return 0, 0
         taken, messages, size = self._on_many(received, at)
@@ -260,7 +278,9 @@ class Stream:
             self._bytes //= 2
 
     def _ask(self, uncounted: int = 0) -> None:
-        """Ask for more, if there is reason to. So many messages that came are not counted by the reader yet."""
+        """Ask for more entries if fewer than wanted are under way. So many messages that came are not counted by the
+        reader yet.
+        """
         if self.closed or self._reader is None:
             return
         each = max(self._bytes // max(self._messages, 1), 1)

@@ -37,16 +37,19 @@ from kop.storage.pulsar.topics import policies
 
 CURSOR: Final = "__compaction"
 AFTERWARDS: Final = Retention(24 * 60, -1)
-"""A day, for people who want to see what was written."""
+"""The retention of a state topic once a compaction has succeeded: a day, for people who want to see what was
+written.
+"""
 LATE_BYTES: Final = 2 * policies.OWN_COMPACTION_THRESHOLD
 LATE_SECONDS: Final = 900.0
-"""A partition is late where its uncompacted part is that old and larger than `LATE_BYTES`: Pulsar brokers look every
-minute whether to compact, and need a while for it."""
+"""The age in seconds above which an uncompacted part that is larger than `LATE_BYTES` counts as late: Pulsar brokers
+look every minute if they have to compact, and need a while for it.
+"""
 RETENTION_EVERY: Final = 600.0
-"""Seconds between two looks at all partitions of a topic."""
+"""The seconds between two looks at all partitions of a state topic, from which its retention follows."""
 
 LOOK_SECONDS: Final = 60.0
-"""How long the look at one partition may take, that at its topic's retention among it."""
+"""The seconds that the look at one partition may take, with that at its topic's retention."""
 AT_ONCE: Final = 8
 
 log = logging.getLogger(__name__)
@@ -54,12 +57,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Uncompacted:
-    """What no compaction has seen of a partition."""
+    """The part of a partition that no compaction has seen."""
 
     size: int
-    """Bytes of records that no compaction has seen."""
+    """The bytes of records that no compaction has seen."""
     seconds: float
-    """Age of the oldest of these records; 0 where there is none."""
+    """The age of the oldest of these records in seconds; 0 if there is none."""
 
     @property
     def late(self) -> bool:
@@ -68,7 +71,7 @@ class Uncompacted:
 
 
 def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
-    """Return what no compaction has seen, from a partition's stats with backlogs; None where compaction has no
+    """Return the part that no compaction has seen, from a partition's stats with backlogs; None if compaction has no
     cursor.
     """
     cursor = stats.get("subscriptions", {}).get(CURSOR)
@@ -80,14 +83,14 @@ def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
 
 
 def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
-    """Return how long a topic has to be kept, from the internal stats of all its partitions."""
+    """Return the retention that a state topic needs, from the internal stats of all its partitions."""
     held = all(CURSOR in stats.get("cursors", {}) for stats in partitions)
     proven = any(stats.get("compactedLedger", {}).get("ledgerId", -1) >= 0 for stats in partitions)
     return AFTERWARDS if held and proven else FOREVER
 
 
 class Compactions:
-    """Watches over the compaction of internal topics."""
+    """The watch over the compaction of internal topics."""
 
     def __init__(
         self,
@@ -95,9 +98,11 @@ class Compactions:
         partitions: Callable[[], Iterable[PartitionView]],
         pulsar_topic: Callable[[UUID], PulsarTopic],
     ) -> None:
-        """`partitions` tells all partitions that there are now, `pulsar_topic` what Pulsar has of a topic by its id."""
+        """Begin to watch. `partitions` returns all partitions that there are now, `pulsar_topic` the Pulsar side of a
+        topic by its id.
+        """
         self.uncompacted: dict[tuple[str, int], Uncompacted] = {}
-        """What no compaction has seen, by topic and partition, of the partitions that this broker leads."""
+        """The parts that no compaction has seen, by topic and partition, of the partitions that this broker leads."""
         self._context = context
         self._partitions = partitions
         self._pulsar_topic = pulsar_topic
@@ -105,7 +110,7 @@ class Compactions:
         self._due: dict[str, float] = {}
 
     def collect(self) -> Sequence[Metric]:
-        """Return the metrics of what no compaction has seen."""
+        """Return metrics of the bytes and the age of records that no compaction has seen."""
         labels = ["topic", "partition"]
         size = gauge_family(
             "kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels
@@ -117,7 +122,9 @@ class Compactions:
         return size, age
 
     async def look(self) -> None:
-        """Look at each partition that this broker leads. A failed look is logged, and repeated in the next round."""
+        """Look at each partition that this broker leads: warn, and start a compaction, if it is late. A failed look is
+        logged, and repeated in the next round.
+        """
         now = self._context.loop.time
         by_partition: dict[tuple[str, int], Uncompacted] = {}
 
@@ -173,7 +180,7 @@ class Compactions:
         return seen
 
     async def _keep(self, first_partition: PartitionView) -> None:
-        """Bring the topic's retention to what compaction allows."""
+        """Set the topic's retention to what the state of its compaction allows."""
         admin, known = self._context.admin, self._pulsar_topic(first_partition.topic.topic_id)
         full_name, partitions = known.full_name, map(known.partition, range(first_partition.topic.partitions))
         wanted = retention_of([await admin.internal_stats(each) for each in partitions])

@@ -30,10 +30,10 @@ from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unus
 from kop.storage.pulsar.topics.table import PulsarTopics
 
 _DELETION_MS: Final = 60_000
-"""A deletion that began longer ago has failed."""
+"""The ms after which a deletion of a topic that has begun counts as failed."""
 _FRESH_SECONDS: Final = 0.05
 _LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, *[5.0] * 12)
-"""Seconds between looks at a topic that may have to be deleted again: clients use it, or its deletion is under way.
+"""The seconds between looks at a topic that may have to be deleted again: clients use it, or its deletion is under way.
 
 A deletion may take its time, for as long as `_DELETION_MS` it counts as being under way.
 """
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class DeletionGuard:
-    """Keeps producers and readers from bringing a deleted topic back."""
+    """The guard that keeps producers and readers from bringing a deleted topic back."""
 
     def __init__(self, context: PulsarContext, topics: PulsarTopics, strays: StrayPartitions) -> None:
         self._context = context
@@ -54,24 +54,25 @@ class DeletionGuard:
         self._strays = strays
         self._asked: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._missing: dict[str, float] = {}
-        """For each missing partition the loop time since when it is missing."""
+        """The time of the loop since which each missing partition is missing."""
         self._taking_back: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
-        """End the work that deletes partitions again."""
+        """End the background work that deletes re-created partitions again."""
         for task in self._taking_back:
             task.cancel()
         await asyncio.gather(*self._taking_back, return_exceptions=True)
 
     def forget(self, topic_id: UUID) -> None:
-        """Forget what was asked about a topic, which is known to be gone."""
+        """Drop the answers about a topic, which is known to be gone."""
         self._asked.pop(topic_id, None)
 
     async def may_attach(self, partition: PartitionView) -> bool:
-        """Return true if the topic and this partition of it exist. PulsarError where Pulsar does not answer.
+        """Return true if the topic and this partition of it exist, so that a client may attach. PulsarError if Pulsar
+        does not answer.
 
-        LEADER_NOT_AVAILABLE of `PulsarTopics.until_made` where the topic is being made.
+        LEADER_NOT_AVAILABLE of `PulsarTopics.until_made` if the topic is being made.
         """
         await self._topics.until_made(partition.topic.topic_id)
         if not await self.still_there(partition):
@@ -87,7 +88,9 @@ class DeletionGuard:
         return True
 
     def _is_missing(self, partition: PartitionView) -> None:
-        """Note that a partition is missing: its topic is being deleted, which takes a moment, or it was never made."""
+        """Remember that a partition is missing, and have its topic looked at again, which may be being deleted. A
+        partition that stays missing was never made: then a log line says so.
+        """
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
@@ -99,10 +102,10 @@ class DeletionGuard:
         self._context.spawn(self._topics.refresh(partition.topic.topic_id))
 
     async def still_there(self, partition: PartitionView, since: float | None = None) -> bool:
-        """Return true if Pulsar has the topic under the same id. PulsarError where Pulsar does not answer.
+        """Return true if Pulsar has the topic under the same id. PulsarError if Pulsar does not answer.
 
-        One answer serves all partitions of a topic. With `since` (loop time) the question was asked after that; without
-        it the answer is at most `_FRESH_SECONDS` old.
+        One answer serves all partitions of a topic. With `since` (the loop's time) the question was asked after that;
+        without it the answer is at most `_FRESH_SECONDS` old.
         """
         topic_id, loop = partition.topic.topic_id, self._context.loop
         oldest = loop.time() - _FRESH_SECONDS if since is None else since
@@ -145,8 +148,8 @@ class DeletionGuard:
     # --- producers
 
     async def confirm(self, partition: PartitionView, producer: Producer) -> None:
-        """Check the topic after a producer attached. UNKNOWN_TOPIC_OR_PARTITION where attaching re-created a deleted
-        topic.
+        """Check the topic after a producer attached. UNKNOWN_TOPIC_OR_PARTITION if attaching re-created a deleted
+        topic, which is deleted again.
         """
         if (
             not partition.deleted
@@ -161,10 +164,10 @@ class DeletionGuard:
         raise PeerError(f"topic {partition.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
-        """Return when the topic's ledger was made, if that was while `producer` attached; None where somebody else made
-        the topic.
+        """Return the time at which the topic's ledger was made, if that was while `producer` attached; None if somebody
+        else made the topic.
 
-        Both times are by the Pulsar broker's clock; how long the attaching took is by ours.
+        Both times are by the Pulsar broker's clock; the time that the attaching took is by ours.
         """
         try:
             stats = await self._context.admin.stats(producer.topic)
@@ -179,7 +182,7 @@ class DeletionGuard:
         return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
     def removed(self, partition: PartitionView) -> None:
-        """Delete a partition of a topic that is gone, where one of the partition's producers re-created it."""
+        """Delete a partition of a topic that is gone, if one of the partition's producers re-created it."""
         if partition.producing and _base(partition) != partition.partition_name:
             self.take_back(partition)
 
@@ -188,7 +191,7 @@ class DeletionGuard:
     def take_back(self, partition: PartitionView, made: str | None = None) -> None:
         """Delete a partition that came back, as soon as no client uses it.
 
-        `made` is given for a plain topic: it is deleted only where its ledger was made at that time.
+        `made` is given for a plain topic: it is deleted only if its ledger was made at that time.
         """
         task = self._context.loop.create_task(
             self._delete_unused(partition, made), name=f"take back {partition.partition_name}"
@@ -213,7 +216,9 @@ class DeletionGuard:
                 background.tell(f"taking back {partition.partition_name}", error, kind="taking back a topic")
 
     async def _settled(self, partition: PartitionView, made: str | None) -> bool:
-        """Delete a topic that came back; False while that is not possible."""
+        """Delete a topic that came back, unless it is another one or in use; return false if it has to be tried
+        again.
+        """
         name, base = partition.partition_name, _base(partition)
         if base != name and (id_now := await self._strays.id_or_none(base)) is not None:
             # With another id the topic was created again and owns the partition; with the same id it is being deleted.
@@ -233,5 +238,7 @@ class DeletionGuard:
 
 
 def _base(partition: PartitionView) -> str:
-    """Return Pulsar's name of the topic. The partition of a topic that is not partitioned has the same name."""
+    """Return Pulsar's name of a partition's topic. The partition of a topic that is not partitioned has the same
+    name.
+    """
     return partition.partition_name.removesuffix(f"-partition-{partition.index}")

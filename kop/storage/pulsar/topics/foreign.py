@@ -27,7 +27,9 @@ from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, may_be_named, topic_of
 
 _MISSING_SECONDS: Final = 5.0
-"""How long a topic that was not found is not looked for again, and one that was refused is not created again."""
+"""The seconds for which a topic that was not found is not looked for again, and one that was refused is not created
+again.
+"""
 _MOST_MISSING: Final = 10_000
 
 log = logging.getLogger(__name__)
@@ -38,32 +40,32 @@ class _Missing:
     until: float
     error: KopError
     refused: bool
-    """True if it failed to make the topic; otherwise it failed to look for it."""
+    """True if making the topic failed; false if looking for it did."""
 
 
 class Table(Protocol):
-    """What topics of other namespaces need of the table of topics."""
+    """The table of topics, in the parts that topics of other namespaces need."""
 
     def get(self, name: str) -> TopicInfo | None:
         """Return the topic of that name, or None."""
 
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
-        """Call `callback(old, new)` after each change."""
+        """Call `callback(old, new)` after each change of a topic."""
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
-        """Look at topics that nobody has told of; returns those that could not be read."""
+        """Look at topics of these names; return those that could not be read."""
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Have these topics looked at again; see `PulsarTopics.watched`."""
+        """Have these topics looked at again soon; see `PulsarTopics.watched`."""
 
 
 class ForeignTopics:
-    """Topics of namespaces other than the gateway's own."""
+    """The topics of namespaces other than the home namespace that clients have named."""
 
     def __init__(
         self, context: PulsarContext, cluster_topic: ClusterTopic, table: Table, announce: Callable[[str], None]
     ) -> None:
-        """`announce` tells the other brokers to look at a topic."""
+        """Begin with none known. `announce` tells the other brokers to look at a topic."""
         self._context = context
         self._cluster_topic = cluster_topic
         self._table = table
@@ -77,7 +79,9 @@ class ForeignTopics:
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
-        """Return Pulsar's names of the topics that clients of this or another broker have named. PulsarError."""
+        """Return Pulsar's names of the topics of other namespaces that clients of this or another broker have named.
+        PulsarError.
+        """
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
             for name in names - self._kept:
@@ -85,7 +89,9 @@ class ForeignTopics:
         return {PERSISTENT + name for name in self._kept}
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics that are not known; `missing` says why one is not known afterwards."""
+        """Look for topics of other namespaces that are not known; afterwards `missing` has the error of each that is
+        still not.
+        """
         good = [name for name in names if may_be_named(name) and self._context.naming.kafka_name(PERSISTENT + name)]
         for name in set(names).difference(good):
             error = PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -100,12 +106,14 @@ class ForeignTopics:
                 self._note(name, absent, refused=False)
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return why a topic was not found, or could not be made, in the last seconds."""
+        """Return the error for which a topic was not found, or could not be made, in the last seconds; None if there
+        was none.
+        """
         failure = self._fresh(name)
         return None if failure is None else failure.error.code
 
     def check(self, name: str) -> None:
-        """Check before a topic is made. KopError where that was refused a moment ago, or the name is not allowed."""
+        """Raise a KopError if a topic may not be made: that was refused a moment ago, or the name is not allowed."""
         if not may_be_named(name) or self._context.naming.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
         failure = self._fresh(name)
@@ -113,12 +121,14 @@ class ForeignTopics:
             raise failure.error
 
     def refused(self, name: str, error: KopError) -> None:
-        """Note that a topic could not be made."""
+        """Remember the error for which a topic could not be made."""
         if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
             self._failed(name, error, refused=True)
 
     def unreadable(self, full_name: str, error: Exception) -> bool:
-        """Note that a topic cannot be read. True where this was logged: Pulsar refuses a topic of another namespace."""
+        """Remember that a topic cannot be read; return true if that was logged: Pulsar refuses a topic of another
+        namespace.
+        """
         if not isinstance(error, PulsarError):
             return False
         name = full_name.removeprefix(PERSISTENT)
@@ -161,7 +171,7 @@ class ForeignTopics:
         self._missing[name] = _Missing(now + _MISSING_SECONDS, error, refused)
 
     def _changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Follow a namespace while a topic of it is known."""
+        """Watch a namespace while a topic of it is known; called after each change of a topic."""
         topic = new or old
         if topic is None or "/" not in topic.name:
             return
@@ -189,7 +199,7 @@ class ForeignTopics:
     def _watched(
         self, namespace: str, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]
     ) -> None:
-        """Take what the watcher tells, as far as it is of topics that clients have named."""
+        """Pass on the watcher's news of topics that clients have named, and ignore the rest of the namespace."""
         known = {PERSISTENT + name for name in self._known.get(namespace, ())}
         there = {topic_of(name) for name in (*(snapshot or ()), *added)}
         for name in there:

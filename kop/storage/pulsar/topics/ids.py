@@ -24,36 +24,38 @@ T = TypeVar("T")
 
 _NAMING_ROUNDS: Final = 5
 SPREAD_SECONDS: Final = 0.2
-"""A plain topic gets its id from the chosen broker after a random wait of up to so long: another cluster may do it."""
+"""The longest random wait in seconds before the chosen broker gives a plain topic its id: another cluster may do it."""
 WAIT_FOR_OTHERS: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
-"""Seconds to wait for the broker that gives a topic its id, before another one does."""
+"""The seconds to wait for the broker that gives a topic its id, before another one does."""
 _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class TopicIds:
-    """Gives topics their ids. Methods raise PulsarError."""
+    """The ids of topics, and their agreement between brokers. Methods raise PulsarError."""
 
     def __init__(self, admin: Admin, is_chosen: Callable[[str], bool]) -> None:
-        """`is_chosen` tells by a topic's name whether this broker is the one to give that topic an id."""
+        """Keep the parts that are used. `is_chosen` returns true if this broker is the one to give the topic of that
+        name an id.
+        """
         self._admin = admin
         self._is_chosen = is_chosen
 
     async def metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
-        """Return how many partitions a topic has, 0 for a plain one, and its properties as they are."""
+        """Return the number of partitions of a topic, 0 for a plain one, and its properties as they are."""
         topic = await self._admin.partitioned_metadata(full_name)
         if topic.partitions:
             return topic.partitions, topic.properties
         return 0, await self._admin.properties(full_name)
 
     async def write(self, full_name: str, topic_id: UUID) -> None:
-        """Write an id, and the name that it belongs to."""
+        """Write an id into a topic's properties, with the name that it belongs to."""
         await self._admin.set_properties(full_name, {ID_PROPERTY: str(topic_id), NAME_PROPERTY: full_name})
 
     async def give(
         self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
     ) -> Mapping[str, str]:
         """Give an id to a topic that has none, or has `foreign`, the id of another topic. One of the brokers does it,
-        the others read the result. `present` are the topic's properties; returns those that it has then.
+        the others read the result. `present` are the topic's properties; return those that it has then.
 
         See docs/quirks.md, "Policies and properties that are set may be lost".
         """
@@ -81,9 +83,9 @@ class TopicIds:
         return properties
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
-        """Wait until another broker has done the work, and return what `done` then gives; None where none has.
+        """Wait until another broker has done the work, and return the result of `done` then; None if none has.
 
-        `key` says which broker is to do it; the others wait for that one.
+        `key` determines the broker that is to do it; the others wait for that one.
         """
         # Brokers of another cluster on the same namespace do not know of this one, and must not all write at once.
         first = (clock.chance.random() * SPREAD_SECONDS,) if plain else ()
@@ -94,8 +96,8 @@ class TopicIds:
         return None
 
     async def _of_the_oldest_ledger(self, full_name: str, plain: bool, foreign: UUID | None) -> UUID | None:
-        """Return an id, the same from each broker that asks at this moment; None where Pulsar does not say enough for
-        that.
+        """Return an id for a topic, the same from each broker that asks at this moment; None if Pulsar does not tell
+        enough for that.
 
         It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
         """

@@ -18,17 +18,17 @@ from kop.storage.pulsar.layout import all_remembered, largest_remembered, outdat
 from kop.storage.pulsar.topics.table import PulsarTopics
 
 _TRIES: Final = 5
-"""How often a number is written until it is read back."""
+"""The number of times that a number is written until it is read back."""
 
 
 class PartitionNumbers:
-    """The kept numbers of all partitions; `kind` is one of those that `layout.py` names."""
+    """The kept numbers of all partitions; `kind` is one of the kinds that `layout.py` names."""
 
     def __init__(self, context: PulsarContext, topics: PulsarTopics) -> None:
         self._context = context
         self._topics = topics
         self._parsed: dict[UUID, tuple[Mapping[str, str], dict[tuple[str, int], int]]] = {}
-        """By topic: its properties, and the numbers in exactly these properties."""
+        """The properties of each topic, by its id, and the numbers in exactly these properties."""
 
     def largest(self, topic_id: UUID, partition: int, kind: str) -> int:
         """Return the largest number that a broker kept of a partition, or 0."""
@@ -39,7 +39,9 @@ class PartitionNumbers:
         return parsed[1].get((kind, partition), 0)
 
     async def keep(self, topic: TopicInfo, partition: int, kind: str, value: int) -> None:
-        """Keep a number for all brokers. BackendError where Pulsar does not keep it, or refuses."""
+        """Keep a number of a partition in the topic's properties, for all brokers. BackendError if Pulsar does not keep
+        it, or refuses.
+        """
         topic_id = topic.topic_id
         name = remembered(kind, partition, value)
         for _ in range(_TRIES):

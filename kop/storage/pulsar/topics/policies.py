@@ -31,7 +31,8 @@ from kop.storage.base import LogPolicy
 
 COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
 OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
-"""Compaction threshold of the gateway's own topics: a broker that takes a partition over reads what is not compacted.
+"""The compaction threshold of the gateway's own topics in bytes: a broker that takes a partition over reads what is not
+compacted.
 """
 _RETENTION_CONFIGS: Final = frozenset({"retention.ms", "retention.bytes"})
 _CLEANUP: Final = "cleanup.policy"
@@ -41,25 +42,25 @@ _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
 _SET_AGAIN_SECONDS: Final = 1.0
 _MOST_MINUTES: Final = (2**31 - 1) // 60
-"""Minutes of retention that Pulsar counts right: 68 years. docs/quirks.md, "Retention overflows"."""
+"""The most minutes of retention that Pulsar counts right: 68 years. docs/quirks.md, "Retention overflows"."""
 _MOST_MEBIBYTES: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 _ENTRY_GROWTH: Final = 6
 _ENTRY_ROOM: Final = 64 * 1024
-"""Bytes that an entry may have beside its records: names, schemas."""
+"""The bytes that an entry may have beside its records: names, schemas."""
 
 
 class _Policy(NamedTuple):
-    """One policy of a topic."""
+    """One Pulsar policy of a topic: its wanted value, and the functions that set and read it."""
 
     set: Callable[[], Awaitable[None]]
     applied: Callable[[], Awaitable[object]]
-    """Reads the value in force."""
+    """A function that reads the value in force."""
     wanted: object
 
 
 def retention_of(policy: LogPolicy) -> Retention:
-    """Return Pulsar's retention for a topic: minutes and MiB, -1 where there is no limit."""
+    """Return Pulsar's retention for a topic: minutes and MiB, -1 for no limit."""
     if not policy.delete:
         return Retention(-1, -1)
     return Retention(
@@ -77,14 +78,14 @@ def _limit(value: int, unit: int, most: int) -> int:
 
 
 def keeps(retention: Retention) -> bool:
-    """Return true if records stay after all subscriptions have read them. Records go as soon as either limit is
+    """Return true if records stay after all subscriptions have acknowledged them. Records go as soon as either limit is
     exceeded.
     """
     return 0 not in retention
 
 
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
-    """Return Pulsar's compaction threshold for a topic: bytes of backlog from which it compacts by itself, 0 for
+    """Return Pulsar's compaction threshold for a topic: the bytes of backlog from which on it compacts by itself, 0 for
     never.
     """
     if not policy.compact:
@@ -93,14 +94,14 @@ def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
 
 
 def max_size_of(policy: LogPolicy, largest: int) -> int:
-    """Return Pulsar's limit of an entry in bytes, at most the Pulsar brokers' own `largest`; 0 stands for that one
-    alone.
+    """Return Pulsar's limit of an entry for a topic in bytes, at most the Pulsar brokers' own `largest`; 0 stands for
+    that one alone.
     """
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 
 async def differing_configs(admin: Admin, full_name: str, policy: LogPolicy, *, largest: int) -> Mapping[str, str]:
-    """Kafka configs that stand for the policies in force, where these differ from what `policy` asks for."""
+    """Return the Kafka configs for the policies in force that differ from what `policy` asks for."""
     retention = await admin.get_retention(full_name, applied=True) or Retention(0, 0)
     compact = bool(await admin.get_compaction_threshold(full_name, applied=True))
     max_size = await admin.get_max_message_size(full_name, applied=True) or largest
@@ -129,7 +130,7 @@ async def apply(
 ) -> None:
     """Set policies, and wait until Pulsar reads them back: those that differ from `before` (None: all, on a new topic).
 
-    `before` tells what was asked for, which pulsar-admin or a namespace may have made untrue. So a policy that stands
+    `before` is what was asked for last, which pulsar-admin or a namespace may have made untrue. So a policy that stands
     for one of the configs `named` is set, too, unless the topic itself has it in Pulsar.
     """
 
@@ -184,9 +185,10 @@ async def apply(
 
 
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
-    """Set the policies one after the other, and wait until all are in force. PulsarError Timeout where they are not.
+    """Set the policies one after the other, and wait until all are in force. PulsarError Timeout if they are not.
 
-    What does not hold after a while is set again: docs/quirks.md, "Policies and properties that are set may be lost".
+    A policy that does not hold after a while is set again: docs/quirks.md, "Policies and properties that are set may be
+    lost".
     """
     for policy in policies:
         await policy.set()
@@ -206,7 +208,7 @@ async def _bring_into_force(policies: Sequence[_Policy]) -> None:
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
-    """Set a topic's retention, and raise the backlog quota first where that forbids it. PulsarError."""
+    """Set a topic's retention, and first raise the backlog quota if that forbids it. PulsarError."""
     try:
         await admin.set_retention(full_name, retention)
     except PulsarError as error:
@@ -230,7 +232,7 @@ async def set_retention(admin: Admin, full_name: str, retention: Retention) -> N
 
 
 async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Wait until a policy reads as it was set. PulsarError Timeout where it does not."""
+    """Wait until a policy reads as it was set. PulsarError Timeout if it does not."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _IN_FORCE_SECONDS
     pause = 0.005

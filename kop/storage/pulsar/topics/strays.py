@@ -17,30 +17,28 @@ from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import ID_PROPERTY, namespace_of
 
 NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
-"""Pulsar's codes for a topic or partition that does not exist."""
+"""The codes of Pulsar's errors for a topic or partition that does not exist."""
 _PAUSES: Final = (0.02, 0.1, 0.3, 1.0)
-"""Seconds between attempts to delete a partition: clients may use it, or another broker may be deleting it."""
+"""The seconds between attempts to delete a partition: clients may use it, or another broker may be deleting it."""
 _DEDUPLICATION_CURSOR: Final = "pulsar.dedup"
 
 log = logging.getLogger(__name__)
 
 
 def is_unused(stored: Mapping[str, Any]) -> bool:
-    """Return true if nothing was ever written to a partition, and nobody has a subscription; from its internal
-    stats.
-    """
+    """Return true if nothing was ever written to a partition, and nobody has a subscription, by its internal stats."""
     cursors = set(stored.get("cursors", ())) - {_DEDUPLICATION_CURSOR}
     return not stored["entriesAddedCounter"] and not stored["numberOfEntries"] and not cursors
 
 
 class StrayPartitions:
-    """Looks for partitions of no topic, and deletes them. Methods raise PulsarError."""
+    """The search for partitions that belong to no topic, and their deletion. Methods raise PulsarError."""
 
     def __init__(self, context: PulsarContext) -> None:
         self._context = context
 
     async def id_or_none(self, full_name: str) -> str | None:
-        """Return the id of a partitioned topic, empty where it has none; None where there is no such topic."""
+        """Return the id of a partitioned topic, empty if it has none; None if there is no such topic."""
         try:
             return (await self._context.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY, "")
         except PulsarError as error:
@@ -60,9 +58,9 @@ class StrayPartitions:
             )
 
     async def clear(self, full_name: str) -> bool:
-        """Delete unused partitions of no topic: while they are there, Pulsar makes none of that name.
+        """Delete unused partitions of no topic: while they exist, Pulsar makes no topic of that name.
 
-        Tells whether there were any and all are gone.
+        Return true if there were any and all are gone.
         """
         admin = self._context.admin
         try:

@@ -54,16 +54,18 @@ from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
 
 MAKER_SECONDS: Final = 15.0
-"""How long loading a partition waits for the broker that makes its topic."""
+"""The seconds for which loading a partition waits for the broker that makes its topic."""
 SEEN_SECONDS: Final = 5.0
-"""How long a topic that another broker has made may stay unseen."""
+"""The seconds for which a topic that another broker has made may stay unseen."""
 _AT_ONCE = 16
-"""Topics that are changed, and as many that are looked at, side by side."""
+"""The number of topics that are changed, and of those that are looked at, side by side."""
 _RETRIES_AT_ONCE = 4
 SCANNED_A_LISTING: Final = 100
-"""Topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred listings."""
+"""The number of topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred
+listings.
+"""
 FIRST_SECONDS: Final = 60.0
-"""How long a broker that starts waits for topics that cannot be read."""
+"""The seconds for which a broker that starts waits for topics that cannot be read."""
 FRESH_SECONDS: Final = 30.0
 RETRY_FIRST: Final = 1.0
 RETRY_MOST: Final = 60.0
@@ -75,39 +77,41 @@ _MEND: Final[Mapping[str, str]] = MappingProxyType(
         "(pulsar-admin topics remove-properties)",
     }
 )
-"""Tells operators what to do about a property that does not parse."""
+"""The advice for operators about each property that does not parse."""
 _LOOK_AGAIN = (0.2, 1.0, 5.0)
-"""Seconds after a partition was removed."""
+"""The seconds after a partition was removed at which its topic is looked at."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class OtherBrokers(Protocol):
-    """What the table of topics needs of the registry of live brokers."""
+    """The registry of live brokers, in the parts that the table of topics uses."""
 
     def announce(self, full_name: str) -> None:
         """Tell the other brokers that a topic's properties changed."""
 
     def is_chosen(self, key: str) -> bool:
-        """Return true if this broker is the one of all to do a piece of work that `key` names."""
+        """Return true if this broker is the one of all that does the piece of work which `key` names."""
 
 
 class TopicLogs(Protocol):
-    """What the table of topics needs of the table of logs."""
+    """The table of logs, in the parts that the table of topics uses."""
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """Take a topic that is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
+        """Make or update the logs of a topic that is new or changed. `partition_name` returns Pulsar's name of a
+        partition.
+        """
 
     def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """Note that a topic is about to be deleted; with `undone` it stays after all."""
+        """Mark the logs of a topic that is about to be deleted; with `undone` it stays after all."""
 
     def remove(self, topic_id: UUID) -> None:
         """Remove the logs of a topic that is gone."""
 
 
 class PulsarTopics(TopicTable):
-    """`Topics` over Pulsar's admin API."""
+    """The table of topics in Pulsar, over its admin API."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class PulsarTopics(TopicTable):
         self._awaited: set[str] = set()
         """Pulsar's names of topics of the first listing that were not looked at yet."""
         self._being_made: dict[UUID, asyncio.Task[None]] = {}
-        """Waits for the brokers that make these topics."""
+        """The waits for the brokers that make new topics, by the topics' ids."""
         self._unread: dict[str, Backoff] = {}
         """Pulsar's names of topics that could not be read, with the waits before they are tried again."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -142,7 +146,7 @@ class PulsarTopics(TopicTable):
         """Topics of the two namespaces that are Pulsar's own."""
         self._scanned = 0
         self._listed_at = float("-inf")
-        """Loop time when the last listing began."""
+        """The loop's time at which the last listing began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: set[str] = set()
         """Pulsar's names of topics that the watcher has named, and that were not looked at yet."""
@@ -155,20 +159,22 @@ class PulsarTopics(TopicTable):
         return self._context.naming.namespace
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics of other namespaces that are not known, and again at all others."""
+        """Look for topics of other namespaces that are not known, and look again at all other ones of these names."""
         others = {name for name in names if "/" in name and self.get(name) is None}
         again = {self._context.naming.full_name(name, False) for name in set(names) - others}
         await asyncio.gather(self._look_at(again), self._foreign.find(others))
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
+        """Return the error for a topic of another namespace that is not known; LEADER_NOT_AVAILABLE if it may exist and
+        could not be read.
+        """
         full_name = self._context.naming.full_name(name, False)
         if full_name in self._unread or full_name in self._awaited:
             return ErrorCode.LEADER_NOT_AVAILABLE
         return self._foreign.missing(name)
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
-        """Return the Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
+        """Return the Pulsar side of a topic; UNKNOWN_TOPIC_ID if it is gone."""
         topic = self._pulsar.get(topic_id)
         if topic is None:
             raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
@@ -184,16 +190,18 @@ class PulsarTopics(TopicTable):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a partitioned topic; with its policies in force. TOPIC_ALREADY_EXISTS where it exists."""
+        """Make a partitioned topic, with its policies in force. TOPIC_ALREADY_EXISTS if it exists."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
         return await self._change(self._context.naming.full_name(name, internal), partial(self._create, topic))
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic with its subscriptions."""
+        """Delete a topic in Pulsar with its records and subscriptions."""
         await self._change(self.pulsar(topic_id).full_name, partial(self._delete, topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS where it would not grow, or is a plain topic."""
+        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow, or if the topic is not
+        partitioned.
+        """
         return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
@@ -203,7 +211,7 @@ class PulsarTopics(TopicTable):
         return await self._change(full_name, partial(self._set_configs, topic_id, wanted, named))
 
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
-        """Keep a small value beside the topic."""
+        """Set a property of the topic in Pulsar, in which brokers keep a small value."""
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._context.admin.set_properties(known.full_name, {key: value}))
         now = self._pulsar.get(topic_id)
@@ -212,18 +220,18 @@ class PulsarTopics(TopicTable):
             self._brokers.announce(known.full_name)
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return the properties that lie beside a topic in Pulsar at this moment."""
+        """Return the properties of a topic as they are in Pulsar at this moment."""
         call = self._ids.metadata(self.pulsar(topic_id).full_name)
         return (await self._ask("cannot read properties", call))[1]
 
     async def remove_properties(self, topic_id: UUID, keys: Collection[str]) -> None:
-        """Remove small values beside a topic that mean nothing any more."""
+        """Remove properties of a topic in Pulsar that mean nothing any more."""
         known = self.pulsar(topic_id)
         for key in keys:
             await self._ask("cannot remove a property", self._context.admin.remove_property(known.full_name, key))
 
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Make one change of a topic at a time, to its end even where the caller is cancelled: memory has to follow
+        """Make one change of a topic at a time, to its end even if the caller is cancelled: memory has to follow
         Pulsar.
         """
         return await self._context.finish(self.in_turn(full_name, change))
@@ -345,7 +353,7 @@ class PulsarTopics(TopicTable):
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
 
-        False where it stays, because another broker has found it meanwhile: records that it stored must not be lost.
+        False if it stays, because another broker has found it meanwhile: records that it stored must not be lost.
         """
         try:
             await self._context.admin.delete_partitioned(full_name, force=False)
@@ -362,7 +370,7 @@ class PulsarTopics(TopicTable):
     async def _apply_policies(
         self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None, named: Collection[str] = ()
     ) -> None:
-        """Bring Pulsar's policies to what the topic's configs say."""
+        """Set Pulsar's policies of a topic by its configs."""
         await policies.apply(
             self._context.admin,
             known.full_name,
@@ -374,9 +382,8 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """Set the policies of topics whose broker died before it set them, or got no answer.
-
-        Pulsar would drop records.
+        """Set the policies of topics whose broker died before it set them, or got no answer: else Pulsar would drop
+        records.
         """
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties or self._is_being_made(topic_id):
@@ -416,7 +423,9 @@ class PulsarTopics(TopicTable):
                 raise
 
     async def _look_until_seen(self, full_name: str) -> None:
-        """Look at a topic of which Pulsar says that it exists: that may be before Pulsar shows it to anybody."""
+        """Look at a topic that Pulsar says exists until it is in the table: Pulsar may say so before it shows the
+        topic.
+        """
         end = self._context.loop.time() + SEEN_SECONDS
         backoff = Backoff(0.05, 0.5)
         await self._look(full_name)
@@ -492,7 +501,7 @@ class PulsarTopics(TopicTable):
         """List the namespaces, then look at topics that the listing shows as changed, and at some of the others in
         turn.
 
-        PulsarError where they cannot be listed. A topic that cannot be read keeps no other one away.
+        PulsarError if they cannot be listed. A topic that cannot be read keeps no other one away.
         """
         self._listed_at = self._context.loop.time()
         listed = await self._list()
@@ -515,7 +524,9 @@ class PulsarTopics(TopicTable):
         await self._finish_abandoned()
 
     async def _load_first(self, names: Set[str]) -> None:
-        """Look at every topic. After a while this broker begins with those that it has; the others come behind."""
+        """Look at every topic at the start. After a while this broker serves those that it has read; the others
+        follow.
+        """
         self._awaited = set(names)
         looks = self._context.loop.create_task(self._look_at(names))
         self._tasks.add(looks)
@@ -536,22 +547,22 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Return topics to look at in this listing: another broker may have failed to announce a change, or
-        pulsar-admin made one.
+        """Return the unchanged topics to look at in this listing: another broker may have failed to announce a change,
+        or pulsar-admin made one.
         """
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
         return known[begin : begin + SCANNED_A_LISTING]
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
-        """Look at topics that nobody has told of; returns those that could not be read."""
+        """Look at topics of these names that may not be known; return those that could not be read."""
         failed: dict[str, PulsarError] = {}
         if full_names:
             await self._look_at(full_names, failed)
         return failed
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return what Pulsar's policies of a topic say otherwise than its configs: by pulsar-admin, or from its
+        """Return the configs that differ from Pulsar's policies of a topic: those were set by pulsar-admin, or in its
         namespace.
         """
         topic, known = self._find(topic_id), self.pulsar(topic_id)
@@ -562,7 +573,7 @@ class PulsarTopics(TopicTable):
         return await self._ask(f"cannot read the policies of {topic.name!r}", reading)
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic again: Pulsar said something of it that does not fit, or a broker may have changed it."""
+        """Look at one topic again: an answer of Pulsar does not fit it, or a broker may have changed it."""
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
@@ -571,7 +582,7 @@ class PulsarTopics(TopicTable):
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
     ) -> None:
-        """Take what the watcher says: names of Pulsar's topics, partitions among them. A snapshot is one of
+        """Take the watcher's news: names of Pulsar's topics, partitions among them. A snapshot is one of
         `namespace`.
         """
         names = [*added, *removed]
@@ -589,14 +600,14 @@ class PulsarTopics(TopicTable):
         self._wake.set()
 
     def _look_again(self, name: str) -> None:
-        """Look at a topic again a little later. Partitions go first: when the watcher tells of that, the topic still
-        exists.
+        """Look at a topic again a little later, after a partition was removed: when the watcher tells of that, the
+        topic still exists.
         """
         self._dirty.add(name)
         self._wake.set()
 
     async def follow(self) -> None:
-        """Look at what the watcher names, until cancelled."""
+        """Look at the topics that the watcher names, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -624,7 +635,9 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> dict[str, int]:
-        """Return the topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
+        """Return the topics of both namespaces by full name, with the number of their partitions that exist; 0 for
+        plain ones.
+        """
         partitions: dict[str, int] = {}
         for namespace in self._context.naming.namespaces:
             partitions |= dict.fromkeys(await self._context.admin.list_partitioned(namespace), 1)
@@ -639,7 +652,7 @@ class PulsarTopics(TopicTable):
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
         """Compare each of Pulsar's topics with what is known of it. No failure of one keeps the others away.
 
-        What could not be read comes into `failed`; without it, it is tried again later.
+        Topics that could not be read are put into `failed`; without it, they are tried again later.
         """
 
         async def look(name: str) -> None:
@@ -662,7 +675,7 @@ class PulsarTopics(TopicTable):
         return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
-        """Note that a topic cannot be read: what is known of it stays, and reading it is tried again."""
+        """Keep the old values of a topic that cannot be read, and have reading it tried again."""
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):
@@ -685,8 +698,8 @@ class PulsarTopics(TopicTable):
             timer.cancel()
 
     async def _look(self, full_name: str) -> None:
-        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first keeps
-        it: somebody has written it.
+        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first by
+        name keeps it: somebody has written it to the other.
         """
         for _ in range(_PARTINGS):
             read = await self._read(full_name)
@@ -706,7 +719,7 @@ class PulsarTopics(TopicTable):
         )
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
-        """Return another topic that has the same id in memory; None where there is none."""
+        """Return another topic that has the same id in memory; None if there is none."""
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
 
@@ -743,7 +756,7 @@ class PulsarTopics(TopicTable):
         return info, PulsarTopic(full_name, plain, properties)
 
     async def _usable(self, full_name: str, plain: bool, raw: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the properties, mended where they do not parse, with an id of the topic's own, which is written to
+        """Return a topic's properties, mended if they do not parse, with an id of the topic's own, which is written to
         Pulsar.
         """
         known = self._known(full_name)
@@ -782,7 +795,7 @@ class PulsarTopics(TopicTable):
         return good
 
     def _enter_read(self, full_name: str, read: tuple[TopicInfo, PulsarTopic] | None) -> None:
-        """Take over what was read of a topic; None where Pulsar does not have it."""
+        """Put a topic as it was read into the table; None if Pulsar does not have it."""
         named = self._context.naming.kafka_name(full_name)
         if named is None:
             return

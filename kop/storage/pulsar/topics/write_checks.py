@@ -30,11 +30,11 @@ from kop.storage.pulsar.topics.table import PulsarTopics
 
 FRESH_SECONDS: Final = 30.0
 _AGAIN_AT_ONCE: Final = 50
-"""Topics whose retention is looked at again in one round of upkeep."""
+"""The number of topics whose retention is looked at again in one round of upkeep."""
 _SIDE_BY_SIDE: Final = 8
 _AGAIN_SECONDS: Final = 30.0
 _NOT_PERMITTED: Final = frozenset({"Forbidden", "NotAllowed", "BadRequest", "PreconditionFailed", "AuthorizationError"})
-"""Refusals that the same request meets until somebody changes a permission or a setting."""
+"""The codes of refusals that the same request meets until somebody changes a permission or a setting."""
 _HELP: Final = (
     "set it (pulsar-admin topics set-retention, or namespaces set-retention for all topics of the namespace), or let "
     "the gateway set it: topicLevelPoliciesEnabled=true in broker.conf, and the gateway's role an admin of the tenant"
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 
 class OncePerTopic:
-    """One question about each topic: callers at the same time share it, and its answer is good for half a minute.
+    """One question about each topic: callers at the same time share it, and its answer is valid for half a minute.
 
-    `ask(topic_id, first)` raises the error of a topic that cannot be written to; `first` is true where it was never
+    `ask(topic_id, first)` raises the error of a topic that cannot be written to; `first` is true if it was never
     answered before. A failure is not kept.
     """
 
@@ -61,7 +61,7 @@ class OncePerTopic:
         return list(self._asked)
 
     async def __call__(self, topic_id: UUID) -> None:
-        """Ask, unless there is a fresh answer."""
+        """Ask the question about a topic, unless there is a fresh answer."""
         now = self._loop.time()
         asked = self._asked.get(topic_id)
         if asked is None or now - asked[0] > FRESH_SECONDS:
@@ -78,27 +78,31 @@ class OncePerTopic:
             self._asked.pop(topic_id, None)
 
     def forget(self, topic_id: UUID) -> None:
-        """Forget what is known of a topic that is gone."""
+        """Forget the answer about a topic that is gone."""
         self._asked.pop(topic_id, None)
 
 
 class WriteChecks:
-    """Makes both checks of each topic, and marks those with batches that are stored as they came."""
+    """The checks of topics before records are written to them, and the mark of those with batches that are stored as
+    they came.
+    """
 
     def __init__(self, context: PulsarContext, topics: PulsarTopics, policy: Callable[[TopicInfo], LogPolicy]) -> None:
         self._context = context
         self._topics = topics
         self._policy = policy
         self.deduplicates = OncePerTopic(context.loop, self._deduplicate)
-        """Makes sure that a topic deduplicates, which idempotent producers need and somebody may have turned off."""
+        """The check that a topic deduplicates, which idempotent producers need and somebody may have turned off; it is
+        turned on.
+        """
         self.retains = OncePerTopic(context.loop, self._retain)
-        """Makes sure that a topic keeps records after their ledger is closed. KopError where it does not."""
+        """The check that a topic keeps records after their ledger is closed. KopError if it does not."""
         self._looked_at = 0
         self._marking: set[UUID] = set()
-        """Topics whose property is being set."""
+        """The ids of topics whose property is being set."""
 
     def forget(self, topic_id: UUID) -> None:
-        """Forget what is known of a topic that is gone."""
+        """Forget the answers about a topic that is gone."""
         self.deduplicates.forget(topic_id)
         self.retains.forget(topic_id)
 
@@ -116,14 +120,16 @@ class WriteChecks:
     # --- batches that are stored as Kafka clients sent them: Pulsar's compaction fails on these, for good
 
     def may_write_raw(self, topic_id: UUID) -> bool:
-        """Return true if such an entry may be written now. Where it may not, the property is set on the side."""
+        """Return true if a batch may be stored as it came now; else the topic's property for that is set in the
+        background.
+        """
         if self._is_marked(topic_id):
             return True
         self._context.spawn(self.mark_raw(topic_id))
         return False
 
     async def mark_raw(self, topic_id: UUID) -> None:
-        """Set the property of a topic, unless it has it. KopError."""
+        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError."""
         if self._is_marked(topic_id) or topic_id in self._marking:
             return
         self._marking.add(topic_id)
@@ -188,7 +194,7 @@ class WriteChecks:
             raise self._refused(name, error) from error
 
     async def _retention(self, name: str) -> Retention:
-        """Return the retention in force for a topic, wherever it is set. PulsarError."""
+        """Return the retention in force for a topic, at whatever level it is set. PulsarError."""
         admin = self._context.admin
         try:
             return await admin.get_retention(name, applied=True) or Retention(0, 0)
@@ -205,7 +211,7 @@ class WriteChecks:
         )
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
-        """Return the error for the client: a record that Pulsar would drop is not accepted."""
+        """Return the error for a client's write: a record that Pulsar would drop is not accepted."""
         refusal = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "
@@ -219,5 +225,5 @@ class WriteChecks:
 
 
 def _not_retained(topic_id: UUID, error: Exception) -> None:
-    """Ignore a failed look: it was counted and logged where it happened."""
+    """Ignore a failed look at a topic's retention: it was counted and logged by the look."""
     log.debug("retention of topic %s: %r", topic_id, error)

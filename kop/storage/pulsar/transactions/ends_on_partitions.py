@@ -22,9 +22,9 @@ from kop.storage.pulsar.transactions.late_fences import Due, LateFences
 from kop.storage.pulsar.transactions.lost_ends import End, LostEnds
 
 _LOOK_SECONDS: Final = 0.5
-"""How often it is looked whether a question is due."""
+"""The seconds between two looks for questions that are due."""
 _AT_ONCE: Final = 16
-"""Questions that Pulsar is asked at a time."""
+"""The number of questions that Pulsar is asked at a time."""
 _NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class EndsOnPartitions:
-    """Watches the transactions that this broker writes fences in, or ends. Partitions go by their full names."""
+    """The watch over the transactions that this broker writes fences in, or ends. Partitions go by their full names."""
 
     def __init__(self, context: PulsarContext, transactions: Transactions) -> None:
         self._context = context
@@ -41,15 +41,19 @@ class EndsOnPartitions:
         self._late = LateFences()
         self._lost = LostEnds()
         self._looking: asyncio.Task[None] | None = None
-        """Asks what is due; None where there is nothing to ask."""
+        """The task that asks due questions; None if there is nothing to ask."""
 
     def fenced(self, txn: TxnId, partitions: Collection[str], *, doubtful: bool = False) -> None:
-        """Fences of this broker are stored in a transaction; see `LateFences.stored`."""
+        """Watch fences of this broker that are stored in a transaction, or may be (`doubtful`): its end may come before
+        them.
+        """
         self._late.stored(txn, partitions, self._context.loop.time(), doubtful=doubtful)
         self._begin_to_look()
 
     def ended(self, txn: TxnId, partitions: Collection[str], *, commit: bool, here: bool) -> None:
-        """Pulsar answered this broker that the transaction has ended. `here`: no other broker had a part in it."""
+        """Watch a transaction that has ended, as Pulsar answered this broker. `here`: no other broker had a part in
+        it.
+        """
         now = self._context.loop.time()
         self._lost.ended(txn, partitions, now, commit=commit)
         if here:
@@ -59,7 +63,7 @@ class EndsOnPartitions:
         self._begin_to_look()
 
     async def close(self) -> None:
-        """Ask nothing more."""
+        """Stop watching: no further question is asked."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -79,7 +83,7 @@ class EndsOnPartitions:
         self._begin_to_look()  # one may have come since
 
     async def _look(self) -> None:
-        """Until no fence may be late and no end may be lost."""
+        """Ask the due questions, until no fence may be late and no end may be lost."""
         while self._late or self._lost:
             now = self._context.loop.time()
             await _for_each(self._late.due(now), self._ask_about_fences)
@@ -89,14 +93,13 @@ class EndsOnPartitions:
     # --- late fences
 
     async def _ask_about_fences(self, doubt: Due) -> None:
-        """Let readers pass fences that were stored, or may have been, behind the end of their transaction.
+        """End a transaction again on partitions where a fence was stored behind its end, so that readers can pass.
 
         A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
-        since. Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it
-        again on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an
-        abort would hide what was committed, and a commit would show what was aborted where Pulsar has not carried out
-        the abort yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known
-        to be open.
+        since. Pulsar ignores such a fence if the transaction was aborted. If it was committed, the fence opens it again
+        on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an abort
+        would hide what was committed, and a commit would show what was aborted if Pulsar has not carried out the abort
+        yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known to be open.
         """
         txn, now = doubt.txn, self._context.loop.time
         try:
@@ -113,7 +116,7 @@ class EndsOnPartitions:
             self._late.answered(doubt, now())
 
     async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
-        """Return true if a transaction has ended on all of its partitions. PulsarError where that is not known."""
+        """Return true if a transaction has ended on all of its partitions. PulsarError if that is not known."""
         try:
             await self._transactions.add(txn, list(names))
         except PulsarError as error:
@@ -125,7 +128,7 @@ class EndsOnPartitions:
     # --- lost ends
 
     async def _ask_about_ends(self, name: str) -> None:
-        """Carry out the ends that Pulsar lost on a partition while that was being unloaded."""
+        """Carry out again the ends of transactions that Pulsar lost on a partition while that was being unloaded."""
         now = self._context.loop.time
         asked = now()
 
@@ -152,7 +155,7 @@ class EndsOnPartitions:
     # --- the cure
 
     async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
-        """End a transaction on a partition that holds readers back at it though it has ended so. PulsarError."""
+        """End a transaction on a partition that holds readers back at it although it has ended. PulsarError."""
         try:
             if not await self._context.admin.holds_transaction(name, txn):
                 return
@@ -176,7 +179,7 @@ class EndsOnPartitions:
 
 
 async def _for_each(values: Collection[T], do: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    """Call `do` for all values, `_AT_ONCE` at a time. An error is raised when the others of its turn are done."""
+    """Call `do` for all values, `_AT_ONCE` at a time. An error is raised when the others of its group are done."""
     ordered = list(values)
     for first in range(0, len(ordered), _AT_ONCE):
         done = await asyncio.gather(*map(do, ordered[first : first + _AT_ONCE]), return_exceptions=True)

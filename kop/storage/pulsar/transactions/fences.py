@@ -20,7 +20,9 @@ from kop.storage.pulsar.layout import FENCE_MARKER
 
 _SEND_SECONDS: Final = 10.0
 _LANE: Final = "fences"
-"""They have a connection of their own: a broker that throttles a topic stops reading from a whole connection."""
+"""The lane of the fences' producers, so that they have a connection of their own: a broker that throttles a topic stops
+reading from a whole connection.
+"""
 
 
 class FencedPartition(Protocol):
@@ -33,17 +35,17 @@ class FencedPartition(Protocol):
         """The partition as log lines name it: `topic-index`."""
 
     async def check_exists(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic is gone: producing would bring it back."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic is gone: producing would bring it back."""
 
     async def confirm(self, producer: Producer) -> None:
-        """Raise a KopError where the producer, which was attached just now, brought back a topic that is gone."""
+        """Raise a KopError if the producer, which was attached just now, brought back a topic that is gone."""
 
     def fenced(self, position: Position) -> None:
-        """Note that a fence is stored at this position, and batches come behind it."""
+        """Take in that a fence is stored at this position, and that batches come behind it."""
 
 
 class _FenceProducer:
-    """The producer of one partition."""
+    """The Pulsar producer of fences on one partition."""
 
     def __init__(self, producer: Producer, now: float) -> None:
         self.producer = producer
@@ -57,7 +59,7 @@ class _FenceProducer:
 
 
 class Fences:
-    """The fences of one broker. `producer_name()` is the name of their producers."""
+    """The fences of one broker. `producer_name()` returns the name of their producers."""
 
     def __init__(self, context: PulsarContext, producer_name: Callable[[], str]) -> None:
         self._context = context
@@ -66,9 +68,9 @@ class Fences:
         self._opening: dict[str, asyncio.Task[_FenceProducer]] = {}
 
     async def put(self, partition: FencedPartition, txn: TxnId, still_open: Callable[[], Awaitable[None]]) -> None:
-        """Write a fence, and wait until it is stored. PulsarError, KopError.
+        """Write a fence to a partition, and wait until it is stored. PulsarError, KopError.
 
-        `still_open` is awaited before it is sent, where a producer had to be opened first: that may take long.
+        `still_open` is awaited before it is sent, if a producer had to be opened first: that may take long.
         """
         name, now = partition.partition_name, self._context.loop.time
         fences = self._open.get(name)
@@ -109,7 +111,7 @@ class Fences:
             self._open[name] = task.result()
 
     def _lost(self, name: str) -> None:
-        """Forget a producer: the next fence of its partition opens another one."""
+        """Forget a producer that is lost: the next fence of its partition opens another one."""
         self._open.pop(name, None)
 
     def close_idle(self, now: float, seconds: float) -> None:

@@ -25,25 +25,27 @@ from typing import Final, NamedTuple
 from kop.pulsar_client import TxnId
 
 SOON_SECONDS: Final = 1.0
-"""After how long a fence is asked about. Most transactions have ended by then."""
+"""The seconds after which Pulsar is asked about a fence. Most transactions have ended by then."""
 LOOKS_AFTER: Final = (0.5, 2.0, 5.0, 12.0)
-"""Seconds after its end at which the partitions of a transaction of another broker are looked at."""
+"""The seconds after its end at which the partitions of a transaction of another broker are looked at."""
 UNKNOWN_SECONDS: Final = LOOKS_AFTER[-1] + 3.0
-"""Seconds after which the partitions of a transaction are looked at that has ended in a way that is not known here."""
+"""The seconds after which the partitions of a transaction are looked at that has ended in a way that is not known
+here.
+"""
 ASK_SECONDS: Final = 600.0
-"""For how long it is asked where Pulsar does not answer."""
+"""The seconds for which Pulsar is asked again if it does not answer."""
 
 
 class Due(NamedTuple):
-    """A question that is due."""
+    """A question about a transaction that has to be asked now."""
 
     txn: TxnId
     partitions: frozenset[str]
-    """Their full names."""
+    """The full names of the partitions that may have a late fence."""
     ended: bool
-    """The transaction has ended: only its partitions have to be looked at."""
+    """True if the transaction has ended, so that only its partitions have to be looked at."""
     commit: bool = True
-    """How it ended. True also where that is not known: then Pulsar has had the time to carry out an abort."""
+    """True if it ended by a commit, or if that is not known: then Pulsar has had the time to carry out an abort."""
 
 
 @dataclass(slots=True)
@@ -52,13 +54,13 @@ class _Doubt:
     at: float
     until: float
     looks: tuple[float, ...] = ()
-    """When the partitions are looked at after that; of a transaction that has ended."""
+    """The later times at which the partitions of a transaction that has ended are looked at."""
     ended: bool = False
     commit: bool = True
 
 
 class LateFences:
-    """The doubtful ones of one broker."""
+    """The transactions of one broker whose fences may be stored behind their ends."""
 
     def __init__(self) -> None:
         self._doubts: dict[TxnId, _Doubt] = {}
@@ -67,9 +69,9 @@ class LateFences:
         return len(self._doubts)
 
     def stored(self, txn: TxnId, partitions: Collection[str], now: float, *, doubtful: bool = False) -> None:
-        """Fences of this broker are stored in a transaction that was open a moment ago.
+        """Watch fences of this broker that are stored in a transaction, which was open a moment ago.
 
-        `doubtful`: they may be stored, or that moment is long ago.
+        `doubtful`: it is not known if they are stored, or that moment is long ago.
         """
         known = self._doubts.get(txn)
         names = frozenset(partitions)
@@ -82,12 +84,12 @@ class LateFences:
         self._doubts[txn] = _Doubt(names, now if doubtful else now + SOON_SECONDS, now + ASK_SECONDS)
 
     def ended_here(self, txn: TxnId) -> None:
-        """Note that this broker has ended the transaction, after its own fences were stored."""
+        """Stop watching the fences of a transaction that this broker has ended, after they were stored."""
         self._doubts.pop(txn, None)
 
     def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
-        """Note that the transaction has ended, and this broker did not begin it or did not end it: fences that another
-        broker sent may be stored later.
+        """Watch the partitions of a transaction that has ended, and that this broker did not begin or did not end:
+        fences that another broker sent may be stored later.
         """
         known = self._doubts.pop(txn, None)
         names = frozenset(partitions) | (known.partitions if known is not None else frozenset())
@@ -97,13 +99,13 @@ class LateFences:
             self._doubts[txn] = _Doubt(names, now + first, now + ASK_SECONDS, looks, ended=True, commit=commit)
 
     def ended_elsewhere(self, asked: Due, now: float) -> None:
-        """Pulsar says that the transaction that was asked about has ended, and not how."""
+        """Watch the partitions of a transaction that, as Pulsar answered, has ended in an unknown way."""
         doubt = self._doubts.get(asked.txn)
         if doubt is not None and not doubt.ended:
             doubt.ended, doubt.at = True, now + UNKNOWN_SECONDS
 
     def due(self, now: float) -> list[Due]:
-        """Return what has to be asked now. Each is due again after a while, unless it is answered."""
+        """Return the questions that have to be asked now. Each is due again after a while, unless it is answered."""
         due = []
         for txn, doubt in self._doubts.items():
             if doubt.at <= now:
@@ -112,8 +114,8 @@ class LateFences:
         return due
 
     def answered(self, asked: Due, now: float) -> None:
-        """Note that the transaction is open, or it has ended and its partitions were looked at, those that were asked
-        about.
+        """Drop a question that is answered: the transaction is open, or it has ended and its partitions were looked at.
+        Of a transaction with further looks the next one is planned.
         """
         doubt = self._doubts.get(asked.txn)
         if doubt is None or doubt.ended != asked.ended:
@@ -125,7 +127,9 @@ class LateFences:
             del self._doubts[asked.txn]
 
     def failed(self, asked: Due, now: float) -> bool:
-        """Pulsar did not answer. False where it is not asked again."""
+        """Keep a question that Pulsar did not answer; return false if it is not asked again, since that has gone on for
+        long.
+        """
         doubt = self._doubts.get(asked.txn)
         if doubt is None or now < doubt.until:
             return True

@@ -17,27 +17,31 @@ from typing import Final, NamedTuple
 from kop.pulsar_client import TxnId
 
 FIRST_SECONDS: Final = 1.0
-"""After how long a partition is looked at on which a transaction has ended. Most unloads are over by then."""
+"""The seconds after the end of a transaction at which its partitions are looked at. Most unloads are over by then."""
 AGAIN_SECONDS: Final = 5.0
-"""How often it is looked at as long as one of its ends may be in doubt."""
+"""The seconds between two looks at a partition as long as one of its ends may be in doubt."""
 SETTLED_SECONDS: Final = 10.0
-"""An end this old is beyond doubt where the partition was not loaded again since. Between the moment at which a bundle
-refuses lookups and the one at which its topics are closed lie seconds at most."""
+"""The age in seconds from which an end is beyond doubt if the partition was not loaded again since. Between the moment
+at which a bundle refuses lookups and the one at which its topics are closed lie seconds at most.
+"""
 RETRY_SECONDS: Final = 1.0
-"""After how long a partition is looked at again of which Pulsar told nothing, while it may be being loaded."""
+"""The seconds after which a partition is looked at again of which Pulsar told nothing, while it may be being loaded."""
 FRESH_SECONDS: Final = 30.0
-"""How long after an end a partition may be being loaded. Later Pulsar tells nothing of it because nobody uses it, or
-because it is deleted."""
+"""The seconds after an end in which a partition may be being loaded. Later Pulsar tells nothing of it because nobody
+uses it, or because it is deleted.
+"""
 KEPT_SECONDS: Final = 600.0
-"""For how long it is looked at where Pulsar tells nothing."""
+"""The seconds for which a partition is looked at if Pulsar tells nothing of it."""
 IDLE_SECONDS: Final = 600.0
-"""After how long without an end a partition is forgotten, which may be deleted. The next end is in doubt at first."""
+"""The seconds without an end after which a partition, which may be deleted, is forgotten. The next end is in doubt at
+first.
+"""
 MOST_AT_ONCE: Final = 10
-"""Partitions that are looked at in one turn; the others wait for the next one."""
+"""The number of partitions that are looked at in one turn; the others wait for the next one."""
 
 
 class End(NamedTuple):
-    """How a transaction ended, and when Pulsar answered that it has."""
+    """The end of a transaction, commit or abort, and the time at which Pulsar answered that it has ended."""
 
     at: float
     txn: TxnId
@@ -47,25 +51,29 @@ class End(NamedTuple):
 @dataclass(slots=True)
 class _Watched:
     looked_at: float
-    """When the partition is looked at next."""
+    """The time of the next look at the partition."""
     recovered: int | None = None
-    """When its transaction buffer was recovered, by the Pulsar broker's clock (ms); None where that is not known."""
+    """The time at which its transaction buffer was recovered, by the Pulsar broker's clock (ms); None if that is not
+    known.
+    """
     ends: list[End] = field(default_factory=list)
 
 
 class LostEnds:
-    """The ends of transactions that one broker has asked for. Partitions go by their full names."""
+    """The ends of transactions that one broker has asked for, and that Pulsar may have lost on a partition. Partitions
+    go by their full names.
+    """
 
     def __init__(self) -> None:
         self._partitions: dict[str, _Watched] = {}
         self._waiting = 0
-        """Partitions that have ends."""
+        """The number of partitions that have ends."""
 
     def __bool__(self) -> bool:
         return self._waiting > 0
 
     def ended(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
-        """Pulsar answered that the transaction has ended."""
+        """Add the end of a transaction, as Pulsar answered that it has ended, to its partitions."""
         end = End(now, txn, commit)
         for name in partitions:
             watched = self._partitions.get(name)
@@ -98,10 +106,11 @@ class LostEnds:
         return names
 
     def looked(self, name: str, recovered: int, asked: float) -> list[End]:
-        """Return the ends that are in doubt, by what Pulsar was `asked` for at that time: when the buffer was
-        `recovered`.
+        """Return the ends on a partition that are in doubt: its buffer was `recovered` at another time than at the last
+        look. Pulsar was asked at the time `asked`.
 
-        `settled` has to be called when Pulsar was asked about all of them; without any, what is old is forgotten here.
+        `settled` has to be called when Pulsar was asked about all of them; if none is in doubt, old ends are forgotten
+        here.
         """
         watched = self._partitions.get(name)
         if watched is None:
@@ -113,13 +122,15 @@ class LostEnds:
         return [end for end in watched.ends if end.at <= asked]
 
     def settled(self, name: str, asked: float) -> None:
-        """Forget the old ends of a partition: none of them holds readers back that did so at the time `asked`."""
+        """Forget the old ends of a partition: none of them held readers back at the time `asked`."""
         watched = self._partitions.get(name)
         if watched is not None and watched.ends:
             self._keep(watched, [end for end in watched.ends if end.at > asked - SETTLED_SECONDS])
 
     def failed(self, name: str, now: float) -> bool:
-        """Pulsar told nothing of a partition, or not all of it. False where ends were given up by that."""
+        """Keep the ends of a partition of which Pulsar told nothing, or not all; return false if old ones were given
+        up.
+        """
         watched = self._partitions.get(name)
         if watched is None:
             return True

@@ -22,7 +22,9 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import FENCE_MARKER
 
 PROBE_SECONDS: Final = 60.0
-"""A new topic's transaction buffer was seen to take more than 10 s on a busy broker."""
+"""The seconds that the probe may take. A new topic's transaction buffer was seen to take more than 10 s on a busy
+broker.
+"""
 _TTL_MS: Final = 600_000
 _MESSAGES: Final = 3
 
@@ -30,9 +32,9 @@ UnfitReason = str
 
 
 async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
-    """Return why whole batches cannot be in Pulsar's transactions; None where they can.
+    """Return the reason why whole batches cannot be in Pulsar's transactions; None if they can.
 
-    `topic` is one that is not there; it is made, and deleted at the end. PulsarError and KopError where that cannot be
+    `topic` is one that does not exist; it is made, and deleted at the end. PulsarError and KopError if that cannot be
     found out now.
     """
     await context.admin.create_partitioned(topic, 1, {})
@@ -142,7 +144,9 @@ class _Probe:
 
 
 def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> UnfitReason | None:
-    """Return why these are not the entries that readers have to get; a broker that keeps no index sends none."""
+    """Return the difference between the entries that a reader got and those that it has to get; None if there is
+    none.
+    """
     positions = [entry.position for entry in seen]
     if positions != [position for position, _ in expected]:
         return (

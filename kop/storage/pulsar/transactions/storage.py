@@ -37,17 +37,20 @@ from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
 from kop.storage.pulsar.transactions.fences import FencedPartition, Fences
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
-"""By how much Pulsar's time limit is longer than Kafka's."""
+"""The ms by which Pulsar's time limit of a transaction is longer than Kafka's."""
 _READY_MS: Final = 3600 * 1000
-"""How long a transaction is kept ready, and what it is ready for."""
+"""The ms for which a transaction is kept ready; and the longest Kafka timeout that it is ready for."""
 _LOOK_AGAIN_SECONDS: Final = 60.0
-"""How often Pulsar is asked again where it has no transactions."""
+"""The seconds after which Pulsar is asked again if it has transactions."""
 _KNOWN_SECONDS: Final = 20.0
 _FRESH_SECONDS: Final = 2.0
-"""How old the answer that a transaction is open may be when its fences are sent. A broker that was stopped for longer
-may have a successor meanwhile, who ends it."""
+"""The age in seconds that the answer that a transaction is open may have when its fences are sent. A broker that was
+stopped for longer may have a successor meanwhile, who ends it.
+"""
 LATE_SECONDS: Final = 2.0
-"""How old that answer may be when the fences are stored; else it is asked again whether they came too late."""
+"""The age in seconds that that answer may have when the fences are stored; if it is older, Pulsar is asked again if
+they came too late.
+"""
 _TRIES: Final = 3
 _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
 
@@ -58,11 +61,15 @@ class TransactionPartition(FencedPartition, Protocol):
     """A partition that has a part in a transaction."""
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return whether no other broker can write for a producer id; see `PartitionProducers.nobody_else_writes`."""
+        """Return true if no other broker can write for a producer id any more; see
+        `PartitionProducers.nobody_else_writes`.
+        """
 
 
 class PulsarTransactions:
-    """A `TransactionStorage` over Pulsar. `find` gives a partition by its topic's name and its number."""
+    """The transactions of Kafka as transactions of Pulsar, a `TransactionStorage`. `find` gives a partition by its
+    topic's name and its number.
+    """
 
     def __init__(
         self,
@@ -74,14 +81,16 @@ class PulsarTransactions:
         probe: Callable[[], Awaitable[str | None]],
         packed: bool,
     ) -> None:
-        """`probe()` tells why whole batches cannot be in Pulsar's transactions. `packed`: a batch must be one entry."""
+        """Begin without knowing if there are transactions. `probe()` returns the reason why whole batches cannot be in
+        Pulsar's. `packed`: a batch must be one entry.
+        """
         self.refusal: str | None = None
         self.whole_batches = True
-        """True if a batch is one entry; else each record is."""
+        """True if a batch of a transaction is one entry; else each record is."""
         self._probe = probe
         self._packed = packed
         self._known = asyncio.Event()
-        """It is known whether there are transactions, and of which kind."""
+        """An event that is set once it is known if there are transactions, and of which kind."""
         self._finding_out: asyncio.Task[None] | None = None
         self._context = context
         self._transactions = transactions
@@ -90,13 +99,12 @@ class PulsarTransactions:
         self._ready: asyncio.Task[TxnId] | None = None
         self._ready_since = 0.0
         self._begun: dict[TxnId, float] = {}
-        """Transactions that were begun here, and when, by the loop's time: no other broker has written fences in them.
-        """
+        """The loop's times at which transactions were begun here: no other broker has written fences in these."""
         self._ends = EndsOnPartitions(context, transactions)
 
     async def start(self, *, used: bool) -> None:
-        """Ask whether the cluster has transactions. Where they were `used` before, it is found out at once, in the
-        background, of which kind they are; else before the first of them.
+        """Ask if the cluster has transactions. If they were `used` before, their kind is found out at once, in the
+        background; else before the first of them.
         """
         try:
             await self._transactions.coordinators()
@@ -110,7 +118,7 @@ class PulsarTransactions:
             self._finding_out = self._context.loop.create_task(self._find_out())
 
     def _refuse(self, error: PulsarError) -> None:
-        """Refuse transactions: there are none, unless that may be different when Pulsar is asked again."""
+        """Refuse transactions, because Pulsar has none; do nothing if the error may pass."""
         if error.retriable:
             return
         if self.refusal is None:
@@ -118,7 +126,7 @@ class PulsarTransactions:
         self.refusal = f"Pulsar has no transactions: {error.message}"
 
     async def _find_out(self) -> None:
-        """Until it is known: an operator may give the cluster transactions."""
+        """Ask Pulsar again and again until it is known if there are transactions: an operator may enable them."""
         backoff = Backoff(0.2, _LOOK_AGAIN_SECONDS)
         while not self._known.is_set():
             try:
@@ -136,7 +144,8 @@ class PulsarTransactions:
             await asyncio.sleep(backoff.next())
 
     async def _try_whole_batches(self) -> str | None:
-        """Return why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
+        """Return the reason why whole batches cannot be in transactions of Pulsar, if two topics show it; else None.
+        PulsarError and KopError.
 
         See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
@@ -159,14 +168,16 @@ class PulsarTransactions:
         self._known.set()
 
     async def begin(self, timeout_ms: int) -> bytes:
-        """See `TransactionStorage.begin`."""
+        """Begin a Pulsar transaction, or take the one that is ready; return its name for the coordinator's record."""
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
         self._begun[txn] = self._context.loop.time()
         return transaction_name(EntryTransaction(*txn, sent_in=not self.whole_batches))
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """See `TransactionStorage.add`. TRANSACTION_ABORTABLE where Pulsar has ended the transaction by itself."""
+        """Add partitions to the Pulsar transaction, and write a fence to each. TRANSACTION_ABORTABLE if Pulsar has
+        ended the transaction by itself.
+        """
         named = self._named(storage_transaction)
         txn = TxnId(named.most, named.least)
         wanted = [self._existing(name, partition) for name, partition in partitions]
@@ -174,8 +185,8 @@ class PulsarTransactions:
         doing = f"cannot add partitions to Pulsar's transaction {txn}"
 
         async def still_open() -> None:
-            """Refuse a fence of a transaction that has ended, since it would hold readers back for good: the answer
-            has to be fresh.
+            """Refuse a fence of a transaction that has ended, since it would hold readers back for good: the answer has
+            to be fresh.
             """
             for _ in range(_TRIES):
                 asked = self._context.loop.time()
@@ -209,7 +220,7 @@ class PulsarTransactions:
             raise refused from error
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """See `TransactionStorage.confirm`. Pulsar's clock or one of its tools may have ended it."""
+        """Raise TRANSACTION_ABORTABLE if Pulsar's clock or one of its tools has ended the transaction."""
         named = self._named(storage_transaction)
         txn = TxnId(named.most, named.least)
         names = [
@@ -225,10 +236,10 @@ class PulsarTransactions:
             raise refused from error
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
-        """See `TransactionStorage.nobody_else_writes`.
+        """Return true once no other broker can write into the transaction any more.
 
         A broker that takes the producer's name a moment later, for a batch of before, writes what is hidden with the
-        others where the transaction is aborted, and a duplicate where it is committed: whoever commits has all answers.
+        others if the transaction is aborted, and a duplicate if it is committed: whoever commits has all answers.
         Records that are sent in the transaction are another matter, a late one holds readers back: False.
         """
         if ended.partitions and self._named(ended.storage_transaction).sent_in:
@@ -240,7 +251,7 @@ class PulsarTransactions:
         return all(answers)
 
     async def end(self, ended: EndedTransaction) -> None:
-        """See `TransactionStorage.end`."""
+        """Commit or abort the Pulsar transaction, so that readers see its records all at once, or never."""
         named = self._named(ended.storage_transaction)
         txn = TxnId(named.most, named.least)
         try:
@@ -255,8 +266,8 @@ class PulsarTransactions:
         self._ended(txn, ended, here=txn in self._begun)
 
     def _ended(self, txn: TxnId, ended: EndedTransaction, *, here: bool) -> None:
-        """Note that a transaction has ended: `here`, and no other broker has a part in it, or fences may be
-        stored later.
+        """Forget a transaction that has ended, and watch its partitions. `here`: no other broker has a part in it, so
+        no fence may be stored later.
         """
         self._begun.pop(txn, None)
         existing = (self._find(*partition) for partition in ended.partitions)
@@ -273,7 +284,9 @@ class PulsarTransactions:
         )
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let go what nobody used for `seconds`; `now` is the loop's time."""
+        """Close fences' producers and drop a ready transaction that nobody used for `seconds`; `now` is the loop's
+        time.
+        """
         self._fences.close_idle(now, seconds)
         for txn, begun in tuple(self._begun.items()):
             if now - begun < _READY_MS / 1000:
@@ -286,7 +299,7 @@ class PulsarTransactions:
                 self._context.spawn(self._give_back(ready.result()))
 
     async def close(self) -> None:
-        """End the transaction that is ready for nobody, and close the fences' producers."""
+        """End the transaction that is kept ready, and close the fences' producers."""
         await self._ends.close()
         if self._finding_out is not None:
             self._finding_out.cancel()
@@ -303,7 +316,9 @@ class PulsarTransactions:
     # --- inside
 
     async def _until_known(self) -> None:
-        """Wait until it is known what transactions are like here. KopError where there are none, or that takes long."""
+        """Wait until it is known of which kind transactions are here. KopError if there are none, or if that takes
+        long.
+        """
         if not self._known.is_set() and self.refusal is None:
             self._begin_to_find_out()
             try:
@@ -335,7 +350,7 @@ class PulsarTransactions:
             raise self._context.faults.refused(error, Refused.TRANSACTIONS, "cannot begin a transaction") from error
 
     async def _take_ready(self) -> TxnId:
-        """Return the transaction that is ready, if one is; another one is made ready for the next caller."""
+        """Return the transaction that is kept ready, if there is one; another one is made ready for the next caller."""
         ready, since, now = self._ready, self._ready_since, self._context.loop.time()
         self._ready = self._context.loop.create_task(self._new(2 * _READY_MS + _BEYOND_MS))
         self._ready.add_done_callback(_heard)
@@ -360,6 +375,6 @@ class PulsarTransactions:
 
 
 def _heard(task: asyncio.Task[TxnId]) -> None:
-    """Read the error, so that asyncio does not report it where nobody asks for the transaction."""
+    """Read the exception of a finished task, so that asyncio does not report it if nobody asks for the transaction."""
     if not task.cancelled():
         task.exception()
