@@ -48,6 +48,7 @@ from kop.functions.state import StateError, StateValue
 from kop.functions.stats import Stats
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import NOT_CALLING
+from kop.functions.windowing import WindowCalls, extractor_of, of_elements
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -112,7 +113,9 @@ class Instance:
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
-        serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
+        of_messages = of_elements(code) if spec.window else code
+        serdes = {name: input_serde(spec, name, of_messages) for name in spec.inputs}
+        self._extractor = extractor_of(spec, code)
         self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
         self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
@@ -170,12 +173,13 @@ class Instance:
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
                 state = self._new_state(writer, identity)
                 state.find()
+                starts = self._starts(reading, positions) if spec.window else positions
             except BaseException:
                 reading.close()
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
             stack.callback(self._reader.close, END_SECONDS)
-            calls = self._calls(outputs, state)
+            calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
             end = self._end(writer, identity, outputs, positions, state)
@@ -270,7 +274,12 @@ class Instance:
         if self._reader is not None:
             self._reader.wake()
 
-    def _calls(self, outputs: Outputs, state: FunctionState) -> Calls:
+    def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
+        """Return from where on there are records: those before were deleted, and no window waits for them."""
+        first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
+        return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
+
+    def _calls(self, outputs: Outputs, state: FunctionState, starts: Offsets) -> Calls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -285,20 +294,20 @@ class Instance:
                 state=state.changes,
             )
 
-        return Calls(
-            spec,
-            code,
-            outputs,
-            inputs=self._inputs,
-            output=self._output,
-            context=context,
-            stopping=lambda: self._stopping,
-            calling=self.calling,
-            partitions={partition: index for index, partition in enumerate(self.partitions)},
-            logger=self._logger,
-            stats=self.stats,
-            triggers=self._triggers,
-        )
+        options: dict[str, Any] = {
+            "inputs": self._inputs,
+            "output": self._output,
+            "context": context,
+            "stopping": lambda: self._stopping,
+            "calling": self.calling,
+            "partitions": {partition: index for index, partition in enumerate(self.partitions)},
+            "logger": self._logger,
+            "stats": self.stats,
+            "triggers": self._triggers,
+        }
+        if spec.window is not None:
+            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **options)
+        return Calls(spec, code, outputs, **options)
 
     def _end(
         self,
