@@ -283,7 +283,7 @@ class Registry:
                         self._lead()
                 except Exception as error:
                     if str(error) != self.failure:
-                        log.warning("the topics of functions cannot be followed: %s", error or repr(error))
+                        log.warning("the topics of functions cannot be followed: %s", str(error) or repr(error))
                     self.failure = str(error) or repr(error)
                     self._over.wait(PAUSE_SECONDS)
                 finally:
@@ -408,7 +408,7 @@ class Registry:
             self._refused = holding
             self._abort()
         except Exception as error:
-            log.warning("what was decided is forgotten, and decided again: %s", error or repr(error))
+            log.warning("what was decided is forgotten, and decided again: %s", str(error) or repr(error))
             self._abort()
             self._over.wait(PAUSE_SECONDS)
 
@@ -463,7 +463,8 @@ class Registry:
         if not anew and not effects:
             return
         gone = term.leader.gone(alive)
-        then, wishes = dict(term.assignments), {}
+        then: dict[InstanceName, Assignment] = dict(term.assignments)
+        wishes: dict[str, Wish] | None = None
         if anew:
             wishes = term.leader.wishes(partitions)
             then = dict(self._schedule(wishes, term.assignments, term.leader.workers(alive)))
@@ -510,7 +511,7 @@ class Registry:
         requests: Mapping[int, Request],
         effects: Sequence[Effects],
         then: Mapping[InstanceName, Assignment],
-        wishes: Mapping[str, Wish],
+        wishes: Mapping[str, Wish] | None,
         gone: Collection[str],
         cursor: int,
     ) -> None:
@@ -531,9 +532,9 @@ class Registry:
             records.append((REQUESTS, fqfns[effect.answer.request].encode(), to_log(effect.answer)))
         records += [(ASSIGNMENTS, f"{WORKER}{worker}".encode(), None) for worker in gone]
         records += list(_changes(term.assignments, then))
-        if wishes:
+        if wishes is not None:
             records += [(PACKAGES, key, None) for digest in self._orphans(term) for key in self._keys(digest)]
-        starts = self._starts(term, effects, wishes)
+        starts = self._starts(term, effects, wishes or {})
         if not records and not starts:
             return
         for fqfn, number in losers(term.assignments, then):
