@@ -46,6 +46,7 @@ class WorkerProcess:
         self.ended: list[str] = []
         """The marks of those that were ended, whose processes have to be gone."""
         self._bootstrap = bootstrap
+        self._folder = folder / name
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
 
@@ -64,7 +65,7 @@ class WorkerProcess:
         """Start it, and return its address."""
         self._mark = f"{self.name}-{secrets.token_hex(4)}"
         command = [sys.executable, "-m", "kop.cli.main", "functions", "worker", "--bootstrap", self._bootstrap]
-        command += ["--worker-id", self.name, "--listen", f"127.0.0.1:{self.port}"]
+        command += ["--worker-id", self.name, "--listen", f"127.0.0.1:{self.port}", "--folder", str(self._folder)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
