@@ -1,17 +1,11 @@
-"""Check workers of functions: python -m conformance.functions.leading [--start-kop-pulsar | ...] [--seed N] [--fast].
+"""Workers of functions, while writers make, change and delete functions, and the leader is killed and paused.
 
-Three workers, writers that make, change and delete functions by the revisions that they know, and a leader that is
-killed and paused again and again.
-
-Owns: the order of a run (servers, workers, writers, faults, the end of all, reading) and what it prints.
+Owns: the order of this part of a run (workers, writers, faults, the end of all, reading) and what it tells.
 Must not know: what is right (leader_oracle.py).
-
-The exit code is 0 where nothing is wrong, 1 with anomalies, 2 where the run could not be done.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import secrets
@@ -42,22 +36,11 @@ from conformance.functions.leader_oracle import (
     log_of,
 )
 from conformance.functions.oracle import Anomaly, Place
-from conformance.functions.target import add_targets, target_of
+from conformance.functions.part import Part
 from conformance.functions.workers import WorkerProcess, config_part
 from conformance.harness import faults
 from conformance.harness.faults import Fault, Spacing
-from conformance.harness.run import (
-    Length,
-    add_options,
-    enter,
-    kept,
-    perform,
-    say_end,
-    say_faults,
-    tracebacks,
-    under_faults,
-    write_details,
-)
+from conformance.harness.run import under_faults
 from conformance.harness.targets import Target, free_port
 from conformance.progress import ProgressLine
 
@@ -68,7 +51,6 @@ SERVER_KINDS = ("kill",)
 SPACING = Spacing(
     usual=6.0, quiet=5.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
 )
-LENGTH = Length(seconds=300.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=5.0)
 SETTLE_SECONDS = 40.0
 """For requests to be answered and instances to be where they should be, once all workers live."""
 REQUESTS, DEFINITIONS, ASSIGNMENTS = "__kop_functions_requests", "__kop_functions", "__kop_functions_assignments"
@@ -174,11 +156,11 @@ class Writer:
         self.calls.append(Call(who, worker.name, kind, name, expects, *told, begin, time.time()))
 
 
-class Run:
-    """One run against one target."""
+class Leading:
+    """This part of a run, against one target. `problems` are what keeps it from saying what it should."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, target: Target) -> None:
-        self._options = options
+    def __init__(self, part: Part, folder: Path, target: Target) -> None:
+        self._part = part
         self._folder = folder
         self._target = target
         self._name = f"leading{secrets.token_hex(4)}"
@@ -186,11 +168,11 @@ class Run:
             WorkerProcess(f"w{number}", target.bootstrap, free_port(), folder) for number in range(1, WORKERS + 1)
         ]
         prefix = f"public/{self._name}"
-        self.writers = [Writer(number, options.seed, prefix, self._workers) for number in range(WRITERS)]
-        known = options.faults or (*KINDS, *SERVER_KINDS)
+        self.writers = [Writer(number, part.seed, prefix, self._workers) for number in range(WRITERS)]
+        known = part.kinds or (*KINDS, *SERVER_KINDS)
         kinds = [kind for kind in (*KINDS, *KINDS, *target.kinds) if kind in known]
-        self.faults = faults.plan(SPACING, options.seed, options.seconds, options.spacing, kinds, lambda rng, kind: "1")
-        self.executor = Executor(target, options.seed, self._workers)
+        self.faults = faults.plan(SPACING, part.seed, part.seconds, part.spacing, kinds, lambda rng, kind: "1")
+        self.executor = Executor(target, part.seed, self._workers)
         self.problems: list[str] = []
         self.anomalies: list[Anomaly] = []
         self.counts: Counter[str] = Counter()
@@ -235,8 +217,18 @@ class Run:
         self._count()
         self.anomalies = list(dict.fromkeys(self.anomalies))
         self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
-        self.problems += tracebacks(self._target.servers if self._target.has_tracebacks else ())
         self.problems += [text for worker in self._workers for text in _tracebacks(worker.log)]
+
+    def report(self, console: Console) -> str:
+        """Print figures, and return what is said of them in a line."""
+        counts = self.counts
+        console.print(
+            f"workers: {counts['won']} requests won, {counts['lost']} lost; {counts['unknown']} of {counts['calls']} "
+            f"calls had no answer; answers took {counts['median_ms']} ms, at most {counts['longest_ms']} ms; "
+            f"{counts['functions']} functions in the end",
+            highlight=False,
+        )
+        return f"{counts['won'] + counts['lost']} requests"
 
     def _make_topic(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
@@ -249,7 +241,7 @@ class Run:
             return f"{len(calls)} calls, {sum(200 <= call.status < 300 for call in calls)} won"
 
         beside = [writer.run for writer in self.writers]
-        under_faults(self._options.seconds, self.executor, self.faults, progress, state, *beside)
+        under_faults(self._part.seconds, self.executor, self.faults, progress, state, *beside)
 
     def _await(self, judge: Callable[[], list[Anomaly]]) -> None:
         """Judge until nothing is wrong, or for so long that it is an anomaly."""
@@ -348,52 +340,3 @@ class Run:
 def _tracebacks(log: Path) -> Iterable[str]:
     count = log.read_text(errors="replace").count("Traceback (most recent call last)")
     return [f"{count} tracebacks in {log}"] if count else []
-
-
-def run(options: argparse.Namespace, folder: Path) -> int:
-    """All of it; the exit code."""
-    with ExitStack() as stack:
-        progress = stack.enter_context(ProgressLine())
-        progress.say("the servers start")
-        running = Run(options, folder, target_of(options, stack, folder))
-        (folder / "plan.json").write_text(json.dumps([fault._asdict() for fault in running.faults], indent=1))
-        running.all(progress)
-    write_details(
-        folder / "anomalies.jsonl", running.executor.disturbances, running.anomalies, lambda anomaly: anomaly.at
-    )
-    console = Console(width=120)
-    counts = running.counts
-    console.print(
-        f"{counts['won']} requests won, {counts['lost']} lost; {counts['unknown']} of {counts['calls']} calls had no "
-        f"answer; answers took {counts['median_ms']} ms, at most {counts['longest_ms']} ms; "
-        f"{counts['functions']} functions in the end; faults: {say_faults(running.executor.disturbances)}",
-        highlight=False,
-    )
-    for anomaly in running.anomalies[:10]:
-        where = f"{anomaly.function} {anomaly.offset}"
-        console.print(f"[red]{anomaly.kind}[/] {where}: {anomaly.detail}", highlight=False)
-    say_end(console, running.problems, running.anomalies)
-    failed = bool(running.anomalies or running.problems)
-    left = kept(folder, options, failed)
-    print(
-        f"{counts['won']} requests won, {counts['lost']} lost, {len(running.executor.disturbances)} faults, "
-        f"{len(running.anomalies)} anomalies; seed {options.seed}, {options.seconds:g} s"
-        + (f"; logs and topics: {left}" if left else "")
-    )
-    return int(failed)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.functions.leading",
-        description=__doc__.partition("\n\n")[0],
-        epilog="Kinds of anomalies are in the table of conformance/functions/leader_oracle.py.",
-    )
-    add_targets(parser)
-    add_options(parser, LENGTH)
-    options = parser.parse_args()
-    return perform("functions-leading", options, LENGTH, lambda folder: run(options, folder))
-
-
-if __name__ == "__main__":
-    enter(main)
