@@ -268,9 +268,9 @@ def test_a_request_whose_package_is_not_there_is_refused(broker: Broker, alone: 
 def test_packages_that_nobody_named_for_long_are_deleted(
     broker: Broker, alone: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.functions.registry.SWEEP_MS", -1_000)
     alone.registry.upload(PACKAGE, "kept/f.py")
     alone.until(lambda view: "kept/f.py" in view.uploads)
+    monkeypatch.setattr("kop.functions.registry.SWEEP_MS", -1_000)
     alone.ask("rebalance", "")
     assert alone.registry.packages.digests() == {PACKAGE.digest}
     alone.registry.write([(PACKAGES, b"path:kept/f.py", None)])
