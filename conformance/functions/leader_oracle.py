@@ -9,10 +9,11 @@ Must not know: clients, processes, faults, the product's own code.
 | answered-twice | it has two |
 | wrong-winner | a request won, though the definition had another revision than it expected |
 | wrong-loser | a request lost, though the definition had the revision that it expected |
-| refused | a request was refused for another reason than its revision |
+| refused | a request was refused for another reason than its revision, or its package that was deleted meanwhile |
 | wrong-revision | the answer names another revision than the offset of the request that made the definition |
 | sent-twice | one call became two requests |
 | told-otherwise | who asked was told something else than the topic says |
+| packageless | a definition names a package that is not there |
 | diverged | a definition is not what the winners made of it, in the topic or as a worker tells it |
 | unassigned | a partition of an input is nobody's, or two instances have it |
 | stray | an assignment that no definition wants, of another revision, or to a worker that is gone |
@@ -34,6 +35,8 @@ WON = 300
 """Statuses below this."""
 LOST = (404, 409)
 """What loses because of its revision is told so by one of these."""
+NO_PACKAGE = 412
+"""The package was deleted meanwhile, since nobody named it: the worker sends both again, as another request."""
 CHANGES = ("update", "start", "stop", "restart")
 
 
@@ -114,6 +117,8 @@ def check_log(log: Log) -> Outcome:
         if kind not in ("create", "delete", *CHANGES):
             continue
         there = revisions.get(fqfn)
+        if answers and answers[0][1]["status"] == NO_PACKAGE:
+            continue
         wins = (request.get("expects") == there) and (kind == "create") == (there is None)
         if wins:
             if kind == "delete":
@@ -142,6 +147,8 @@ def check_calls(calls: Iterable[Call], log: Log) -> list[Anomaly]:
     anomalies = []
     by_who: dict[str, list[tuple[Record, dict[str, Any]]]] = {}
     for record, request in log.requests:
+        if any(answer["status"] == NO_PACKAGE for _, answer in log.answers.get(request["id"], ())):
+            continue
         by_who.setdefault(request["by"].partition(" ")[0], []).append((record, request))
     for call in calls:
         requests = by_who.get(call.who, [])
@@ -184,6 +191,16 @@ def check_definitions(revisions: Mapping[str, int], told: Mapping[str, int | Non
         )
         for fqfn in sorted(revisions.keys() | told.keys())
         if revisions.get(fqfn) != told.get(fqfn)
+    ]
+
+
+def check_packages(definitions: Mapping[str, Mapping[str, Any]], packages: Mapping[str, object]) -> list[Anomaly]:
+    """Look for definitions without code. The keys of packages are DIGEST/NUMBER."""
+    digests = {key.partition("/")[0] for key in packages}
+    return [
+        _wrong("packageless", fqfn, definition["revision"], f"the package {definition['package']} is not there")
+        for fqfn, definition in sorted(definitions.items())
+        if definition["package"] not in digests
     ]
 
 

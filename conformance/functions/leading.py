@@ -32,6 +32,7 @@ from conformance.functions.leader_oracle import (
     check_definitions,
     check_log,
     check_outputs,
+    check_packages,
     latest,
     log_of,
 )
@@ -53,7 +54,8 @@ SPACING = Spacing(
 )
 SETTLE_SECONDS = 40.0
 """For requests to be answered and instances to be where they should be, once all workers live."""
-REQUESTS, DEFINITIONS, ASSIGNMENTS = "__kop_functions_requests", "__kop_functions", "__kop_functions_assignments"
+REQUESTS, DEFINITIONS = "__kop_functions_requests", "__kop_functions"
+ASSIGNMENTS, PACKAGES = "__kop_functions_assignments", "__kop_functions_packages"
 CODE = b"def process(text: str) -> str:\n    return text\n"
 MESSAGES = 12
 
@@ -259,6 +261,15 @@ class Leading:
             out.writelines(json.dumps(record._asdict()) + "\n" for record in records)
         return records
 
+    def _keys(self, topic: str) -> dict[str, bool]:
+        """Return the keys that a compacted topic has."""
+        there: dict[str, bool] = {}
+        for _, _, key, value in self._reader.records((topic, 0)):
+            there.pop(key.decode(), None)
+            if value is not None:
+                there[key.decode()] = True
+        return there
+
     def _judge(self, inputs: Sequence[Place]) -> list[Anomaly]:
         """Look through the topics."""
         log = log_of(self._records(REQUESTS))
@@ -273,6 +284,7 @@ class Leading:
             *outcome.anomalies,
             *check_calls(calls, log),
             *check_definitions(outcome.revisions, told, "the topic"),
+            *check_packages(definitions, self._keys(PACKAGES)),
             *check_assignments(definitions, assignments, read, [worker.name for worker in self._workers]),
         ]
 

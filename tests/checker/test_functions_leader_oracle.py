@@ -16,6 +16,7 @@ from conformance.functions.leader_oracle import (
     check_definitions,
     check_log,
     check_outputs,
+    check_packages,
     latest,
     log_of,
 )
@@ -73,7 +74,7 @@ def test_nothing_is_wrong_if_the_first_wins() -> None:
         (with_step(3, status=200, revision=6), ["wrong-winner"]),
         (with_step(1, status=200, revision=2), ["wrong-winner"]),
         (with_step(4, status=409), ["wrong-loser"]),
-        (with_step(5, status=412), ["refused"]),
+        (with_step(5, status=400), ["refused"]),
         (with_step(3, status=503), ["refused"]),
         (with_step(2, revision=5), ["wrong-revision"]),
         (with_step(3, revision=0), ["wrong-revision"]),
@@ -101,6 +102,24 @@ def test_a_request_that_was_written_twice_is_one() -> None:
     outcome = check_log(log_of([*records(), again]))
     assert outcome.anomalies == []
     assert outcome.won == 6
+
+
+def test_a_request_whose_package_was_deleted_meanwhile_is_sent_again() -> None:
+    again = {"id": "again", "kind": "create", "fqfn": "g", "expects": None, "by": "who5 from here"}
+    answer = {"request": "again", "status": 200, "revision": 40, "reason": "", "offset": 40}
+    more = [Record(40, 1.0, "g", json.dumps({"request": again})), Record(41, 1.0, "g", json.dumps({"answer": answer}))]
+    steps = list(STEPS)
+    steps[5] = ("create", "g", None, 412, None)
+    log = log_of([*records(steps), *more])
+    assert check_log(log).anomalies == []
+    assert check_log(log).revisions == {"f": 16, "g": 40}
+    assert check_calls([call(5, 204, 40)], log) == []
+
+
+def test_definitions_have_their_packages() -> None:
+    named = {"f": {"package": "aa", "revision": 1}, "g": {"package": "bb", "revision": 2}}
+    assert check_packages(named, {"aa/0": True, "bb/0": True, "bb/1": True}) == []
+    assert [anomaly.function for anomaly in check_packages(named, {"aa/0": True})] == ["g"]
 
 
 def call(number: int, status: int, revision: int | None) -> Call:
