@@ -58,14 +58,14 @@ class Identity(NamedTuple):
     transactional_id: str | None = None
 
 
-class Member(NamedTuple):
+class MemberIdentity(NamedTuple):
     """A member of a consumer group, in one of its generations."""
 
     member_id: str
     generation: int
 
 
-NO_MEMBER: Final = Member("", -1)
+NO_MEMBER: Final = MemberIdentity("", -1)
 """Whoever commits for a group without members."""
 
 
@@ -374,7 +374,7 @@ class WriteClient:
         group: str,
         offsets: Mapping[TopicPartition, int],
         metadata: str = "",
-        member: Member = NO_MEMBER,
+        member: MemberIdentity = NO_MEMBER,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 

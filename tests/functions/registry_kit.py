@@ -17,7 +17,7 @@ from kop.client.properties import connection
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import LeaderAnswer, Request, WorkerInfo
 from kop.functions.packages import Assembler, Package
-from kop.functions.registry import LEADER_ID, Registry
+from kop.functions.registry import LEADER_ID, Registry, membership_of
 from kop.testing import Broker
 
 FQFN = "public/default/f"
@@ -26,7 +26,7 @@ CONFIG = {"tenant": "public", "namespace": "default", "name": "f", "className": 
 SECONDS = 30.0
 
 
-class Member:
+class WorkerOfTest:
     """A worker without processes."""
 
     def __init__(self, broker: Broker, folder: Path, name: str, **settings: Any) -> None:
@@ -34,10 +34,13 @@ class Member:
         self.answers: list[LeaderAnswer] = []
         self._came = threading.Condition()
         kafka = connection({"bootstrap.servers": broker.bootstrap}, "kop-functions").settings
+        me = WorkerInfo(name, "127.0.0.1", 1)
+        self.membership = membership_of(kafka, me)
         self.registry = Registry(
             kafka,
-            WorkerInfo(name, "127.0.0.1", 1),
+            me,
             Assembler(folder / name),
+            self.membership,
             answered=self._take,
             patience=20,
             **settings,
@@ -58,14 +61,12 @@ class Member:
     def answer(self, request: str) -> LeaderAnswer:
         """Wait for the answer of a request."""
         with self._came:
-            found: list[LeaderAnswer] = []
 
-            def came() -> bool:
-                found[:] = [answer for answer in self.answers if answer.request == request]
-                return bool(found)
+            def came() -> list[LeaderAnswer]:
+                return [answer for answer in self.answers if answer.request == request]
 
             assert self._came.wait_for(came, SECONDS), f"no answer to {request}"
-        return found[0]
+            return came()[0]
 
     def ask(self, kind: Any, fqfn: str = FQFN, **fields: Any) -> LeaderAnswer:
         """Send a request, and wait for its answer."""
@@ -81,14 +82,14 @@ class Member:
         wait_until(lambda: condition(self.registry.view), what or "the topics to say it", SECONDS)
 
 
-class Members:
+class WorkersOfTest:
     """Some of them, started; at the end all are closed."""
 
     def __init__(self, broker: Broker, folder: Path, count: int) -> None:
-        self.all = [Member(broker, folder, f"w{number}") for number in range(count)]
+        self.all = [WorkerOfTest(broker, folder, f"w{number}") for number in range(count)]
         self._made = list(self.all)
 
-    def __enter__(self) -> Members:
+    def __enter__(self) -> WorkersOfTest:
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda member: member.registry.start(), self.all))
         self.all[0].registry.upload(PACKAGE)
@@ -99,18 +100,15 @@ class Members:
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda member: member.registry.close(), self._made))
 
-    def leader(self, other: Member | None = None) -> Member:
+    def leader(self, other: WorkerOfTest | None = None) -> WorkerOfTest:
         """Wait for the one that leads, and is not `other`; that."""
-        found: list[Member] = []
+        return wait_until(
+            lambda: [member for member in self.all if member.registry.leads and member is not other],
+            "somebody to lead",
+            SECONDS,
+        )[0]
 
-        def leads() -> bool:
-            found[:] = [member for member in self.all if member.registry.leads and member is not other]
-            return bool(found)
-
-        wait_until(leads, "somebody to lead", SECONDS)
-        return found[0]
-
-    def follower(self, *others: Member) -> Member:
+    def follower(self, *others: WorkerOfTest) -> WorkerOfTest:
         """Return one that does not lead."""
         leader = self.leader()
         return next(member for member in self.all if member is not leader and member not in others)

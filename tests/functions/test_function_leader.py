@@ -25,7 +25,7 @@ class Log:
 
     def ask(self, kind: Any, fqfn: str = FQFN, **fields: Any) -> Effects:
         self.offset += 3
-        asked = {"id": f"request {self.offset}", "by": "ada", "at_ms": 1_700_000_000_000} | fields
+        asked: dict[str, Any] = {"id": f"request {self.offset}", "by": "ada", "at_ms": 1_700_000_000_000} | fields
         request = Request(kind=kind, fqfn=fqfn, **asked)
         return self.leader.take(self.offset, request, is_whole=self.packages.__contains__, workers=WORKERS)
 
@@ -182,13 +182,12 @@ def test_a_drained_worker_gets_nothing_until_it_has_gone_and_come_again(log: Log
     assert log.ask("rebalance", "").answer.status == 200
 
 
-def test_a_defect_is_an_answer_too(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no")
+def test_a_defect_is_an_answer_too(log: Log) -> None:
+    def fail(digest: str) -> bool:
+        raise RuntimeError(digest)
 
-    monkeypatch.setattr(log.leader, "_lost", fail)
-    assert log.create().answer.status == 500
-    monkeypatch.undo()
+    request = Request(id="r", kind="create", fqfn=FQFN, config=CONFIG, package="sha-1")
+    assert log.leader.take(1, request, is_whole=fail, workers=WORKERS).answer.status == 500
     assert log.create().answer.status == 200
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from functions.registry_kit import CONFIG, FQFN, PACKAGE, Held, Member, Members
+from functions.registry_kit import CONFIG, FQFN, PACKAGE, Held, WorkerOfTest, WorkersOfTest
 from kafka import KafkaAdminClient
 from support.waiting import wait_until
 
@@ -35,14 +35,14 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def members(broker: Broker, tmp_path: Path) -> Iterator[Members]:
-    with Members(broker, tmp_path, 3) as made:
+def members(broker: Broker, tmp_path: Path) -> Iterator[WorkersOfTest]:
+    with WorkersOfTest(broker, tmp_path, 3) as made:
         yield made
 
 
 @pytest.fixture
-def alone(broker: Broker, tmp_path: Path) -> Iterator[Member]:
-    with Members(broker, tmp_path, 1) as made:
+def alone(broker: Broker, tmp_path: Path) -> Iterator[WorkerOfTest]:
+    with WorkersOfTest(broker, tmp_path, 1) as made:
         yield made.all[0]
 
 
@@ -51,7 +51,7 @@ def log_of(broker: Broker) -> list[dict[str, dict[str, object]]]:
     return [json.loads(record.value or b"") for record in records]
 
 
-def check_log(broker: Broker, members: Members) -> None:
+def check_log(broker: Broker, members: WorkersOfTest) -> None:
     """Each request is answered once, each winner expected the winner before it, and all know the same."""
     log = log_of(broker)
     requests = {said["request"]["id"]: said["request"] for said in log if "request" in said}
@@ -70,10 +70,10 @@ def check_log(broker: Broker, members: Members) -> None:
         assert member.registry.view.assignments == members.all[0].registry.view.assignments
 
 
-def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: Members) -> None:
+def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: WorkersOfTest) -> None:
     names = [f"public/default/f{number}" for number in range(3)]
 
-    def work(member: Member) -> None:
+    def work(member: WorkerOfTest) -> None:
         for turn in range(8):
             fqfn = names[turn % len(names)]
             there = member.registry.view.definitions.get(fqfn)
@@ -94,7 +94,7 @@ def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: Member
 
 
 def test_a_leader_that_was_paused_and_replaced_commits_nothing(
-    broker: Broker, members: Members, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, members: WorkersOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = members.leader()
     asking = members.follower()
@@ -103,7 +103,7 @@ def test_a_leader_that_was_paused_and_replaced_commits_nothing(
     revision = asking.registry.view.definitions[FQFN].revision
     request = asking.send("update", expects=revision, config={"output": "x"})
     assert held.reached.wait(20)
-    first.registry._membership.close()  # as if its session had ended
+    first.membership.close()  # as if its session had ended
     second = members.leader(first)
     answer = asking.answer(request)
     assert answer.won
@@ -118,14 +118,14 @@ def test_a_leader_that_was_paused_and_replaced_commits_nothing(
 
 
 def test_a_leader_that_goes_in_the_middle_is_followed_by_another(
-    broker: Broker, members: Members, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, members: WorkersOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = members.leader()
     asking = members.follower()
     held = Held(monkeypatch)
     request = asking.send("create", config=CONFIG, package=PACKAGE.digest, package_name="f.py")
     assert held.reached.wait(20)
-    first.registry._membership.close()
+    first.membership.close()
     members.leader(first)
     assert asking.answer(request).won
     members.all.remove(first)
@@ -139,19 +139,19 @@ def test_another_generation_is_no_reason_to_lose_a_request(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker joins while the leader has a transaction open: the offset belongs to an old generation."""
-    with Members(broker, tmp_path / "first", 1) as members:
+    with WorkersOfTest(broker, tmp_path / "first", 1) as members:
         member = members.all[0]
         members.leader()
         real = WriteClient.commit_in_transaction
-        joined = Member(broker, tmp_path, "late")
+        joined = WorkerOfTest(broker, tmp_path, "late")
         started: list[bool] = []
 
         def commit(client: WriteClient, identity: object, group: str, *args: object, **kwargs: object) -> None:
             if kwargs.get("member") is not None and not started:
                 started.append(True)
                 joined.registry.start()
-                holding = member.registry._membership.holding()
-                wait_until(lambda: member.registry._membership.holding() != holding, "another generation")
+                holding = member.membership.holding()
+                wait_until(lambda: member.membership.holding() != holding, "another generation")
             real(client, identity, group, *args, **kwargs)  # type: ignore[arg-type]
 
         monkeypatch.setattr(WriteClient, "commit_in_transaction", commit)
@@ -164,9 +164,9 @@ def test_another_generation_is_no_reason_to_lose_a_request(
             joined.registry.close()
 
 
-def test_nothing_that_is_produced_after_create_is_missed(broker: Broker, alone: Member) -> None:
+def test_nothing_that_is_produced_after_create_is_missed(broker: Broker, alone: WorkerOfTest) -> None:
     broker.produce("in", ["before"] * 8)
-    before = {(record.partition): record.offset + 1 for record in broker.records("in")}
+    before = {record.partition: (record.offset or 0) + 1 for record in broker.records("in")}
     assert alone.create().won
     assert broker.committed(FQFN) == {("in", partition): before.get(partition, 0) for partition in range(4)}
     assert alone.create("public/default/g", subscriptionPosition="Earliest").won
@@ -174,7 +174,7 @@ def test_nothing_that_is_produced_after_create_is_missed(broker: Broker, alone: 
 
 
 def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
-    broker: Broker, alone: Member, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, alone: WorkerOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kop.functions.registry.LOOK_SECONDS", 0.1)
     broker.create_topic("log-a", partitions=1)
@@ -192,7 +192,7 @@ def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
     assert broker.committed(FQFN)["log-b", 1] == 0
 
 
-def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: Member) -> None:
+def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: WorkerOfTest) -> None:
     created = alone.create()
     settings = connection({"bootstrap.servers": broker.bootstrap}, "test").settings
     running = WriteClient(settings)
@@ -209,7 +209,7 @@ def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: 
         running.close()
 
 
-def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Broker, alone: Member) -> None:
+def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Broker, alone: WorkerOfTest) -> None:
     created = alone.create()
     assert broker.committed(FQFN)
     assert alone.ask("delete", expects=created.revision).won
@@ -219,7 +219,7 @@ def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Bro
     assert [request.kind for request, _ in alone.registry.history(FQFN)] == ["create", "delete"]
 
 
-def test_a_drained_worker_has_nothing(broker: Broker, members: Members) -> None:
+def test_a_drained_worker_has_nothing(broker: Broker, members: WorkersOfTest) -> None:
     asking = members.leader()
     asking.create(parallelism=3)
     asking.until(lambda view: {a.worker for a in view.assignments.values()} == {"w0", "w1", "w2"})
@@ -231,7 +231,7 @@ def test_a_drained_worker_has_nothing(broker: Broker, members: Members) -> None:
 def test_damaged_records_are_told_and_left_out(
     broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Members(broker, tmp_path / "first", 1) as members:
+    with WorkersOfTest(broker, tmp_path / "first", 1) as members:
         member = members.all[0]
         member.create()
         good = member.registry.view.definitions[FQFN]
@@ -241,32 +241,32 @@ def test_damaged_records_are_told_and_left_out(
             + [(DEFINITIONS, b"public/default/h", wrong), (DEFINITIONS, b"public/default/i", good.to_json())]
         )
         assert member.create("public/default/g").won
-    with Members(broker, tmp_path / "second", 1) as members:
+    with WorkersOfTest(broker, tmp_path / "second", 1) as members:
         assert set(members.all[0].registry.view.definitions) == {FQFN, "public/default/g"}
     for text in (f"of {DEFINITIONS} is left out", f"of {REQUESTS} is left out", f"of {ASSIGNMENTS} is left out"):
         assert text in caplog.text
 
 
 def test_requests_from_before_there_was_a_leader_are_answered(broker: Broker, tmp_path: Path) -> None:
-    with Members(broker, tmp_path / "first", 1) as members:
+    with WorkersOfTest(broker, tmp_path / "first", 1) as members:
         member = members.all[0]
         created = member.create()
         wait_until(lambda: member.registry.leads, "it leads")
-        member.registry._membership.close()
+        member.membership.close()
         wait_until(lambda: not member.registry.leads, "it leads no more")
         request = member.send("update", expects=created.revision, config={"output": "late"})
-    with Members(broker, tmp_path / "second", 1) as members:
+    with WorkersOfTest(broker, tmp_path / "second", 1) as members:
         members.all[0].until(lambda view: view.definitions[FQFN].config.get("output") == "late")
         assert members.all[0].answer(request).won
 
 
-def test_a_request_whose_package_is_not_there_is_refused(broker: Broker, alone: Member) -> None:
+def test_a_request_whose_package_is_not_there_is_refused(broker: Broker, alone: WorkerOfTest) -> None:
     answer = alone.ask("create", config=CONFIG, package="0" * 64)
     assert (answer.status, answer.revision) == (412, None)
 
 
 def test_packages_that_nobody_named_for_long_are_deleted(
-    broker: Broker, alone: Member, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, alone: WorkerOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone.registry.upload(PACKAGE, "kept/f.py")
     alone.until(lambda view: "kept/f.py" in view.uploads)
@@ -283,7 +283,7 @@ def test_a_scheduler_that_fails_is_not_used(broker: Broker, tmp_path: Path, capl
     def mine(*_: object) -> dict[object, object]:
         return {}
 
-    member = Member(broker, tmp_path, "w0", scheduler=mine)
+    member = WorkerOfTest(broker, tmp_path, "w0", scheduler=mine)
     member.registry.start()
     try:
         member.registry.upload(PACKAGE)
@@ -307,13 +307,13 @@ def test_topics_that_are_others_are_refused(
     broker: Broker, tmp_path: Path, topic: str, configs: dict[str, str], partitions: int, why: str
 ) -> None:
     broker.create_topic(topic, partitions=partitions, configs=configs)
-    member = Member(broker, tmp_path, "w0")
+    member = WorkerOfTest(broker, tmp_path, "w0")
     with pytest.raises(ClientError, match=why):
         member.registry.start()
     member.registry.close()
 
 
-def test_topics_are_made_as_they_have_to_be(broker: Broker, alone: Member) -> None:
+def test_topics_are_made_as_they_have_to_be(broker: Broker, alone: WorkerOfTest) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     assert {t["name"]: len(t["partitions"]) for t in admin.describe_topics(list(CONFIGS))} == dict.fromkeys(CONFIGS, 1)
     admin.close()
@@ -321,7 +321,7 @@ def test_topics_are_made_as_they_have_to_be(broker: Broker, alone: Member) -> No
 
 def test_without_transactions_a_worker_says_what_to_set(broker: Broker, tmp_path: Path) -> None:
     broker.fail("InitProducerId", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", times=None)
-    member = Member(broker, tmp_path, "w0")
+    member = WorkerOfTest(broker, tmp_path, "w0")
     with pytest.raises(ClientError, match="transactionCoordinatorEnabled=true"):
         member.registry.start()
     member.registry.close()
