@@ -13,17 +13,19 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from os import kill
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 
 from conformance.checker import faults as of_servers
-from conformance.functions.clients import Reader
+from conformance.functions.clients import Reader, Source
+from conformance.functions.instances import PROGRAM
 from conformance.functions.leader_oracle import (
     Call,
     Record,
@@ -36,9 +38,9 @@ from conformance.functions.leader_oracle import (
     latest,
     log_of,
 )
-from conformance.functions.oracle import Anomaly, Place
+from conformance.functions.oracle import Anomaly, Place, Promise, Topics, check, check_offsets
 from conformance.functions.part import Part
-from conformance.functions.workers import WorkerProcess, config_part
+from conformance.functions.workers import RestAnswer, WorkerProcess, config_part
 from conformance.harness import faults
 from conformance.harness.faults import Fault, Spacing
 from conformance.harness.run import under_faults
@@ -58,6 +60,12 @@ REQUESTS, DEFINITIONS = "__kop_functions_requests", "__kop_functions"
 ASSIGNMENTS, PACKAGES = "__kop_functions_assignments", "__kop_functions_packages"
 CODE = b"def process(text: str) -> str:\n    return text\n"
 MESSAGES = 12
+STEADY = Promise("steady", keeps=True, repeats=False, counts=True)
+"""What is promised of the function that works all the time, whose partitions move."""
+STEADY_PARTITIONS = 4
+MOVE_SECONDS = 3.0
+RATE = 100.0
+"""Messages a second."""
 
 
 class Executor(of_servers.Executor):
@@ -99,6 +107,40 @@ class Executor(of_servers.Executor):
                     return names[name]
             time.sleep(0.3)  # until they are asked again
         raise OSError("no worker leads")
+
+
+class Mover:
+    """One that changes how many instances a function has, so that its partitions move, while the function works."""
+
+    def __init__(self, fqfn: str, workers: Sequence[WorkerProcess]) -> None:
+        self.calls: list[Call] = []
+        self._fqfn = fqfn
+        self._path = f"/admin/v3/functions/{fqfn}"
+        self._workers = workers
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the function. OSError if that is refused."""
+        form = {"functionConfig": config_part(config), "data": (PROGRAM.name, PROGRAM.read_bytes())}
+        answer = self._call("create", None, "POST", form)
+        if answer.status >= 300 or not answer.status:
+            raise OSError(f"the function {self._fqfn} cannot be made: {answer.status} {answer.reason}")
+
+    def run(self, stop: threading.Event) -> None:
+        """Change it until `stop`."""
+        while not stop.wait(MOVE_SECONDS):
+            worker = self._workers[len(self.calls) % len(self._workers)]
+            status, revision = worker.revision(self._fqfn)
+            if status == 200:
+                changed = {"parallelism": 1 + len(self.calls) % 3}
+                self._call("update", revision, "PUT", {"functionConfig": config_part(changed)})
+
+    def _call(self, kind: str, expects: int | None, method: str, form: Mapping[str, tuple[str, bytes]]) -> RestAnswer:
+        worker, who = self._workers[len(self.calls) % len(self._workers)], f"mover-{len(self.calls)}"
+        begin = time.time()
+        answer = worker.ask(method, self._path, form=form, who=who, revision=expects)
+        told = answer.status, answer.revision, answer.reason
+        self.calls.append(Call(who, worker.name, kind, self._fqfn, expects, *told, begin, time.time()))
+        return answer
 
 
 class Writer:
@@ -171,6 +213,10 @@ class Leading:
         ]
         prefix = f"public/{self._name}"
         self.writers = [Writer(number, part.seed, prefix, self._workers) for number in range(WRITERS)]
+        self._steady = f"{prefix}/steady"
+        self._mover = Mover(self._steady, self._workers)
+        self._steady_inputs = [(f"{self._name}-steady-in", number) for number in range(STEADY_PARTITIONS)]
+        self._steady_outputs = [(f"{self._name}-steady-out", number) for number in range(STEADY_PARTITIONS)]
         known = part.kinds or (*KINDS, *SERVER_KINDS)
         kinds = [kind for kind in (*KINDS, *KINDS, *target.kinds) if kind in known]
         self.faults = faults.plan(SPACING, part.seed, part.seconds, part.spacing, kinds, lambda rng, kind: "1")
@@ -183,7 +229,7 @@ class Leading:
     def all(self, progress: ProgressLine) -> None:
         """From the workers to the verdict."""
         inputs = [(f"{self._name}-in", partition) for partition in range(PARTITIONS)]
-        self._make_topic(inputs[0][0])
+        self._make_topics(inputs, self._steady_inputs, self._steady_outputs)
         with ExitStack() as stack:
             progress.say("the workers start")
             for worker in self._workers:
@@ -191,6 +237,7 @@ class Leading:
                 worker.start()
             for worker in self._workers:
                 worker.await_ready()
+            self._make_steady()
             self._load(progress)
             for worker in self._workers:
                 worker.await_ready()
@@ -200,6 +247,8 @@ class Leading:
             self._await(lambda: self._judge_workers("had it"))
             progress.say("functions are asked")
             self.anomalies += self._judge_outputs(inputs)
+            progress.say("the function whose partitions moved comes to its end")
+            self._await(self._judge_steady)
             progress.say("the workers end, and start again")
             for worker in self._workers:
                 worker.stop()
@@ -227,23 +276,51 @@ class Leading:
         console.print(
             f"workers: {counts['won']} requests won, {counts['lost']} lost; {counts['unknown']} of {counts['calls']} "
             f"calls had no answer; answers took {counts['median_ms']} ms, at most {counts['longest_ms']} ms; "
-            f"{counts['functions']} functions in the end",
+            f"{counts['functions']} functions in the end; {counts['steady']} messages of the one that moved",
             highlight=False,
         )
         return f"{counts['won'] + counts['lost']} requests"
 
-    def _make_topic(self, topic: str) -> None:
+    def _make_topics(self, *topics: Sequence[Place]) -> None:
         admin = AdminClient({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
-        for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        for future in admin.create_topics([NewTopic(places[0][0], len(places), 1) for places in topics]).values():
             future.result(60)
+
+    def _make_steady(self) -> None:
+        """Make the function that works all the time."""
+        self._mover.create(
+            {
+                "className": "program.Transform",
+                "inputs": [self._steady_inputs[0][0]],
+                "output": self._steady_outputs[0][0],
+                "processingGuarantees": "EFFECTIVELY_ONCE",
+                "parallelism": 2,
+                "stateScope": "partition",
+                "userConfig": {"counts": True},
+            }
+        )
 
     def _load(self, progress: ProgressLine) -> None:
         def state() -> str:
-            calls = [call for writer in self.writers for call in list(writer.calls)]
+            calls = list(self._calls())
             return f"{len(calls)} calls, {sum(200 <= call.status < 300 for call in calls)} won"
 
-        beside = [writer.run for writer in self.writers]
+        steady = self._steady_inputs[0][0], STEADY_PARTITIONS
+        source = Source(self._target.bootstrap, steady, steady, self._part.seed, 2 * RATE)
+        beside = [*(writer.run for writer in self.writers), self._mover.run, source.write_plain]
         under_faults(self._part.seconds, self.executor, self.faults, progress, state, *beside)
+
+    def _calls(self) -> list[Call]:
+        return [*self._mover.calls, *(call for writer in self.writers for call in list(writer.calls))]
+
+    def _judge_steady(self) -> list[Anomaly]:
+        """Compare what the steady function has written with a run without faults."""
+        messages, outputs = self._reader.messages(self._steady_inputs), self._reader.outputs(self._steady_outputs)
+        topics = Topics(self._steady_outputs[0][0], "")
+        verdict = check(STEADY, topics, messages, outputs)
+        self.counts["steady"] = verdict.messages
+        ends = self._reader.ends(self._steady_inputs, stable=False)
+        return verdict.anomalies + check_offsets(STEADY.name, self._reader.committed(self._steady), ends)
 
     def _await(self, judge: Callable[[], list[Anomaly]]) -> None:
         """Judge until nothing is wrong, or for so long that it is an anomaly."""
@@ -278,8 +355,8 @@ class Leading:
         definitions = latest(self._records(DEFINITIONS))
         assignments = latest(self._records(ASSIGNMENTS))
         told = {fqfn: definition["revision"] for fqfn, definition in definitions.items()}
-        calls = [call for writer in self.writers for call in writer.calls]
-        read = dict.fromkeys(definitions, inputs)
+        calls = self._calls()
+        read = {fqfn: self._steady_inputs if fqfn == self._steady else inputs for fqfn in definitions}
         return [
             *outcome.anomalies,
             *check_calls(calls, log),
@@ -291,7 +368,7 @@ class Leading:
     def _judge_workers(self, when: str) -> list[Anomaly]:
         """Ask each worker for each function."""
         outcome = check_log(log_of(self._records(REQUESTS)))
-        names = [f"public/{self._name}/f{number}" for number in range(NAMES)]
+        names = [self._steady, *(f"public/{self._name}/f{number}" for number in range(NAMES))]
         anomalies = []
         for worker in self._workers:
             answers = {name: worker.revision(name) for name in names}
@@ -306,7 +383,8 @@ class Leading:
         sent = {
             fqfn: texts
             for fqfn, definition in definitions.items()
-            if len(definition.get("stopped", ())) < int(definition["config"].get("parallelism") or 1)
+            if fqfn != self._steady
+            and len(definition.get("stopped", ())) < int(definition["config"].get("parallelism") or 1)
         }
         self._send(inputs, texts)
         anomalies: list[Anomaly] = []
@@ -336,7 +414,7 @@ class Leading:
         return len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
 
     def _count(self) -> None:
-        calls = [call for writer in self.writers for call in writer.calls]
+        calls = self._calls()
         with (self._folder / "calls.jsonl").open("w") as out:
             out.writelines(json.dumps(call._asdict()) + "\n" for call in calls)
         self.counts["calls"] = len(calls)
