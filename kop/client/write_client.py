@@ -125,6 +125,15 @@ class WriteClient:
         except errors.TopicAuthorizationFailedError:
             return False
 
+    def takes_name(self, topic: str) -> bool:
+        """Return if there can be a topic of this name, and this user may know of it."""
+
+        def ask() -> bool:
+            (described,) = self._connection.metadata([topic])
+            return described.error_code not in _NO_NAME
+
+        return self._patiently(ask)
+
     def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
         """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
 
@@ -530,6 +539,7 @@ _NO_MEMBER: Final = (
     errors.RebalanceInProgressError,
     errors.FencedInstanceIdError,
 )
+_NO_NAME: Final = (errors.InvalidTopicError.errno, errors.TopicAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequ
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
-from kop.client.batches import BATCH_BYTES
+from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import Acks
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish, RecordId
@@ -410,20 +410,9 @@ class Calls:
         if not self._tries:
             self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
             return
-        topic = self._dead_letter_topic(partition[0])
+        topic, letter = dead_letter(self._spec, partition, record, error)
         self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
-        headers = [
-            *record[4],
-            ("REAL_TOPIC", partition[0].encode()),
-            ("REAL_SUBSCRIPTION", self._spec.group.encode()),
-            ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
-            (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
-        ]
-        self._outputs.add(topic, partition[1], (record[2], record[3], headers, record[1]))
-
-    def _dead_letter_topic(self, topic: str) -> str:
-        """Return the topic of dead letters; by default it has the name that Pulsar's clients give it."""
-        return self._spec.dead_letter_topic or f"{topic}-{self._spec.group.replace('/', '-')}-DLQ"
+        self._outputs.add(topic, partition[1], letter)
 
     # -- asynchronous functions
 
@@ -455,3 +444,20 @@ class Calls:
             return self._given(await self._code.call(value, context), effects, began)
         except Exception as error:
             return error
+
+
+def dead_letter(
+    spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception
+) -> tuple[str, NewRecord]:
+    """Return what is written of a message that was tried often enough, and to which topic: by default to one of the
+    name that Pulsar's clients give it.
+    """
+    headers = [
+        *record[4],
+        ("REAL_TOPIC", partition[0].encode()),
+        ("REAL_SUBSCRIPTION", spec.group.encode()),
+        ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
+        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+    ]
+    topic = spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
+    return topic, (record[2], record[3], headers, record[1])

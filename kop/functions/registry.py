@@ -460,9 +460,8 @@ class Registry:
         now = clock.monotonic()
         due = sorted((offset, request) for offset, request in self.view.pending.items() if offset >= term.cursor)
         due = due[:BATCH_REQUESTS]
-        wanted = [request.package for _, request in due if request.package]
-        if not all(map(self.packages.is_whole, wanted)):
-            self._read_to_end([PACKAGES])
+        if any(request.package for _, request in due):
+            self._read_to_end([PACKAGES])  # it may have come since, and it may be gone since
         effects = [
             term.leader.take(offset, request, is_whole=self.packages.is_whole, workers=alive) for offset, request in due
         ]
@@ -531,12 +530,13 @@ class Registry:
         assert self._leading is not None
         records: list[Record] = []
         fqfns = {request.id: request.fqfn for request in requests.values()}
+        named = {definition.package for definition in term.leader.definitions.values()}
         for effect in effects:
             records += [
                 (DEFINITIONS, fqfn.encode(), None if made is None else made.to_json())
                 for fqfn, made in effect.definitions.items()
             ]
-            records += [(PACKAGES, key, None) for digest in effect.packages for key in self._keys(digest)]
+            records += [(PACKAGES, key, None) for digest in set(effect.packages) - named for key in self._keys(digest)]
             records += [
                 (ASSIGNMENTS, f"{WORKER}{worker}".encode(), b"{}" if drained else None)
                 for worker, drained in effect.drained.items()
@@ -545,7 +545,7 @@ class Registry:
         records += [(ASSIGNMENTS, f"{WORKER}{worker}".encode(), None) for worker in gone]
         records += list(_changes(term.assignments, then))
         if wishes is not None:
-            records += [(PACKAGES, key, None) for digest in self._orphans(term) for key in self._keys(digest)]
+            records += [(PACKAGES, key, None) for digest in self._orphans() - named for key in self._keys(digest)]
         starts = self._starts(term, effects, wishes or {})
         if not records and not starts:
             return
@@ -565,11 +565,10 @@ class Registry:
         """Return the keys of a package that no definition names; none if an uploaded file is it."""
         return [] if digest in self.view.uploads.values() else self.packages.keys(digest)
 
-    def _orphans(self, term: Term) -> set[str]:
-        """Return packages that nobody has named for long: their requests were lost, or never came."""
+    def _orphans(self) -> set[str]:
+        """Return packages that are old: if nobody names one, its request was lost, or never came."""
         old = clock.wall_ms() - SWEEP_MS
-        named = {definition.package for definition in term.leader.definitions.values()}
-        return {digest for digest, at_ms in self.view.stored_at.items() if at_ms < old} - named
+        return {digest for digest, at_ms in self.view.stored_at.items() if at_ms < old}
 
     def _starts(
         self, term: Term, effects: Sequence[Effects], wishes: Mapping[str, Wish]

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from kop.client.errors import ClientError, FencedError
 from kop.client.properties import connection
 from kop.client.write_client import WriteClient
-from kop.functions.definitions import Definition, from_log
+from kop.functions.definitions import Definition, Request, from_log, to_log
 from kop.functions.instance import ID_PREFIX
 from kop.functions.registry import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS, Registry
 from kop.functions.scheduler import schedule
@@ -263,6 +263,23 @@ def test_requests_from_before_there_was_a_leader_are_answered(broker: Broker, tm
 def test_a_request_whose_package_is_not_there_is_refused(broker: Broker, alone: WorkerOfTest) -> None:
     answer = alone.ask("create", config=CONFIG, package="0" * 64)
     assert (answer.status, answer.revision) == (412, None)
+
+
+def test_a_definition_never_wins_without_its_package(broker: Broker, alone: WorkerOfTest) -> None:
+    """The package is that of a function that is deleted just before: in the same transaction, or in the one before."""
+    created = alone.create()
+    other = CONFIG | {"name": "g"}
+    both = [
+        Request(id="delete", kind="delete", fqfn=FQFN, expects=created.revision),
+        Request(id="create", kind="create", fqfn="public/default/g", config=other, package=PACKAGE.digest),
+    ]
+    alone.registry.write([(REQUESTS, request.fqfn.encode(), to_log(request)) for request in both])
+    answer = alone.answer("create")
+    assert answer.won
+    alone.until(lambda view: list(view.definitions) == ["public/default/g"])
+    assert alone.registry.packages.package(PACKAGE.digest, "f.py") == PACKAGE
+    assert alone.ask("delete", "public/default/g", expects=answer.revision).won
+    assert alone.create().status == 412
 
 
 def test_packages_that_nobody_named_for_long_are_deleted(
