@@ -20,8 +20,9 @@ from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
 """How much time lies between two commits at least that are made beside the work."""
-RENEW_SECONDS: Final = 3600.0
-"""When offsets are committed again that did not change, so that those of idle functions do not expire."""
+RENEW_SECONDS: Final = 60.0
+"""When offsets are committed again that did not change: so those of idle functions do not expire, and an instance that
+was replaced notices it though it has nothing to do."""
 
 
 def commit(client: WriteClient, identity: Identity | None, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -229,6 +230,5 @@ class WithState(BatchEnd):
         self._end.finish()
 
     def close(self) -> None:
-        """Commit what may be, and forget the state."""
+        """Commit what may be."""
         self._end.close()
-        self._state.close()

@@ -8,7 +8,6 @@ Must not know: flags, terminals, signals.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.errors import without_frames
 from kop.functions.function import FunctionCode, load, load_place
+from kop.functions.growth import LOOK_SECONDS, partitions_of
 from kop.functions.instance import PATIENCE_SECONDS, Instance
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack
@@ -66,6 +66,7 @@ class Running:
         *,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        look_seconds: float = LOOK_SECONDS,
         alone: bool = False,
     ) -> None:
         self._spec = spec
@@ -75,6 +76,7 @@ class Running:
         self._say = say
         self._patience = patience
         self._fetch_wait_ms = fetch_wait_ms
+        self._look_seconds = look_seconds
         self._instance: Instance | None = None
         self._failure: BaseException | None = None
         self._hangs = False
@@ -119,6 +121,7 @@ class Running:
             partitions,
             patience=self._patience,
             fetch_wait_ms=self._fetch_wait_ms,
+            look_seconds=self._look_seconds,
         )
         self._thread.start()
         watch = CallWatch(self._spec.timeout_ms, self._spec.ram if self._alone else None)
@@ -192,25 +195,19 @@ def find_partitions(
     writer = WriteClient(settings, patience)
     try:
         topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
-        patterns = [re.compile(topic) for topic, given in spec.inputs.items() if given.is_regex]
         for topic in filter(None, [*topics, spec.output]):
             if writer.make_topic(topic):
                 say(f"made the topic {topic}")
-        if patterns:
-            reader = ReadClient(settings, int(patience * 1000))
-            try:
-                there = reader.topics(None)
-            finally:
-                reader.close()
-            matching = [t for t, m in there.items() if not m.internal and any(p.fullmatch(t) for p in patterns)]
-            topics += sorted(set(matching) - {*topics, spec.output})
-        if not topics:
-            raise ClientError(
-                f"no topic matches {', '.join(p.pattern for p in patterns)}: create one, then start again"
-            )
-        return [(topic, partition) for topic in topics for partition in sorted(writer.leaders(topic))]
     finally:
         writer.close()
+    reader = ReadClient(settings, int(patience * 1000))
+    try:
+        partitions = partitions_of(spec, reader)
+    finally:
+        reader.close()
+    if not partitions:
+        raise ClientError(f"no topic matches {', '.join(spec.inputs)}: create one, then start again")
+    return partitions
 
 
 class Changes:
