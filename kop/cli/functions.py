@@ -131,8 +131,9 @@ def localrun(
     stop = StopSignals()
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
-    from kop.functions.localrun import Changes, Running, names_of
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import Changes, Running, load_here, names_of
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
@@ -157,8 +158,7 @@ def localrun(
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        code = load(spec.py, spec.class_name)
-        running = Running(spec, code, settings, note, patience=patience).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
@@ -167,7 +167,7 @@ def localrun(
         note(f"{spec.fqfn} has ended: {running.processed} messages done, their offsets committed")
     except (ClientError, FencedError, UnreachableError, SerdeError) as error:
         fail(str(error))
-    except FunctionLoadError as error:
+    except (FunctionLoadError, PackageError) as error:
         if not reload:
             fail(str(error))
         note(f"{error}; waiting for another {spec.py}")
@@ -322,7 +322,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     """
     from kop.client.errors import ClientError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import load_here
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNames
@@ -348,9 +350,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     _log_to_stderr()
     stand_in.install()
     try:
-        tries = TryOut(spec, load(spec.py, spec.class_name))
+        tries = TryOut(spec, load_here(spec))
         tried = _try(tries, spec, samples)
-    except (ClientError, FunctionLoadError, SerdeError) as error:
+    except (ClientError, FunctionLoadError, PackageError, SerdeError) as error:
         fail(str(error))
     if as_json:
         print_json(_tried_json(spec, tries, tried))

@@ -20,6 +20,12 @@ FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 60.0
 
 
+def wait_seconds(failures: int) -> float:
+    """Return how long what has failed so many times waits for its next attempt."""
+    # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
+    return min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
+
+
 @dataclass(slots=True)
 class _Partition:
     next: int = -1
@@ -84,8 +90,7 @@ class Acks:
         if self._max_retries is not None and failures > self._max_retries:
             self._due.pop((partition, offset), None)
             return None
-        # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
-        due = now + min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
+        due = now + wait_seconds(failures)
         self._due[partition, offset] = due
         heapq.heappush(self._queue, (due, partition, offset))
         return due

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequ
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
-from kop.client.batches import BATCH_BYTES
+from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import Acks
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish, RecordId
@@ -384,17 +384,10 @@ class Calls:
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
         """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
-        self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))
-        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
-            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+        self._note_failure(record, error)
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
         now = clock.monotonic()
-        if not self._tries:
-            self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
-            self._acks.done(partition, record[0])
-            return False
-        due = self._acks.failed(partition, record[0], now)
-        if due is not None:
+        if self._tries and (due := self._acks.failed(partition, record[0], now)) is not None:
             self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
             self._open[partition, record[0]] = record
             unit = self._unit(partition, record)
@@ -402,22 +395,24 @@ class Calls:
                 self._blocked.setdefault(unit, deque())
             return True
         self._open.pop((partition, record[0]), None)
-        topic = self._dead_letter_topic(partition[0])
-        self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
-        headers = [
-            *record[4],
-            ("REAL_TOPIC", partition[0].encode()),
-            ("REAL_SUBSCRIPTION", self._spec.group.encode()),
-            ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
-            (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
-        ]
-        self._outputs.add(topic, partition[1], (record[2], record[3], headers, record[1]))
+        self._give_up(partition, record, error)
         self._acks.done(partition, record[0])
         return False
 
-    def _dead_letter_topic(self, topic: str) -> str:
-        """Return the topic of dead letters; by default it has the name that Pulsar's clients give it."""
-        return self._spec.dead_letter_topic or f"{topic}-{self._spec.group.replace('/', '-')}-DLQ"
+    def _note_failure(self, record: InputRecord, error: Exception) -> None:
+        self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))
+        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
+            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+
+    def _give_up(self, partition: TopicPartition, record: InputRecord, error: Exception) -> None:
+        """Make a message a dead letter, or let it go if it may not be called again."""
+        where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+        if not self._tries:
+            self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
+            return
+        topic, letter = dead_letter(self._spec, partition, record, error)
+        self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
+        self._outputs.add(topic, partition[1], letter)
 
     # -- asynchronous functions
 
@@ -449,3 +444,20 @@ class Calls:
             return self._given(await self._code.call(value, context), effects, began)
         except Exception as error:
             return error
+
+
+def dead_letter(
+    spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception
+) -> tuple[str, NewRecord]:
+    """Return what is written of a message that was tried often enough, and to which topic: by default to one of the
+    name that Pulsar's clients give it.
+    """
+    headers = [
+        *record[4],
+        ("REAL_TOPIC", partition[0].encode()),
+        ("REAL_SUBSCRIPTION", spec.group.encode()),
+        ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
+        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+    ]
+    topic = spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
+    return topic, (record[2], record[3], headers, record[1])

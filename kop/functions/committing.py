@@ -20,8 +20,9 @@ from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
 """How much time lies between two commits at least that are made beside the work."""
-RENEW_SECONDS: Final = 3600.0
-"""When offsets are committed again that did not change, so that those of idle functions do not expire."""
+RENEW_SECONDS: Final = 60.0
+"""When offsets are committed again that did not change: so those of idle functions do not expire, and an instance that
+was replaced notices it though it has nothing to do."""
 
 
 def commit(client: WriteClient, identity: Identity | None, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -173,11 +174,11 @@ class InOneTransaction(BatchEnd):
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
-        wrote = self._outputs.write()
+        wrote = self._outputs.write(self._group)
         if not wrote and not offsets and clock.monotonic() < self._due:
             return
         self._committed |= offsets
-        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed)
+        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed, added=wrote)
         self._outputs.end_transaction()
         self._due = clock.monotonic() + RENEW_SECONDS
 
@@ -229,6 +230,5 @@ class WithState(BatchEnd):
         self._end.finish()
 
     def close(self) -> None:
-        """Commit what may be, and forget the state."""
+        """Commit what may be."""
         self._end.close()
-        self._state.close()

@@ -50,6 +50,8 @@ class FunctionCode:
     """Any if there is none."""
     output_annotation: Any
     """Any if there is none, or if it is None."""
+    is_batch: bool = False
+    """True if it is called with record batches of Arrow, not with single messages."""
 
     def find(self, name: str) -> Any:
         """Return what another name of the function's files stands for, as `module.Class`."""
@@ -164,6 +166,9 @@ def of_object(target: Any, name: str) -> FunctionCode:
         except (Exception, SystemExit) as error:
             raise FunctionLoadError(f"{name} cannot be made without arguments: {_told(error)}") from error
     process = target if inspect.isroutine(target) else getattr(target, "process", None)
+    if process is None:
+        process = getattr(target, "process_batch", None)
+    is_batch = getattr(process, "__name__", "") == "process_batch"
     if not callable(process) or getattr(process, "__isabstractmethod__", False):
         raise FunctionLoadError(f"{name} has no process(input, context)")
     try:
@@ -171,12 +176,15 @@ def of_object(target: Any, name: str) -> FunctionCode:
     except ValueError:
         raise FunctionLoadError(f"{name} does not say which arguments it takes: it must be written in Python") from None
     takes_context = _takes_context(signature, name, is_class)
+    if is_batch and inspect.iscoroutinefunction(process):
+        raise FunctionLoadError(f"{name}: batches are called one after the other: write process_batch without async")
     return FunctionCode(
         name,
         process if takes_context else lambda value, _context: process(value),
         inspect.iscoroutinefunction(process),
         _annotation(process, next(iter(signature.parameters.values())).annotation, name),
         _annotation(process, signature.return_annotation, name),
+        is_batch,
     )
 
 

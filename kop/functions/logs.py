@@ -147,7 +147,8 @@ class LogTopic(logging.Handler):
                 client = outputs = None
                 with self._changed:
                     self._dropped += len(records)
-                    self._changed.wait_for(lambda: self._over, AGAIN_SECONDS)
+                    if self._changed.wait_for(lambda: self._over, AGAIN_SECONDS):
+                        return
                     self._dropped += len(self._waiting)
                     self._waiting.clear()
         if client is not None:
@@ -171,7 +172,8 @@ class LogTopic(logging.Handler):
             self._told = True
             text = f"{self._fqfn} cannot log to {self._topic}, and goes on without: {type(error).__name__}: {error}"
             stream = self._taken[1].real if self._taken else sys.stderr
-            print(text, file=stream, flush=True)
+            stream.write(f"{text}\n")
+            stream.flush()
 
 
 class _Copied(io.TextIOBase):

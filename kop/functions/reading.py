@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kop import clock
 from kop.client.batches import StoredRecords
@@ -20,7 +20,7 @@ from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS, TEMPORARY
 from kop.client.errors import ClientError
 from kop.client.offsets import EARLIEST, Offsets, TopicPartition
 from kop.client.read_client import GONE, OUT_OF_RANGE, Fetched, FetchSettings, ReadClient
-from kop.functions.context import InputRecord
+from kop.records import arrow
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Taken(NamedTuple):
     """Records of one partition, in order."""
 
     partition: TopicPartition
-    records: Sequence[InputRecord]
+    records: Any
+    """A sequence of InputRecord, or a record batch of Arrow."""
     next_offset: int
     """The first offset behind them. Offsets before it that have no record have none for a reader of committed ones."""
 
@@ -47,7 +48,7 @@ class Taken(NamedTuple):
 class _Ahead:
     position: int
     """The next offset that is fetched."""
-    chunks: deque[tuple[list[InputRecord], int, int]] = field(default_factory=deque)
+    chunks: deque[tuple[Any, int, int]] = field(default_factory=deque)
     """Records, the offset behind them, and how many bytes they count."""
     end: int = -1
     """The first offset that no reader of committed records gets yet, as of the last answer."""
@@ -65,8 +66,12 @@ class ReadAhead:
         positions: Mapping[TopicPartition, int],
         failed: Callable[[BaseException], None],
         fetch: FetchSettings,
+        *,
+        batches: bool = False,
     ) -> None:
+        """`batches`: records come as record batches of Arrow."""
         self._client = client
+        self._batches = batches
         self._fetch = fetch
         self._failed = failed
         self._ahead = {partition: _Ahead(position) for partition, position in positions.items()}
@@ -104,6 +109,13 @@ class ReadAhead:
         """Return where each partition ends and the next offset that is fetched. For any thread."""
         return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read further partitions from these offsets on. For any thread."""
+        with self._changed:
+            for partition, position in positions.items():
+                self._ahead.setdefault(partition, _Ahead(position))
+            self._changed.notify_all()
+
     def wake(self) -> None:
         """Let `take` return now, or the next one at once."""
         with self._changed:
@@ -135,7 +147,7 @@ class ReadAhead:
                 self._bytes -= size
             else:
                 ahead.taken = end
-                behind = records[end][0]
+                behind = records.column("offset")[end].as_py() if self._batches else records[end][0]
             taken.append(Taken(partition, some, behind))
         return got
 
@@ -185,9 +197,17 @@ class ReadAhead:
             return  # it is asked for again
         if isinstance(answer, Exception):
             raise answer
-        self._ahead[partition].end = answer.last_stable_offset
-        stored = StoredRecords(answer, partition, position)
+        stored: Any
+        if self._batches:
+            stored = arrow.decode(
+                answer.records, topic=partition[0], partition=partition[1], start=position, aborted=answer.aborted,
+                headers=True,
+            )  # fmt: skip
+        else:
+            stored = StoredRecords(answer, partition, position)
         chunks = [(records, stored.next_offset, 0) for records in stored]
+        with self._changed:
+            self._ahead[partition].end = answer.last_stable_offset
         if stored.next_offset == position:
             if stored.cut_off > self._fetch.partition_bytes:
                 size = stored.cut_off

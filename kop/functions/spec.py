@@ -315,7 +315,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "name": Flag(("name",), "text", "Name of the function; without it the name of the class."),
     "fqfn": Flag(("fqfn",), "text", "Tenant, namespace and name in one: TENANT/NAMESPACE/NAME."),
     "classname": Flag(("className",), "text", "MODULE.CLASS, MODULE.FUNCTION or MODULE."),
-    "py": Flag(("py",), "text", "File with the function."),
+    "py": Flag(("py",), "text", "File with the function: .py, .whl or .zip."),
     "jar": Flag(("jar",), "text", "Refused: functions in Java are not run."),
     "go": Flag(("go",), "text", "Refused: functions in Go are not run."),
     "inputs": Flag(("inputs",), "list", "Topics to read, with commas between."),

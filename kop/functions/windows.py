@@ -21,7 +21,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -173,17 +173,25 @@ def _order(element: Element) -> tuple[int, TopicPartition, int]:
 
 
 class Windows:
-    """The windows of some partitions. `starts` are the offsets that are read first.
+    """The windows of some partitions. `starts` are the offsets that are read first; a partition may come later. Of
+    those that are `fresh` an earlier instance has taken nothing, whatever the mark says: their topics were made anew.
 
     A message is given to `add`. As long as `due` returns a window, that is to be processed, and `fired` is to be called
     once it was. `mark` returns what the changelog has to have together with what the windows gave.
     """
 
-    def __init__(self, spec: WindowSpec, starts: Mapping[TopicPartition, int], mark: bytes | None) -> None:
+    def __init__(
+        self,
+        spec: WindowSpec,
+        starts: Mapping[TopicPartition, int],
+        mark: bytes | None,
+        fresh: Collection[TopicPartition] = (),
+    ) -> None:
         self._of_events = bool(spec.timestamp_extractor)
         self._lag = spec.max_lag_ms
         self._interval = spec.watermark_ms
-        self._known = _Mark.read(mark)
+        self._shape_told = [spec.length_count, spec.sliding_count, spec.length_ms, spec.sliding_ms, self._of_events]
+        self._known = _Mark.read(mark, self._shape_told)
         shape: CountWindows | TimeWindows
         if spec.length_count is not None:
             shape = CountWindows(spec.length_count, spec.sliding_count or spec.length_count)
@@ -194,9 +202,13 @@ class Windows:
         self._counts = shape if isinstance(shape, CountWindows) else None
         self._times = shape if isinstance(shape, TimeWindows) else None
         self._positions = dict(starts)
-        self._behind = {
-            partition for partition, taken in self._known.taken.items() if self._positions.get(partition, taken) < taken
+        self._taken = {
+            partition: self._known.taken[partition]
+            for partition in starts
+            if partition in self._known.taken and partition not in fresh
         }
+        """The offset behind the last message that an earlier instance had taken."""
+        self._behind = {partition for partition, taken in self._taken.items() if starts[partition] < taken}
         """Partitions of which messages are to be read a second time."""
         self._again: list[tuple[int, Element]] = []
         """Messages that were kept, with their place among them, until all are there."""
@@ -226,7 +238,7 @@ class Windows:
         elif self._times is not None:
             read_at = now if self._times.closed is None else max(now, self._times.closed)
             element = element._replace(time=read_at // self._times.pane * self._times.pane)
-        if offset < self._known.taken.get(partition, 0):
+        if self.was_taken(partition, offset):
             fate = self._add_again(element)
         else:
             fate = self._add_new(element)
@@ -234,10 +246,19 @@ class Windows:
         self.passed(partition, offset + 1)
         return fate
 
+    def was_taken(self, partition: TopicPartition, offset: int) -> bool:
+        """Return if an earlier instance has taken a message."""
+        return offset < self._taken.get(partition, 0)
+
+    def leave_out(self, partition: TopicPartition, offset: int) -> None:
+        """Note that a message has been given up: it is in no window."""
+        self._changed = True
+        self.passed(partition, offset + 1)
+
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
         """Note that there is no further message before an offset."""
         self._positions[partition] = max(next_offset, self._positions.get(partition, 0))
-        if self._behind and next_offset >= self._known.taken.get(partition, 0):
+        if self._behind and next_offset >= self._taken.get(partition, 0):
             self._behind.discard(partition)
             if not self._behind:
                 self._put_back()
@@ -343,7 +364,7 @@ class Windows:
             self._released,
             *_Mark.runs_of(kept, new_and_kept, gaps=not self._of_events),
             new - new_and_kept,
-        ).write()
+        ).write(self._shape_told)
 
 
 class _Run(NamedTuple):
@@ -414,12 +435,13 @@ class _Mark:
                 runs.append(_Run(element.partition, element.offset, element.offset, time))
         return runs, first_new if new else len(runs)
 
-    def write(self) -> bytes:
-        """Return the mark as JSON."""
+    def write(self, shape: Sequence[Any]) -> bytes:
+        """Return the mark of windows of a shape as JSON."""
         partitions = sorted({*self.taken, *(run.partition for run in self.runs)})
         numbers = {partition: number for number, partition in enumerate(partitions)}
         told = {
             "version": self.VERSION,
+            "shape": shape,
             "partitions": [[*partition, self.taken.get(partition, 0)] for partition in partitions],
             "closed": self.closed,
             "released": self.released,
@@ -429,13 +451,16 @@ class _Mark:
         return json.dumps(told, separators=(",", ":")).encode()
 
     @classmethod
-    def read(cls, data: bytes | None) -> _Mark:
-        """Return the mark of an earlier instance; an empty one if there was none. ValueError if it is none."""
-        if data is None:
+    def read(cls, data: bytes | None, shape: Sequence[Any]) -> _Mark:
+        """Return the mark of an earlier instance; an empty one if there was none, or if its windows were others.
+
+        ValueError, KeyError and the like if it is no mark.
+        """
+        told = None if data is None else json.loads(data)
+        if told is not None and told["version"] != cls.VERSION:
+            raise ValueError(f"its version is {told['version']}")
+        if told is None or told["shape"] != shape:
             return cls({}, None, None, [], 0, 0)
-        told = json.loads(data)
-        if told["version"] != cls.VERSION:
-            raise ValueError(f"version {told['version']}")
         partitions = [(topic, number) for topic, number, _ in told["partitions"]]
         taken = {(topic, number): offset for topic, number, offset in told["partitions"]}
         released = told["released"]

@@ -13,6 +13,7 @@ import pytest
 
 from kop.functions.checking import check
 from kop.functions.function import CodePlace, load_place
+from kop.functions.localrun import load_here
 from kop.functions.packages import CHUNK_BYTES, Assembler, Package, PackageError, chunks, read_package, unpack
 from kop.functions.spec import from_flags
 
@@ -159,6 +160,14 @@ def test_a_zip_file_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypa
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="cannot be read: No such file"):
         read_package(tmp_path / "f.py")
+
+
+def test_localrun_takes_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "packed.zip").write_bytes(zipped({"packed/src/in_packed.py": SHOUT}))
+    spec, _ = from_flags({"py": str(tmp_path / "packed.zip"), "classname": "in_packed", "inputs": "in"})
+    assert load_here(spec).call("a", None) == "A"
+    assert (tmp_path / "cache" / "kop" / "functions").is_dir()
 
 
 # -- checked

@@ -141,6 +141,19 @@ def test_state_fits_the_outputs_after_a_kill(
     assert changelog(broker)[-1] == (0, "a", number(10))
 
 
+def test_record_batches_have_state_too(broker: Broker, functions: Functions) -> None:
+    class Count:
+        def process_batch(self, batch: Any, context: Any) -> None:
+            for value in batch.column("value").to_pylist():
+                context.incr_counter(value.decode(), 1)
+
+    function = functions(Count, name="count", inputs="in")
+    broker.produce("in", ["a", "b", "a"])
+    wait_until(lambda: function.processed == 3)
+    assert function.query_state("a") == StateValue("a", 2, None)
+    function.stop()
+
+
 def test_state_belongs_to_partitions_if_that_is_said(broker: Broker, functions: Functions) -> None:
     broker.create_topic("in", partitions=3)
     config = "stateScope: partition\nparallelism: 2"
@@ -189,6 +202,23 @@ def test_other_threads_ask_and_put(broker: Broker, functions: Functions) -> None
         function.query_state("a")
 
 
+def test_a_pattern_does_not_mean_the_changelog(broker: Broker, functions: Functions) -> None:
+    broker.create_topic("in")
+
+    def run() -> TestFunction:
+        function = functions(count, topics_pattern=".*", output="out")
+        broker.produce("in", ["a"])
+        return function
+
+    first = run()
+    wait_until(lambda: first.query_state("a") == StateValue("a", 1, None))
+    first.stop()
+    second = run()
+    wait_until(lambda: values(broker, "out") == ["a1", "a2"])
+    second.stop()
+    assert broker.committed("public/default/count") == {("in", 0): 2}
+
+
 def test_state_of_several_instances_has_to_be_of_partitions(broker: Broker, functions: Functions) -> None:
     function = functions(count, parallelism=2, inputs="in", output="out")
     broker.produce("in", ["a"])
@@ -205,6 +235,13 @@ def test_state_needs_transactions(broker: Broker, functions: Functions) -> None:
     assert values(broker, "out") == []
 
 
+def test_a_changelog_whose_records_would_be_deleted_is_refused(broker: Broker, functions: Functions) -> None:
+    """As one is that a consumer's first use has made."""
+    broker.create_topic(CHANGELOG)
+    with pytest.raises(ClientError, match=f"set cleanup.policy of the topic {CHANGELOG} to compact"):
+        functions(count, inputs="in", output="out")
+
+
 def test_a_changelog_that_another_wrote_ends_the_function(broker: Broker, functions: Functions) -> None:
     function = functions(count, inputs="in", output="out")
     broker.produce("in", ["a"])
@@ -217,6 +254,7 @@ def test_a_changelog_that_another_wrote_ends_the_function(broker: Broker, functi
 
 def test_a_changelog_that_another_wrote_before_state_is_used(broker: Broker, functions: Functions) -> None:
     function = functions(count, inputs="in", output="out")
+    broker.create_topic(CHANGELOG, configs={"cleanup.policy": "compact"})
     broker.produce(CHANGELOG, [("k", "of another")])
     broker.produce("in", ["a"])
     with pytest.raises(ClientError, match=r"public\.default\.count-0 is the changelog of public/default/count"):
