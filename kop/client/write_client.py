@@ -58,14 +58,14 @@ class Identity(NamedTuple):
     transactional_id: str | None = None
 
 
-class Member(NamedTuple):
+class MemberIdentity(NamedTuple):
     """A member of a consumer group, in one of its generations."""
 
     member_id: str
     generation: int
 
 
-NO_MEMBER: Final = Member("", -1)
+NO_MEMBER: Final = MemberIdentity("", -1)
 """Whoever commits for a group without members."""
 
 
@@ -124,6 +124,15 @@ class WriteClient:
             return bool(self.leaders(topic, make=False))
         except errors.TopicAuthorizationFailedError:
             return False
+
+    def takes_name(self, topic: str) -> bool:
+        """Return if there can be a topic of this name, and this user may know of it."""
+
+        def ask() -> bool:
+            (described,) = self._connection.metadata([topic])
+            return described.error_code not in _NO_NAME
+
+        return self._patiently(ask)
 
     def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
         """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
@@ -382,7 +391,7 @@ class WriteClient:
         group: str,
         offsets: Mapping[TopicPartition, int],
         metadata: str = "",
-        member: Member = NO_MEMBER,
+        member: MemberIdentity = NO_MEMBER,
         *,
         added: bool = False,
     ) -> None:
@@ -534,6 +543,7 @@ _NO_MEMBER: Final = (
     errors.RebalanceInProgressError,
     errors.FencedInstanceIdError,
 )
+_NO_NAME: Final = (errors.InvalidTopicError.errno, errors.TopicAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -104,14 +104,17 @@ class FunctionState:
             raise ClientError(self._refused)
         self._writer.partitions_at_least(self._topic, max(self._numbers) + 1, CONFIGS)
         local = LocalState()
+        self._restore(local, self._numbers)
+        self._local = local
+
+    def _restore(self, local: LocalState, numbers: Iterable[int]) -> None:
         reader = self._new_reader()
         try:
             self._check_configs(reader)
-            for number in self._numbers:
+            for number in numbers:
                 self._read(reader, local, number)
         finally:
             reader.close()
-        self._local = local
 
     def close(self) -> None:
         """Forget the copy, and answer nobody any more."""
@@ -171,16 +174,24 @@ class FunctionState:
 
     def of(self, partition: TopicPartition) -> PartitionState:
         """Return the state that belongs to an input partition; opens the state."""
-        local = self._local
-        if local is None:
+        number = partition[1] if self._by_partition else 0
+        if self._local is None or number not in self._numbers:
             try:
                 self.open()
+                self._include(number)
             except Exception as error:
                 self._failed(error)
                 raise
-            local = self._local
-            assert local is not None
-        return local.partition(partition[1] if self._by_partition else 0)
+        assert self._local is not None
+        return self._local.partition(number)
+
+    def _include(self, number: int) -> None:
+        """Take the state of a partition that came later."""
+        assert self._local is not None
+        if number not in self._numbers:
+            self._writer.partitions_at_least(self._topic, number + 1, CONFIGS)
+            self._restore(self._local, [number])
+            self._numbers.append(number)
 
     def flush(self, outputs: Outputs) -> None:
         """Add what has changed to the outputs."""
@@ -235,7 +246,10 @@ class FunctionState:
                 raise StateError("the instance has ended")
             self._questions.append(question)
         self._wake()
-        return question.answer.result(ANSWER_SECONDS)
+        try:
+            return question.answer.result(ANSWER_SECONDS)
+        except TimeoutError:
+            raise StateError(f"the instance has not answered within {ANSWER_SECONDS:g} s: a call takes long") from None
 
     def serve(self) -> None:
         """Answer what other threads have asked; what they put is answered by `written`."""

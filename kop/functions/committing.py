@@ -230,6 +230,5 @@ class WithState(BatchEnd):
         self._end.finish()
 
     def close(self) -> None:
-        """Commit what may be, and forget the state."""
+        """Commit what may be."""
         self._end.close()
-        self._state.close()

@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
-from kop.client.read_client import ReadClient
+from kop.client.read_client import ReadClient, TopicMetadata
 from kop.functions.spec import FunctionSpec
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 30.0
+OWN_PREFIX: Final = "__kop_"
+"""How the names of topics begin that have definitions, state and the like."""
 
 
 def partitions_of(spec: FunctionSpec, client: ReadClient) -> list[TopicPartition]:
@@ -30,9 +32,14 @@ def partitions_of(spec: FunctionSpec, client: ReadClient) -> list[TopicPartition
         (name, partition)
         for name, topic in sorted(topics.items())
         if name in names
-        or (name != spec.output and not topic.internal and any(pattern.fullmatch(name) for pattern in patterns))
+        or (name != spec.output and not _is_own(name, topic) and any(pattern.fullmatch(name) for pattern in patterns))
         for partition in sorted(topic.leaders)
     ]
+
+
+def _is_own(name: str, topic: TopicMetadata) -> bool:
+    """Return if a topic is the servers' or that of functions themselves: a pattern does not mean those."""
+    return topic.internal or name.startswith(OWN_PREFIX)
 
 
 class Growth:

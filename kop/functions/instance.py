@@ -96,8 +96,10 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        end_seconds: float = END_SECONDS,
         calling: MutableSequence[int] | None = None,
         look_seconds: float | None = None,
+        version: str = "0",
     ) -> None:
         """`look_seconds`: how often partitions are looked for that came later; None for never."""
         self.started = threading.Event()
@@ -115,8 +117,10 @@ class Instance:
         self._look_seconds = look_seconds
         self._process = os.getpid()
         self._instance_id = instance_id
+        self._version = version
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
+        self._end_seconds = end_seconds
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
@@ -133,6 +137,8 @@ class Instance:
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
         self._state: FunctionState | None = None
+        self._fresh: Collection[TopicPartition] = ()
+        """The partitions that had no committed offset."""
 
     @property
     def is_stopping(self) -> bool:
@@ -182,6 +188,7 @@ class Instance:
                 producer = identity if once and identity is not None else writer.init_producer(None, -1)
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
                 state = self._new_state(writer, identity)
+                stack.callback(state.close)
                 state.find()
                 starts = self._starts(reading, positions) if spec.window else positions
             except BaseException:
@@ -190,7 +197,7 @@ class Instance:
             self._reader = ReadAhead(
                 reading, self._new_reader, positions, self._fail, self._fetch, batches=self._code.is_batch
             )
-            stack.callback(self._reader.close, END_SECONDS)
+            stack.callback(self._reader.close, self._end_seconds)
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
@@ -294,6 +301,7 @@ class Instance:
             for partition in self.partitions
             if partition not in positions
         }
+        self._fresh = new.keys()
         if new:
             starts = reader.list_offsets(new, READ_COMMITTED)
             commit(writer, identity, self._spec.group, starts)
@@ -346,6 +354,7 @@ class Instance:
                 secrets=self._secrets,
                 record_metric=self.stats.metric,
                 state=state.changes,
+                version=self._version,
             )
 
         common: dict[str, Any] = {
@@ -361,7 +370,8 @@ class Instance:
             return BatchCalls(spec, code, outputs, **common)
         common |= {"inputs": self._inputs, "output": self._output}
         if spec.window is not None:
-            return WindowCalls(spec, code, outputs, starts=starts, state=state, extractor=self._extractor, **common)
+            common |= {"starts": starts, "fresh": self._fresh, "state": state, "extractor": self._extractor}
+            return WindowCalls(spec, code, outputs, **common)
         return Calls(spec, code, outputs, **common)
 
     def _end(

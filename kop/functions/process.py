@@ -42,6 +42,9 @@ InstanceName: TypeAlias = tuple[str, int]
 
 LONGEST_DELAY: Final = 60.0
 """Seconds until an instance is started again that ends again and again."""
+REPLACED_SECONDS: Final = 10.0
+"""Seconds until an instance is started again that another one has replaced: its assignment is about to change, or was
+not changed after all."""
 WELL_SECONDS: Final = 180.0
 """An instance that has run for so long ran well."""
 STATS_SECONDS: Final = 1.0
@@ -399,7 +402,7 @@ class Processes:
         slot.stderr = child.tail.lines
         self._failed(slot, told, at, now, now - child.began)
         if child.is_replaced:
-            slot.due = now + LONGEST_DELAY
+            slot.due = now + max(REPLACED_SECONDS, slot.attempts.delay)
         where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
         log.error(
             "instance %d of %s has ended%s: %s; next start in %.0f s", name[1], name[0], where, told, slot.due - now

@@ -23,7 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kop.client.errors import ClientError
 from kop.functions import shapes
-from kop.functions.definitions import Answer, Assignment, Definition, InstanceName, WorkerInfo
+from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.metrics import exposition
 from kop.functions.packages import Package
 
@@ -73,7 +73,7 @@ class Service(Protocol):
         package: Package | None = None,
         instance: int | None = None,
         by: str,
-    ) -> Answer:
+    ) -> LeaderAnswer:
         """Ask for a change of a definition, and return what the leader says of it."""
 
     def definition(self, fqfn: str) -> Definition | None:
@@ -195,7 +195,7 @@ def application(service: Service, token: str | None) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as Pulsar does: `{"reason": text}`."""
+    """LeaderAnswer errors as Pulsar does: `{"reason": text}`."""
     try:
         return await handler(request)
     except RestError as error:
@@ -367,7 +367,7 @@ class _Functions:
         return shapes.config_with_package(config, package.name), package
 
     @staticmethod
-    def _answered(answer: Answer) -> web.Response:
+    def _answered(answer: LeaderAnswer) -> web.Response:
         if answer.status >= 300:
             raise RestError(answer.status, answer.reason)
         return web.Response(status=204, headers=_etag(answer.revision))
@@ -650,11 +650,11 @@ class _Internal:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer 200: the process lives."""
+        """LeaderAnswer 200: the process lives."""
         return web.Response(text="ok\n")
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Answer 503 with a reason while the worker does not work."""
+        """LeaderAnswer 503 with a reason while the worker does not work."""
         reason = self._service.not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 

@@ -35,6 +35,8 @@ from kop.functions.spec import FunctionSpec
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
+FETCH_WAIT_MS: Final = 10_000
+"""How long a server holds a Fetch that nothing has come for; idle instances cost that little."""
 _TOLD: Final = (ClientError, UnreachableError, FunctionLoadError, SerdeError)
 """Errors whose text says all."""
 
@@ -141,7 +143,10 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
                 start.partitions,
                 instance_id=start.instance_id,
                 patience=start.patience,
+                fetch_wait_ms=FETCH_WAIT_MS,
+                end_seconds=0,
                 calling=numbers,
+                version=start.version,
             )
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()

@@ -82,13 +82,16 @@ class _Unit:
 
 
 class WindowCalls(Calls):
-    """The calls of one instance with windows. `starts` are the offsets from which on there are messages."""
+    """The calls of one instance with windows. `starts` are the offsets from which on there are messages, `fresh` those
+    of them that no instance has committed before.
+    """
 
     def __init__(
         self,
         spec: FunctionSpec,
         *arguments: Any,
         starts: Mapping[TopicPartition, int],
+        fresh: Collection[TopicPartition],
         state: FunctionState,
         extractor: Extractor | None,
         **options: Any,
@@ -100,14 +103,34 @@ class WindowCalls(Calls):
         self._late = 0
         """How many late messages were dropped since that was said."""
         self._told = -TELL_SECONDS
-        by_state: dict[int, tuple[PartitionState, dict[TopicPartition, int]]] = {}
-        for partition, start in starts.items():
-            of = state.of(partition)
-            by_state.setdefault(id(of), (of, {}))[1][partition] = start
+        self._state = state
         self._units: dict[TopicPartition, _Unit] = {}
-        for of, some in by_state.values():
-            self._units |= dict.fromkeys(some, _Unit(_windows(spec, some, of), of))
-        self._all = list({id(unit): unit for unit in self._units.values()}.values())
+        self._all: list[_Unit] = []
+        """The units, each once."""
+        by_state: dict[int, list[TopicPartition]] = {}
+        for partition in starts:
+            by_state.setdefault(id(state.of(partition)), []).append(partition)
+        for together in by_state.values():
+            self._add({partition: starts[partition] for partition in together}, fresh)
+
+    def _add(self, starts: Mapping[TopicPartition, int], fresh: Collection[TopicPartition]) -> _Unit:
+        """Make the windows that some partitions have in common."""
+        state = self._state.of(next(iter(starts)))
+        unit = _Unit(_windows(self._spec, starts, state, fresh), state)
+        self._units |= dict.fromkeys(starts, unit)
+        self._all.append(unit)
+        return unit
+
+    def _unit_of(self, partition: TopicPartition, offset: int) -> _Unit:
+        """Return the unit of a partition, also of one that came later and is read from an offset on."""
+        unit = self._units.get(partition)
+        if unit is None:
+            state = self._state.of(partition)
+            unit = next((other for other in self._all if other.state is state), None)
+            if unit is None:
+                return self._add({partition: offset}, [partition])
+            self._units[partition] = unit
+        return unit
 
     # -- for the loop of the instance
 
@@ -122,8 +145,10 @@ class WindowCalls(Calls):
     def take(self, taken: Taken, deadline: float) -> int:
         """Take messages until the deadline, a stop, or until the partition waits; returns how many."""
         partition, records, behind = taken
-        unit = self._units[partition]
+        unit = self._unit_of(partition, records[0][0] if records else behind)
         number = 0
+        if self._has_to_wait(unit, partition):
+            return number
         for record in records:
             self._acks.taken(partition, record[0])
             self._admit(unit, partition, record)
@@ -297,10 +322,15 @@ class WindowCalls(Calls):
         return True
 
 
-def _windows(spec: FunctionSpec, starts: Mapping[TopicPartition, int], state: PartitionState) -> Windows:
+def _windows(
+    spec: FunctionSpec,
+    starts: Mapping[TopicPartition, int],
+    state: PartitionState,
+    fresh: Collection[TopicPartition],
+) -> Windows:
     assert spec.window is not None
     try:
-        return Windows(spec.window, starts, state.marks.get(MARK))
+        return Windows(spec.window, starts, state.marks.get(MARK), fresh)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ClientError(
             f"delete the topic {topic_of(spec)}, or what another one has written to it: what it says of the windows of "

@@ -21,7 +21,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -173,13 +173,20 @@ def _order(element: Element) -> tuple[int, TopicPartition, int]:
 
 
 class Windows:
-    """The windows of some partitions. `starts` are the offsets that are read first.
+    """The windows of some partitions. `starts` are the offsets that are read first; a partition may come later. Of
+    those that are `fresh` an earlier instance has taken nothing, whatever the mark says: their topics were made anew.
 
     A message is given to `add`. As long as `due` returns a window, that is to be processed, and `fired` is to be called
     once it was. `mark` returns what the changelog has to have together with what the windows gave.
     """
 
-    def __init__(self, spec: WindowSpec, starts: Mapping[TopicPartition, int], mark: bytes | None) -> None:
+    def __init__(
+        self,
+        spec: WindowSpec,
+        starts: Mapping[TopicPartition, int],
+        mark: bytes | None,
+        fresh: Collection[TopicPartition] = (),
+    ) -> None:
         self._of_events = bool(spec.timestamp_extractor)
         self._lag = spec.max_lag_ms
         self._interval = spec.watermark_ms
@@ -195,9 +202,13 @@ class Windows:
         self._counts = shape if isinstance(shape, CountWindows) else None
         self._times = shape if isinstance(shape, TimeWindows) else None
         self._positions = dict(starts)
-        self._behind = {
-            partition for partition, taken in self._known.taken.items() if self._positions.get(partition, taken) < taken
+        self._taken = {
+            partition: self._known.taken[partition]
+            for partition in starts
+            if partition in self._known.taken and partition not in fresh
         }
+        """The offset behind the last message that an earlier instance had taken."""
+        self._behind = {partition for partition, taken in self._taken.items() if starts[partition] < taken}
         """Partitions of which messages are to be read a second time."""
         self._again: list[tuple[int, Element]] = []
         """Messages that were kept, with their place among them, until all are there."""
@@ -237,7 +248,7 @@ class Windows:
 
     def was_taken(self, partition: TopicPartition, offset: int) -> bool:
         """Return if an earlier instance has taken a message."""
-        return offset < self._known.taken.get(partition, 0)
+        return offset < self._taken.get(partition, 0)
 
     def leave_out(self, partition: TopicPartition, offset: int) -> None:
         """Note that a message has been given up: it is in no window."""
@@ -247,7 +258,7 @@ class Windows:
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
         """Note that there is no further message before an offset."""
         self._positions[partition] = max(next_offset, self._positions.get(partition, 0))
-        if self._behind and next_offset >= self._known.taken.get(partition, 0):
+        if self._behind and next_offset >= self._taken.get(partition, 0):
             self._behind.discard(partition)
             if not self._behind:
                 self._put_back()

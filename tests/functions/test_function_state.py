@@ -202,6 +202,23 @@ def test_other_threads_ask_and_put(broker: Broker, functions: Functions) -> None
         function.query_state("a")
 
 
+def test_a_pattern_does_not_mean_the_changelog(broker: Broker, functions: Functions) -> None:
+    broker.create_topic("in")
+
+    def run() -> TestFunction:
+        function = functions(count, topics_pattern=".*", output="out")
+        broker.produce("in", ["a"])
+        return function
+
+    first = run()
+    wait_until(lambda: first.query_state("a") == StateValue("a", 1, None))
+    first.stop()
+    second = run()
+    wait_until(lambda: values(broker, "out") == ["a1", "a2"])
+    second.stop()
+    assert broker.committed("public/default/count") == {("in", 0): 2}
+
+
 def test_state_of_several_instances_has_to_be_of_partitions(broker: Broker, functions: Functions) -> None:
     function = functions(count, parallelism=2, inputs="in", output="out")
     broker.produce("in", ["a"])

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from functions.instance_kit import KilledError, Killer, produce, values
+from kafka import KafkaAdminClient
+from kafka.admin import NewPartitions
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError
@@ -229,6 +231,38 @@ def test_windows_of_several_partitions_go_on_where_they_were(broker: Broker, fun
     assert sorted(number for window in windows for number in window[-3:]) == list(range(39))
     for before, after in pairwise(windows[1:]):
         assert before[3:] == after[:3]
+
+
+@pytest.mark.parametrize("scope", ["function", "partition"])
+def test_partitions_that_come_later_have_windows_and_state(broker: Broker, functions: Functions, scope: str) -> None:
+    def total(numbers: list[int], context: Any) -> str:
+        context.incr_counter("windows", 1)
+        return f"{sum(numbers)}, window {context.get_counter('windows')}"
+
+    function = functions(total, by_count(2, stateScope=scope, processingGuarantees="EFFECTIVELY_ONCE"))
+    broker.produce("in", numbers(0, 2))
+    wait_until(lambda: values(broker, "out") == ["1, window 1"])
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({"in": NewPartitions(2)})
+    produce(broker.bootstrap, "in", [(None, "5"), (None, "6")], partition=1)
+    number = 2 if scope == "function" else 1
+    wait_until(lambda: values(broker, "out") == ["1, window 1", f"11, window {number}"])
+    function.stop()
+
+
+def test_a_topic_that_was_made_anew_has_nothing_that_was_taken(broker: Broker, functions: Functions) -> None:
+    given = by_count(2, processingGuarantees="EFFECTIVELY_ONCE", subscriptionPosition="Earliest")
+    function = functions(total, given)
+    broker.produce("in", numbers(0, 5))
+    wait_until(lambda: len(values(broker, "out")) == 2)
+    function.stop()
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_topics(["in"])
+    wait_until(lambda: "in" not in broker.topics() and not broker.committed(GROUP))
+    broker.create_topic("in")
+    broker.produce("in", numbers(5, 7))
+    functions(total, given)
+    wait_until(lambda: values(broker, "out")[2:] == ["[5, 6]=11"])
 
 
 def test_asynchronous_functions_have_windows_too(broker: Broker, functions: Functions) -> None:

@@ -204,7 +204,7 @@ class PulsarTopics(TopicTable):
         return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs; in force when it returns. See `Topics.set_configs`."""
+        """Replace the topic's own configs, in Pulsar's properties and policies; in force when this returns."""
         full_name = self.pulsar(topic_id).full_name
         wanted = MappingProxyType(dict(configs))
         return await self._change(full_name, partial(self._set_configs, topic_id, wanted, named))
@@ -624,7 +624,7 @@ class PulsarTopics(TopicTable):
         return task
 
     async def close(self) -> None:
-        """End the background work."""
+        """End the background work of the table of topics."""
         await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
