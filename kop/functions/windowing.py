@@ -149,19 +149,25 @@ class WindowCalls(Calls):
         number = 0
         if self._has_to_wait(unit, partition):
             return number
+        windows, taken_one = unit.windows, self._acks.taken
+        now = clock.wall_ms()
+        self._begin(partition)
         for record in records:
-            self._acks.taken(partition, record[0])
-            self._admit(unit, partition, record)
-            self._fire(unit)
+            taken_one(partition, record[0])
+            self._admit(unit, partition, record, now)
             number += 1
+            if windows.is_full:
+                self._fire(unit)
+                self._begin(partition)
             if clock.monotonic() >= deadline or self._stopping() or self._has_to_wait(unit, partition):
                 break
+        self._calling[PARTITION] = NOT_CALLING
         self._stats.took(number)
         if number == len(records):
             self._acks.passed(partition, behind)
-            if not unit.failures:
-                unit.windows.passed(partition, behind)
-                self._fire(unit)
+            if unit.refused is None:
+                windows.passed(partition, behind)
+        self._fire(unit)
         return number
 
     def retry(self) -> bool:
@@ -175,7 +181,9 @@ class WindowCalls(Calls):
                 continue
             if unit.refused is not None:
                 (partition, record), unit.refused = unit.refused, None
-                self._admit(unit, partition, record)
+                self._begin(partition)
+                self._admit(unit, partition, record, clock.wall_ms())
+                self._calling[PARTITION] = NOT_CALLING
                 called = True
             called = self._fire(unit, again=True) or called
         return called
@@ -201,13 +209,12 @@ class WindowCalls(Calls):
 
     # -- messages
 
-    def _admit(self, unit: _Unit, partition: TopicPartition, record: InputRecord) -> None:
+    def _admit(self, unit: _Unit, partition: TopicPartition, record: InputRecord, now: int) -> None:
         """Put a message where it belongs."""
-        self._begin(partition)
         self._calling[OFFSET] = record[0]
         try:
             value = self._inputs[partition[0]].deserialize(record[3])
-            time = 0 if self._extractor is None else _milliseconds(self._extractor(value))
+            time = now if self._extractor is None else _milliseconds(self._extractor(value))
         except Exception as error:
             if unit.windows.was_taken(partition, record[0]):
                 self._acks.done(partition, record[0])  # an earlier instance has given it up
@@ -219,10 +226,8 @@ class WindowCalls(Calls):
             else:
                 unit.refused = partition, record
             return
-        finally:
-            self._calling[PARTITION] = NOT_CALLING
         unit.failures = 0
-        fate = unit.windows.add(Element(time, partition, record[0], value, record), clock.wall_ms())
+        fate = unit.windows.add(Element(time, partition, record[0], value, record), now)
         if fate is Fate.KEPT:
             return
         if fate is Fate.LATE:

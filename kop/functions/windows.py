@@ -78,9 +78,14 @@ class CountWindows:
         self._kept.extend(elements)
         self.new = new
 
+    @property
+    def is_full(self) -> bool:
+        """True if the next window has all its messages."""
+        return self.new >= self._slide
+
     def due(self, _time: int | None) -> Sequence[Element]:
         """Return the next window if it has all its messages."""
-        return list(self._kept) if self.new >= self._slide else ()
+        return list(self._kept) if self.is_full else ()
 
     def fired(self) -> list[Element]:
         """Note that the window that was due is over."""
@@ -229,15 +234,14 @@ class Windows:
         return bool(self._behind) and partition not in self._behind
 
     def add(self, element: Element, now: int) -> Fate:
-        """Take a message. Without event time its time is the one at which it is read."""
+        """Take a message. Without event time its time is `now`, when it is read."""
         partition, offset = element.partition, element.offset
         if self._of_events:
             self._next_watermark = self._next_watermark or now + self._interval
             newest, _ = self._newest.get(partition, (element.time, now))
             self._newest[partition] = max(newest, element.time), now
-        elif self._times is not None:
-            read_at = now if self._times.closed is None else max(now, self._times.closed)
-            element = element._replace(time=read_at // self._times.pane * self._times.pane)
+        elif self._times is not None and self._times.closed is not None and now < self._times.closed:
+            element = element._replace(time=self._times.closed)  # somebody has set the clock back
         if self.was_taken(partition, offset):
             fate = self._add_again(element)
         else:
@@ -296,6 +300,12 @@ class Windows:
                 self._times.add(element)
 
     # -- windows
+
+    @property
+    def is_full(self) -> bool:
+        """True if a window by count is due because of the last message, before the next one is added."""
+        counts = self._counts
+        return counts is not None and not self._of_events and counts.is_full
 
     def due(self, now: int) -> Sequence[Element]:
         """Return the messages of the next window that is due; nothing if none is."""
@@ -362,7 +372,9 @@ class Windows:
             taken,
             None if self._times is None else self._times.closed,
             self._released,
-            *_Mark.runs_of(kept, new_and_kept, gaps=not self._of_events),
+            *_Mark.runs_of(
+                kept, new_and_kept, pane=self._times.pane if self._times is not None else 0, gaps=not self._of_events
+            ),
             new - new_and_kept,
         ).write(self._shape_told)
 
@@ -415,25 +427,29 @@ class _Mark:
         return runs[index][2], runs[index][3]
 
     @staticmethod
-    def runs_of(kept: Sequence[Element], new: int, *, gaps: bool) -> tuple[list[_Run], int]:
-        """Return messages as runs, and the first run of the last `new`. `gaps`: none is missing between two of them."""
+    def runs_of(kept: Sequence[Element], new: int, *, pane: int, gaps: bool) -> tuple[list[_Run], int]:
+        """Return messages as runs, and the first run of the last `new`.
+
+        `pane`: within so many milliseconds times are the same, 0 if none counts. `gaps`: between two messages of a
+        partition there is none that was not kept.
+        """
         runs: list[_Run] = []
-        first_new = 0
-        for index, element in enumerate(kept):
-            time = element.time if gaps else 0
-            last = runs[-1] if runs and index != len(kept) - new else None
-            if index == len(kept) - new:
-                first_new = len(runs)
-            joins = last is not None and last.partition == element.partition and last.time == time
-            if (
-                joins
-                and last is not None
-                and (element.offset == last.last + 1 or (gaps and element.offset > last.last))
-            ):
-                runs[-1] = last._replace(last=element.offset)
-            else:
-                runs.append(_Run(element.partition, element.offset, element.offset, time))
-        return runs, first_new if new else len(runs)
+        first_new = -1
+        partition, first, last, time = ("", -1), 0, -2, 0
+        for index, (read_at, of, offset, _, _) in enumerate(kept):
+            at = read_at // pane * pane if pane else 0
+            is_first_new = index == len(kept) - new
+            is_next = offset == last + 1 or (gaps and offset > last)
+            if not is_next or of != partition or at != time or is_first_new:
+                if index:
+                    runs.append(_Run(partition, first, last, time))
+                if is_first_new:
+                    first_new = len(runs)
+                partition, first, time = of, offset, at
+            last = offset
+        if kept:
+            runs.append(_Run(partition, first, last, time))
+        return runs, len(runs) if first_new < 0 else first_new
 
     def write(self, shape: Sequence[Any]) -> bytes:
         """Return the mark of windows of a shape as JSON."""

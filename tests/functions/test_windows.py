@@ -76,7 +76,7 @@ def test_windows_by_the_time_of_reading(
     for now in range(50):
         for offset, read_at in reads.items():
             if read_at == now:
-                windows.add(element(offset), now)
+                windows.add(element(offset, now), now)
         next_due = windows.next_due(now)
         assert next_due is None or next_due >= now
         if some := due(windows, now):
@@ -227,7 +227,8 @@ class Run:
             if offset == len(self.log[partition]) or windows.waits(partition):
                 return
             positions[partition] += 1
-            made = element(offset, self.log[partition][offset], partition)
+            at = self.log[partition][offset] if self.spec.timestamp_extractor else self.now
+            made = element(offset, at, partition)
             if windows.add(made, self.now) is Fate.KEPT:
                 open_[partition, offset] = None
             self._fire(windows, open_, out)
