@@ -72,6 +72,7 @@ class FakeService:
         self.values: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, int | None, dict[str, Any]]] = []
         self.answers: dict[str, dict[str, Any]] = {}
+        self.partitions_of_keys: dict[str, list[int]] = {}
         self.moved: list[str] = []
         self.why_not_ready: str | None = None
 
@@ -142,6 +143,9 @@ class FakeService:
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((fqfn, instance, question))
         if question["ask"] == "state":
+            where = self.partitions_of_keys.get(question["key"])
+            if where is not None and question["partition"] not in where:
+                return {"value": None}
             return {"value": self.values.get(question["key"])}
         if question["ask"] == "putstate":
             names = ("stringValue", "byteValue", "numberValue")
