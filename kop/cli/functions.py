@@ -271,8 +271,13 @@ def worker(
     token = read_token(token_file)
     quiet_client()
     from kop.client.errors import ClientError, UnreachableError
+    from kop.functions.topics import TopicNameError, check_namespace
     from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
 
+    try:
+        check_namespace(topic_namespace)
+    except TopicNameError as error:
+        raise CliUsageError(f"--topic-namespace: {error}") from None
     settings, patience = _connection(bootstrap, client_config)
     name = worker_id or default_worker_id(address.port)
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"

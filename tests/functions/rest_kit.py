@@ -228,7 +228,7 @@ class Rest:
                 return Response(response.status, response.read(), response.headers)
         except urllib.error.HTTPError as error:
             with error:
-                return Response(error.code, error.read(), error.headers)
+                return Response(error.code, error.read(), dict(error.headers))
 
     def create(self, name: str = "f", **config: Any) -> Response:
         """Create a function as pulsar-admin does."""
