@@ -22,6 +22,7 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.functions.checking import check
 from kop.functions.definitions import (
+    NOT_YET,
     Assignment,
     Definition,
     InstanceName,
@@ -249,6 +250,8 @@ class Worker:
         by: str,
     ) -> LeaderAnswer:
         """Ask the leader for something, once the code was tried here; what it answers."""
+        if expects is not None:  # another worker may have told of it, a moment before it is seen here
+            await _until(lambda: self._revision(fqfn) >= expects, SEEN_SECONDS)
         there = self.definition(fqfn)
         made = Request(
             id=clock.uuid4().hex,
@@ -318,20 +321,19 @@ class Worker:
             return LeaderAnswer(request=request.id, status=NOBODY, reason=reason)
         finally:
             self._waiting.pop(request.id, None)
-        if answer.won:
-            await self._until_seen(request.fqfn, answer.revision)
+        if answer.won:  # until that is seen here, too: the topics are read side by side
+            after = answer.revision
+            await _until(
+                lambda: (
+                    self.definition(request.fqfn) is None if after is None else self._revision(request.fqfn) >= after
+                ),
+                SEEN_SECONDS,
+            )
         return answer
 
-    async def _until_seen(self, fqfn: str, revision: int | None) -> None:
-        """Wait until what was answered is seen here, too: the topics are read side by side."""
-
-        def seen() -> bool:
-            there = self.definition(fqfn)
-            if revision is None:
-                return there is None
-            return there is not None and there.revision >= revision
-
-        await _until(seen, SEEN_SECONDS)
+    def _revision(self, fqfn: str) -> int:
+        there = self.definition(fqfn)
+        return NOT_YET if there is None else there.revision
 
     async def rebalance(self) -> None:
         """Deal the instances anew."""

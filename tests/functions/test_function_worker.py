@@ -72,6 +72,8 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
 
             revision = answer.revision
             config = {"output": "louder", "parallelism": 1}
+            wrong = await second.request("update", FQFN, expects=revision, config={"className": "shout.No"}, by="bob")
+            assert wrong.status == 400
             changed = await second.request("update", FQFN, expects=revision, config=config, by="bob")
             assert changed.won
             lost = await first.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
