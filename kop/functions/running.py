@@ -26,12 +26,13 @@ from typing import Any, Final
 
 from kop.client.errors import ClientError, UnreachableError
 from kop.client.offsets import TopicPartition
-from kop.functions import stand_in
+from kop.functions import shapes, stand_in
 from kop.functions.function import CodePlace, FunctionLoadError, load_place
 from kop.functions.instance import Instance, ReplacedError
 from kop.functions.logs import LogTopic
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
+from kop.functions.state import StateError
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
@@ -102,6 +103,8 @@ class Control:
             if self._instance is None:
                 raise ClientError("the instance has not begun yet")
             answer = answer_to(self._instance, question)
+        except (ClientError, StateError) as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         self.tell(id=question["id"], answer=answer)
@@ -122,6 +125,12 @@ def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]
         )
         output = None if answer.output is None else base64.b64encode(answer.output).decode()
         return {"output": output, "error": answer.error}
+    if kind == "state":
+        entry = instance.query_state(question["key"], question.get("partition"))
+        return {"value": None if entry is None else shapes.state_told(entry.number, entry.value)}
+    if kind == "putstate":
+        instance.put_state(question["key"], shapes.state_kept(question), question.get("partition"))
+        return {}
     raise ValueError(f"nobody answers {kind!r}")
 
 

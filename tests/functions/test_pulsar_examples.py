@@ -9,11 +9,11 @@ import pytest
 from functions.function_kit import context_with, spec_with
 
 from kop.functions import stand_in
-from kop.functions.context import Effect, Publish, StateError
+from kop.functions.context import Effect, Publish
 from kop.functions.function import FunctionLoadError, load
 from kop.functions.serdes import input_serde, output_serde
 from kop.functions.spec import InputSpec
-from kop.functions.state import LocalState, StateChanges
+from kop.functions.state import LocalState, StateChanges, StateError
 
 THE_ONE_THAT_CANNOT_RUN = "thumb" + "nailer"
 """Its calls of PIL have never been right."""
@@ -99,8 +99,8 @@ def test_the_one_that_raises(pulsar_home: Path, effects: list[Effect]) -> None:
 def test_the_one_that_counts(pulsar_home: Path, effects: list[Effect]) -> None:
     name = "wordcount_function.WordCountFunction"
     changes = StateChanges(LocalState().partition(0))
-    state = {"state": lambda partition: changes}
-    assert run(pulsar_home, name, b"to be or not to be", effects, **state) == b"to be or not to be!"
+    result = run(pulsar_home, name, b"to be or not to be", effects, state=lambda partition: changes)
+    assert result == b"to be or not to be!"
     assert {word: changes.get_amount(word) for word in ("to", "be", "or", "not")} == {
         "to": 2,
         "be": 2,
