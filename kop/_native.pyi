@@ -67,7 +67,9 @@ _StoredFields: TypeAlias = tuple[HeaderFields, int, int]
 _UnderWayFields: TypeAlias = tuple[HeaderFields, bytearray, int, bytes, int, float, int, AppendWaiter, int]
 
 class DirectRequests:
-    """The topics and partitions to which requests may go without Python code for each of them."""
+    """The table of writers: topics and partitions to which Produce requests may go without Python code for each of
+    them.
+    """
 
     def __init__(self, handler: DirectProduce, latencies: Latencies) -> None: ...
     def add(
@@ -82,51 +84,56 @@ class DirectRequests:
         compact: bool,
         any_codec: bool,
     ) -> None:
-        """Let batches of a producer to a partition go to `writer`, a `DirectWriter`. `topic`: a name, or an id."""
+        """Let batches of a producer to a partition go to `writer`, a `DirectWriter`. `topic` is a name, or the 16 bytes
+        of an id.
+        """
 
     def prune(self) -> None:
-        """Forget the writers that take nothing any more."""
+        """Forget the writers that accept no more batches."""
 
     def clear(self) -> None:
-        """Forget all topics."""
+        """Forget all topics and their writers."""
 
     @property
     def writers(self) -> int:
-        """Number of writers that are known."""
+        """The number of writers that are known."""
 
     def counted(self) -> tuple[int, int, list[int]]:
-        """Return what was taken since the last call: records, bytes, and requests by version."""
+        """Return the numbers of records, bytes, and requests by version that were accepted since the last call."""
 
     def take(self, frame: memoryview, started: float, now: float, now_ms: int) -> DirectAnswer | None:
-        """Take a frame without its size, see `kop.handlers.direct_produce.TakeRequest`."""
+        """Take a Produce, a frame without its size; return None, with nothing done, if it has to go the ordinary way.
+        See `kop.handlers.direct_produce.TakeRequest`.
+        """
 
 class DirectAnswer(Answer):
-    """The answer to one such request. It has the members of `Answer`, and is no subclass when the gateway runs.
+    """The answer to a Produce that compiled code carries. It has the members of `Answer`, and is no subclass when the
+    gateway runs.
 
     It is an `AppendWaiter` for batches that the ordinary way took over.
     """
 
     def reserve(self, size: int) -> None:
-        """Do nothing: nothing of this way is compressed."""
+        """Do nothing: batches that the ordinary way took over are not decompressed for this request any more."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Take note that a batch is durable."""
+        """Put the offset at which a batch is stored into the answer."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Take note that a batch was refused."""
+        """Put the error of a batch that was refused into the answer."""
 
 class DirectBudget:
-    """The bytes of all batches of an engine that compiled code holds, at most `most`."""
+    """The bound `most` on the bytes of all batches of an engine that compiled code holds."""
 
     def __init__(self, most: int) -> None: ...
     @property
     def used(self) -> int:
-        """Bytes that are held now."""
+        """The bytes that are held now."""
     closed: bool
-    """True if nothing more is taken."""
+    """True if no more batches are accepted."""
 
 class DirectWriter:
-    """The batches of one Pulsar producer of one partition, from the SEND frame to the offset."""
+    """The compiled writer of one Pulsar producer of one partition: its batches from the SEND frame to the offset."""
 
     def __init__(
         self,
@@ -145,47 +152,47 @@ class DirectWriter:
     ) -> None: ...
     @property
     def open(self) -> bool:
-        """True if it takes batches."""
+        """True if the writer accepts batches."""
 
     @property
     def taken(self) -> int:
-        """Number of batches that were taken."""
+        """The number of batches that were accepted."""
 
     @property
     def used(self) -> float:
-        """Loop time of the last batch; 0 before the first."""
+        """The loop's time of the last batch; 0 before the first."""
 
     @property
     def in_flight(self) -> int:
-        """Number of entries without a receipt."""
+        """The number of entries without a receipt."""
 
     @property
     def awaited(self) -> int:
-        """Sequence id of the entry that the next receipt is for; -1 if none is waited for."""
+        """The sequence id of the entry that the next receipt is for; -1 if none is waited for."""
 
     @property
     def oldest(self) -> float | None:
-        """Loop time at which the oldest entry without a receipt was sent."""
+        """The loop's time at which the oldest entry without a receipt was sent."""
 
     @property
     def next_sequence(self) -> int:
-        """Sequence of the next record, without the epoch."""
+        """The sequence of the next record, without the epoch."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all entries that were sent."""
+        """The bytes of all entries that were sent."""
 
     @property
     def answered_bytes(self) -> int:
-        """Bytes of those that have a receipt."""
+        """The bytes of all entries that have a receipt."""
 
     @property
     def highest(self) -> int:
-        """Highest sequence id that was sent; -1 for none."""
+        """The highest sequence id that was sent; -1 for none."""
 
     @property
     def stored_up_to(self) -> int:
-        """Highest sequence id that has a receipt; -1 for none."""
+        """The highest sequence id that has a receipt; -1 for none."""
 
     def submit(
         self,
@@ -200,14 +207,14 @@ class DirectWriter:
     ) -> int:
         """Send a checked batch; the limits are those of its records' timestamps.
 
-        Returns to how many bytes a compressed one was inflated, 0 for others; -1 if the batch has to go the ordinary
+        Returns the bytes to which a compressed one was inflated, 0 for others; -1 if the batch has to go the ordinary
         way: then nothing has happened.
         """
 
     def receipts(
         self, receipts: Sequence[Receipt], ledger: int, last_entry: int, end: int, log_start_offset: int, now: float
     ) -> tuple[int, list[PlacedFields], float]:
-        """Take receipts while they are of the next entries and lie directly behind `last_entry`; see writer.rs."""
+        """Take receipts as long as they are of the next entries and lie directly behind `last_entry`; see writer.rs."""
 
     def answer(self) -> list[tuple[AppendWaiter, int, int, int]]:
         """Answer the batches that `receipts` took.
@@ -216,4 +223,4 @@ class DirectWriter:
         """
 
     def hand_over(self) -> tuple[list[_StoredFields], list[_UnderWayFields]]:
-        """Take nothing any more; return the fields of each `SettledBatch` and `BatchUnderWay`."""
+        """Accept no more batches; return the fields of each `SettledBatch` and `BatchUnderWay`."""

@@ -153,7 +153,9 @@ def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
 
 
 def _leave_alone_what_is_there() -> None:
-    """Exclude all present objects from garbage collection, since they stay, and look at later ones less often."""
+    """Exclude all present objects from Python's garbage collection, since they stay, and have it look at later ones
+    less often.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY, 20, 20)
@@ -235,8 +237,8 @@ class _Readiness:
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
-        """Return which groups and transactional ids are not served, or what was lost, while everything else is
-        served.
+        """Return one line about groups and transactional ids that are not served, and records that were lost, while all
+        else is served; None if there is nothing to say.
         """
         losses = None if self._engine is None else self._engine.losses
         return "; ".join(filter(None, (*(part.waiting_for for part in self._coordinators), losses))) or None

@@ -196,7 +196,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
 
 
 def label_of(what: str) -> str:
-    """Return what the metric calls a kind of work: "the listing of topics" is `listing_of_topics`."""
+    """Return the value of the metric's label for a kind of work: `listing_of_topics` for "the listing of topics"."""
     return what.removeprefix("the ").replace(" ", "_")
 
 

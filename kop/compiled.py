@@ -34,7 +34,7 @@ def compiled_only() -> ModuleType | None:
 
 
 def missing() -> str | None:
-    """Return why no compiled code is used, and what to do, in one line for an operator; None if it is used."""
+    """Return one line for an operator why no compiled code is used, and what to do; None if it is used."""
     native = _built()
     if native is None and shutil.which("cargo") is None:
         return f"no compiled code was built, for want of cargo: install Rust, then {_AGAIN}"

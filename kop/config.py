@@ -35,7 +35,7 @@ from kop.values import Int, Level, Long, SettingRow, Settings, Store, setting
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 Given: TypeAlias = dict[str, tuple[str, str]]
-"""Texts by the names of settings, each with what gave it: "flag", or a variable or file."""
+"""The type of given settings: texts by the names of settings, each with its origin: "flag", or a variable or file."""
 
 SPECIAL_ENVIRONMENT = {
     "KOP_CONFIG": "the settings file, as --config",
@@ -124,7 +124,7 @@ class Config(
     ServerSettings,
     ProcessSettings,
 ):  # the table begins with the last of them
-    """Every setting of every room. See `load`, `of` and `table`."""
+    """The settings of every room (package of kop) together. See `load`, `of` and `table`."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _by_listener: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
@@ -303,7 +303,9 @@ _ASK = "; `kop config` lists them all"
 
 
 def suggest(name: str) -> str:
-    """Return the end of a message about an unknown setting: the nearest known one, or where to look."""
+    """Return the end of an error message about an unknown setting: the nearest known one, or the command that lists
+    all.
+    """
     plain = name.lower().replace("_", ".").replace("-", ".")
     near = difflib.get_close_matches(plain, _NAMES, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else _ASK

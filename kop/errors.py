@@ -159,9 +159,9 @@ leave no room in the answer.
 
 
 class KopError(Exception):
-    """Something failed in a way that a Kafka client can be told.
+    """An error that a Kafka client can be told by an error code.
 
-    `code` is what the client gets; the text is for the log and, where the API has a field for it, the client.
+    `code` is the client's error code; the text is for the log and, if the API has a field for it, the client.
     """
 
     default_code = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -189,30 +189,33 @@ class KopError(Exception):
 
 
 class PeerError(KopError):
-    """The client asked for something impossible. It gets this error as its answer; nothing is logged above debug."""
+    """An error of the client, which asked for something impossible. It gets this error as its answer; nothing is logged
+    above debug.
+    """
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class BackendError(KopError):
-    """Storage failed or cannot be reached. Clients retry this error unless `code` is a final one."""
+    """An error of storage, which failed or cannot be reached. Clients retry this error unless `code` is a final one."""
 
     default_code = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 class InternalError(KopError):
-    """The gateway's own code is wrong. The error is logged with a traceback."""
+    """A defect of the gateway's own code. The error is logged with a traceback."""
 
 
 class StateRecordError(InternalError):
-    """A record of a coordinator's topic cannot be decoded."""
+    """An error for a record of a state topic that cannot be decoded."""
 
 
 Error = TypeVar("Error", bound=BaseException)
 
 
 def without_frames(error: Error) -> Error:
-    """`error` itself without traceback, cause and context: each holds the frames it came through, and all they hold.
+    """Return `error` itself without traceback, cause and context: each holds the frames it came through, and all they
+    hold.
 
     For an error that is kept, or that comes out of code which works on large buffers.
     """
@@ -240,11 +243,11 @@ def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class FrameError(Exception):
-    """The bytes of a connection are no Kafka request. The connection is closed, with one log line."""
+    """An error for the bytes of a connection that are no Kafka request. The connection is closed, with one log line."""
 
 
 class ConfigError(Exception):
-    """Settings that cannot be used. `problems` holds one line for each; the text is all of them."""
+    """An error for settings that cannot be used. `problems` holds one line for each; the text is all of them."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))

@@ -1,4 +1,4 @@
-"""How much memory this process may use: of the machine, of its control groups, of its own address space.
+"""The memory that this process may use: by the machine, by its control groups, by its own address space.
 
 Owns: where Linux says so, cgroup v1 and v2.
 Must not know: what the memory is for.

@@ -82,7 +82,7 @@ class LatencyFamily:
         labels: list[str],
         latencies: dict[tuple[str, ...], Latencies] | None = None,
     ) -> None:
-        """`latencies`: durations that somebody else keeps."""
+        """Begin without histograms, or with `latencies`: durations that somebody else counts."""
         self._name = name
         self._documentation = documentation
         self._labels = labels

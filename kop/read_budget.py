@@ -128,7 +128,9 @@ class ReadBudget:
 
     @property
     def ahead(self) -> int:
-        """Bytes that one reader may read ahead: all of them together a part of the bound, so that none is closed."""
+        """The bytes that one reader may read ahead: all readers together take a part of the bound, so that none is
+        closed.
+        """
         return min(MOST_AHEAD, max(_LEAST_AHEAD, self._max_bytes // (4 * max(self.readers, 1))))
 
     @property

@@ -20,7 +20,9 @@ LASTS_SECONDS: Final = 30.0
 
 
 class Repeats:
-    """Decides which of many equal lines are written. It has no clock: the time, in seconds, comes with each line."""
+    """The decision which of many equal log lines are written. It has no clock: the time, in seconds, comes with each
+    line.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, tuple[float, float, int]] = OrderedDict()
@@ -41,7 +43,7 @@ class Repeats:
 
 
 class Lasting:
-    """Tells faults that last from those that mend themselves. It has no clock: the time, in seconds, comes with each.
+    """The decision which faults last and which mend themselves. It has no clock: the time, in seconds, comes with each.
 
     A fault that was quiet for a minute begins once more.
     """

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 SLOW_SECONDS: Final = 1.0
-"""A turn that takes longer no longer counts: a task that waits for a broker without an answer is no burden."""
+"""The seconds after which a turn no longer counts: a task that waits for a broker without an answer is no burden."""
 
 
 class Turns:
@@ -24,7 +24,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it inside the block."""
+        """Wait for a place among those that work at a time, and hold it inside the block."""
         await self._places.acquire()
         held = True
 

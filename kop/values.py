@@ -1,4 +1,4 @@
-"""How a room declares its settings, and what the text of one may be: addresses, numbers of so many bits, lists.
+"""The declaration of a room's settings, and their possible values: addresses, numbers of some bits, lists.
 
 Owns: the base of the rooms' settings; reading and checking one value. What is wrong with it is a ValueError with a line
 for people.

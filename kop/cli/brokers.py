@@ -63,7 +63,7 @@ def _row(client: Any, cluster: Any, broker: Any) -> dict[str, object]:
 
 
 def _engine(client: Any, number: int) -> str | None:
-    """Return the engine of a broker of kop, by its setting `store`; None for others."""
+    """Return the storage engine of a broker of kop, by its setting `store`; None for other brokers."""
     from kafka.admin import ConfigResource, ConfigResourceType
 
     asked = ConfigResource(ConfigResourceType.BROKER, str(number), ["store"])

@@ -1,4 +1,4 @@
-"""What the settings of a Pulsar cluster's brokers mean for Kafka clients, in words, for `kop check`.
+"""The checks of a Pulsar cluster's broker settings, told in words of Kafka clients, for `kop check`.
 
 Owns: which settings matter, what each of their values means, which are too small.
 Must not know: how the settings are read.

@@ -1,5 +1,5 @@
-"""What kafka-python's clients are changed by: compression through cramjam, so that no codec needs a package of its own,
-and topics of any name.
+"""The changes to kafka-python's clients: compression through cramjam, so that no codec needs a package of its own, and
+topics of any name.
 
 Owns: the four functions that kafka-python takes from optional packages (python-snappy, lz4, zstandard).
 Must not know: anything of kop. It changes kafka-python's modules for the whole process: commands only.

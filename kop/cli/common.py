@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection to a server, tables, and errors of one line.
+"""The parts that commands share: options, the connection to a server, tables, and errors of one line.
 
 Owns: exit codes (0 done, 1 failed, 2 wrong use or settings) and how things look, on a terminal and in a pipe.
 Must not know: kop's server side; commands talk to a server through kafka-python's clients only.
@@ -228,10 +228,10 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 class StopSignals:
-    """Notes SIGINT and SIGTERM instead of raising KeyboardInterrupt.
+    """A context in which SIGINT and SIGTERM are noted instead of raising KeyboardInterrupt.
 
-    A client has threads and locks: an exception in the middle of its code may leave a lock taken that closing it
-    waits for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.
+    A client has threads and locks: an exception in the middle of its code may leave a lock taken that closing it waits
+    for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ def reach(bootstrap: str) -> None:
 
 
 def unreachable(address: Address) -> str | None:
-    """Return why no TCP connection to `address` can be made, or None."""
+    """Return the reason why no TCP connection to `address` can be made; None if one can."""
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
             return None
@@ -280,8 +280,8 @@ def unreachable(address: Address) -> str | None:
 
 @contextlib.contextmanager
 def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
-    """Return a kafka-python client (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected, closed at the
-    end.
+    """Make a client of kafka-python (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected; it is closed at
+    the end of the block.
     """
     quiet_client()
     reach(bootstrap)

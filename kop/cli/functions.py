@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kop.address import parse_address
 from kop.cli import functions_admin, lines
 from kop.cli.common import (
     CliUsageError,
+    Command,
     Ordered,
     StopSignals,
     bootstrap_option,
@@ -28,7 +30,7 @@ from kop.cli.common import (
     reach,
     servers,
 )
-from kop.cli.functions_flags import config_file, function_options, given_flags
+from kop.cli.functions_flags import config_file, function_options, given_flags, read_token
 
 if TYPE_CHECKING:
     from kop.functions.spec import FunctionSpec
@@ -77,7 +79,7 @@ class _Grouped(Ordered):
 
 HEADINGS = {
     "Without workers": ["localrun", "test"],
-    "Workers": ["workers"],
+    "Workers": ["worker", "workers"],
     "Definitions": ["create", "update", "get", "list", "delete", "history", "upload", "download"],
     "Instances": ["status", "stats", "start", "stop", "restart"],
     "Messages and state": ["trigger", "querystate", "putstate"],
@@ -90,23 +92,28 @@ def command() -> None:
     """Run Pulsar's Python functions on the topics of any Kafka server."""
 
 
+def connection_options(command: Command) -> Command:
+    """Add the flags that say where Kafka is."""
+    command = bootstrap_option(command)
+    command = click.option(
+        "--topic-namespace",
+        metavar="TENANT/NAMESPACE",
+        default="public/default",
+        show_default=True,
+        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
+    )(command)
+    return click.option(
+        "--client-config",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
+    )(command)
+
+
 @command.command("localrun", epilog=LOCALRUN_EPILOG, short_help="Run a function here until Ctrl-C.")
 @function_options
-@click.option(
-    "--client-config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
-)
-@click.option(
-    "--topic-namespace",
-    metavar="TENANT/NAMESPACE",
-    default="public/default",
-    show_default=True,
-    help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
-)
 @click.option("--reload", is_flag=True, help="Start the function anew when its file changes.")
-@bootstrap_option
+@connection_options
 def localrun(
     bootstrap: str,
     client_config: str | None,
@@ -207,6 +214,93 @@ def _log_to_stderr() -> None:
     logger.propagate = False
 
 
+# -- a worker
+
+WORKER_EPILOG = """\b
+Examples:
+  kop functions worker
+  kop functions worker --bootstrap broker.example:9092 \\
+      --listen 0.0.0.0:6750 --token-file token
+
+\b
+Whoever reaches its address may run code on it, and so may whoever may write
+the topics __kop_functions... of the server."""
+
+
+@command.command("worker", epilog=WORKER_EPILOG, short_help="Run a worker until Ctrl-C.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:6750",
+    show_default=True,
+    help="Where it is asked by REST; not on this machine alone only with --token-file.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    envvar="KOP_FUNCTIONS_TOKEN_FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File with the token of all workers.",
+)
+@click.option("--worker-id", metavar="NAME", help="Its name, the same at each start. Default: HOST-PORT.")
+@click.option(
+    "--folder",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where it unpacks code. Default: ~/.cache/kop/functions.",
+)
+@click.option("--allow-index", is_flag=True, help="Let packages get dependencies from pip's index.")
+@click.option("--scheduler", metavar="MODULE.FUNCTION", default="", help="What deals instances, in place of ours.")
+@click.option("--cluster", metavar="NAME", default="kop", show_default=True, help="Its cluster, for metrics.")
+@connection_options
+def worker(
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    listen: str,
+    token_file: str | None,
+    worker_id: str | None,
+    folder: Path | None,
+    **options: Any,
+) -> None:
+    """Run a worker: it has its share of the functions of the cluster, and answers `kop functions` and pulsar-admin."""
+    try:
+        address = parse_address(listen)
+    except ValueError as error:
+        raise CliUsageError(f"--listen: {error}") from None
+    token = read_token(token_file)
+    quiet_client()
+    from kop.client.errors import ClientError, UnreachableError
+    from kop.functions.topics import TopicNameError, check_namespace
+    from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
+
+    try:
+        check_namespace(topic_namespace)
+    except TopicNameError as error:
+        raise CliUsageError(f"--topic-namespace: {error}") from None
+    settings, patience = _connection(bootstrap, client_config)
+    name = worker_id or default_worker_id(address.port)
+    cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
+    _log_to_stderr()
+    try:
+        run_worker(
+            settings,
+            patience,
+            WorkerOptions(
+                worker_id=name,
+                folder=cache / name,
+                host=address.host,
+                port=address.port,
+                token=token,
+                topic_namespace=topic_namespace,
+                **options,
+            ),
+            note,
+        )
+    except (ClientError, UnreachableError) as error:
+        fail(str(error))
+
+
 # -- a function tried out
 
 TEST_EPILOG = """\b
@@ -233,7 +327,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     """
     from kop.client.errors import ClientError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import load_here
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
     from kop.functions.topics import TopicNames
@@ -259,9 +355,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     _log_to_stderr()
     stand_in.install()
     try:
-        tries = TryOut(spec, load(spec.py, spec.class_name))
+        tries = TryOut(spec, load_here(spec))
         tried = _try(tries, spec, samples)
-    except (ClientError, FunctionLoadError, SerdeError) as error:
+    except (ClientError, FunctionLoadError, PackageError, SerdeError) as error:
         fail(str(error))
     if as_json:
         print_json(_tried_json(spec, tries, tried))

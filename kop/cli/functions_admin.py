@@ -319,7 +319,7 @@ def stats(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool)
             ("last_ms", "LAST"),
         ],
     )
-    metrics = [(row["instance"], name, value) for row in rows for name, value in row["user_metrics"].items()]
+    metrics = [(row["instance"], name, f"{value:g}") for row in rows for name, value in row["user_metrics"].items()]
     if metrics:
         click.echo()
         print_table([">INSTANCE", "METRIC", ">AVERAGE"], metrics)

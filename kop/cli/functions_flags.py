@@ -33,7 +33,7 @@ _NAME = _Kind("NAME")
 
 # The flags of `pulsar-admin functions`, in the order of the help. What they may be is checked with the file's fields.
 FLAGS: Mapping[str, tuple[_Kind, str]] = {
-    "--py": (_Kind("FILE"), "File with the function."),
+    "--py": (_Kind("FILE"), "File with the function: .py, .whl or .zip."),
     "--classname": (_NAME, "Class, function or module in it: FILE.CLASS, FILE.FUNCTION or FILE."),
     "--inputs": (_Kind("TOPIC,..."), "Topics whose messages it gets."),
     "--output": (_TOPIC, "Topic of its results."),

@@ -125,7 +125,9 @@ def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, 
 
 
 def _facts(client: Any, group: Mapping[str, Any], committed: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what --json shows of a group. Its members are null if kafka-python cannot ask for members of its type."""
+    """Return the JSON object of a group for --json. Its members are null if kafka-python cannot ask for members of its
+    type.
+    """
     members = group["members"]
     owners = _owners(members or [])
     keys = sorted({*committed, *owners})
@@ -227,7 +229,7 @@ def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=completion.groups)
 @bootstrap_option
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
-    """Delete groups that have no members, and their committed offsets."""
+    """Delete groups without members, and their committed offsets."""
     from kafka import errors
 
     failures = []

@@ -236,7 +236,7 @@ class Lines:
 
 
 class LineForm:
-    """Turns lines into records, and gives these to a sender."""
+    """The form of the lines, by which they are turned into records for a sender."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
 
 class SendError(Exception):
-    """The records cannot be sent; the text is for the user."""
+    """An error for records that cannot be sent; the text is for the user."""
 
 
 # -- rows to batches
@@ -307,11 +307,11 @@ class SendSettings:
 
 
 class Sender:
-    """Sends to one topic. `servers` and `client_id` are kafka-python's; `say` tells the user one line.
+    """A sender of records to one topic. `servers` and `client_id` are kafka-python's; `say` tells the user one line.
 
-    Call `open`, then `add` records and `step` again and again; each step sends and receives what can be. SendError says
-    why no more can be sent: a record was refused (unless `tolerant`: then it is said, and the others go on), or the
-    time is over.
+    Call `open`, then `add` records and `step` again and again; each step sends and receives what can be. SendError
+    names the reason if no more can be sent: a record was refused (unless `tolerant`: then it is said, and the others go
+    on), or the time is over.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def _described(made: Any, name: str) -> Any:
 
 
 def _facts(name: str, described: Any) -> dict[str, Any]:
-    """Return what --json shows of a transactional id."""
+    """Return the JSON object of a transactional id for --json."""
     is_open = described.state.value == ONGOING
     return {
         "transactional_id": name,

@@ -23,7 +23,8 @@ def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str,
     try:
         for topic, configs in topics.items():
             with suppress(errors.TopicAlreadyExistsError):
-                admin.create_topics({topic: {"num_partitions": 1, "configs": dict(configs)}}, wait_for_metadata=True)
+                admin.create_topics({topic: {"num_partitions": 1, "configs": dict(configs)}})
+            admin.wait_for_topics([topic])
             _check(admin, topic, configs)
     except (errors.TopicAuthorizationFailedError, errors.ClusterAuthorizationFailedError) as error:
         raise ClientError(f"let this user make and describe the topics {', '.join(topics)}: {error!r}") from None

@@ -15,19 +15,22 @@ from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition, errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.structs import MemberState
 
 from kop import clock
-from kop.client.write_client import Member
+from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
 
 POLL_MS: Final = 200
+SETTLE_SECONDS: Final = 30.0
+"""How long a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
 """How often it is asked who is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class GroupPeer:
     """A member of the group, by its client id."""
 
     client_id: str
@@ -55,7 +58,7 @@ class Membership:
         self._partition = TopicPartition(topic, 0)
         self._changed = changed
         self._session_ms = int(session_seconds * 1000)
-        self._peers: tuple[Peer, ...] = ()
+        self._peers: tuple[GroupPeer, ...] = ()
         self._consumer: Any = None
         self._held = False
         self._anew = False
@@ -72,11 +75,11 @@ class Membership:
         if self._thread.is_alive():
             self._thread.join()
 
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[GroupPeer, ...]:
         """Return who is in the group, as of a second ago."""
         return self._peers
 
-    def holding(self) -> Member | None:
+    def holding(self) -> MemberIdentity | None:
         """Return as which member this one has the partition; None if it does not."""
         consumer = self._consumer
         if consumer is None or not self._held or self._anew:
@@ -84,7 +87,7 @@ class Membership:
         metadata = consumer.group_metadata()
         if metadata.generation_id < 0 or not metadata.member_id:
             return None
-        return Member(metadata.member_id, metadata.generation_id)
+        return MemberIdentity(metadata.member_id, metadata.generation_id)
 
     def rejoin(self) -> None:
         """Leave the group and join it again: what this member was told may be out of date."""
@@ -112,12 +115,20 @@ class Membership:
                 partition_assignment_strategy=[CooperativeStickyAssignor],
                 session_timeout_ms=self._session_ms,
                 heartbeat_interval_ms=self._session_ms // 6,
+                max_poll_interval_ms=int(SETTLE_SECONDS * 1000),
             )
             self._consumer, self._anew = consumer, False
+            # Known before it joins, the topic gives no reason to join once more: kafka-python loses a join that takes
+            # longer than a poll if only what is known of topics was the reason.
+            consumer.partitions_for_topic(self._partition.topic)
             consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
-            look = clock.monotonic()
+            look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:
                 consumer.poll(timeout_ms=POLL_MS)
+                if consumer.group_metadata().state is MemberState.STABLE:
+                    settled = clock.monotonic()
+                elif clock.monotonic() > settled + SETTLE_SECONDS:
+                    raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
                 if clock.monotonic() >= look:
                     look = clock.monotonic() + LOOK_SECONDS
                     self._look(admin)
@@ -137,11 +148,11 @@ class Membership:
         if described["error"] is not None:
             return
         peers = [
-            Peer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+            GroupPeer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
         ]
-        found = tuple(sorted(peers, key=lambda peer: peer.client_id))
-        if found != self._peers:
-            self._peers = found
+        in_order = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        if in_order != self._peers:
+            self._peers = in_order
             self._changed()
 
     def _has_it(self, assignment: Any) -> bool:

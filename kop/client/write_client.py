@@ -58,14 +58,14 @@ class Identity(NamedTuple):
     transactional_id: str | None = None
 
 
-class Member(NamedTuple):
+class MemberIdentity(NamedTuple):
     """A member of a consumer group, in one of its generations."""
 
     member_id: str
     generation: int
 
 
-NO_MEMBER: Final = Member("", -1)
+NO_MEMBER: Final = MemberIdentity("", -1)
 """Whoever commits for a group without members."""
 
 
@@ -124,6 +124,15 @@ class WriteClient:
             return bool(self.leaders(topic, make=False))
         except errors.TopicAuthorizationFailedError:
             return False
+
+    def takes_name(self, topic: str) -> bool:
+        """Return if there can be a topic of this name, and this user may know of it."""
+
+        def ask() -> bool:
+            (described,) = self._connection.metadata([topic])
+            return described.error_code not in _NO_NAME
+
+        return self._patiently(ask)
 
     def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
         """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
@@ -215,35 +224,43 @@ class WriteClient:
 
         return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))
 
-    def add_partitions(self, producer: Identity, places: Iterable[TopicPartition]) -> None:
-        """Add partitions to the producer's transaction, which begins with the first."""
+    def add_partitions(self, producer: Identity, places: Iterable[TopicPartition], group: str | None = None) -> None:
+        """Add partitions to the producer's transaction, which begins with the first; with a group its offsets, too."""
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
+        topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        name = producer.transactional_id
+        add = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=[topic_class(name=topic, partitions=some) for topic, some in topics.items()],
+            max_version=3,
+        )
 
         def ask() -> None:
-            topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-            answer = self._connection.send(
-                AddPartitionsToTxnRequest(
-                    v3_and_below_transactional_id=producer.transactional_id,
-                    v3_and_below_producer_id=producer.producer_id,
-                    v3_and_below_producer_epoch=producer.epoch,
-                    v3_and_below_topics=[topic_class(name=name, partitions=some) for name, some in topics.items()],
-                    max_version=3,
-                ),
-                self._connection.coordinator((TRANSACTION, producer.transactional_id or "")),
-            )
+            node = self._connection.coordinator((TRANSACTION, name or ""))
+            requests = [(node, add)]
+            if group is not None:
+                requests.append((node, _of_producer(AddOffsetsToTxnRequest, producer, group_id=group)))
+            answers = self._connection.send_all(requests)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
             codes = {
                 partition.partition_error_code: f"{topic.name}-{partition.partition_index}"
-                for topic in answer.results_by_topic_v3_and_below
+                for topic in answers[0].results_by_topic_v3_and_below
                 for partition in topic.results_by_partition
                 if partition.partition_error_code
             }
             codes.pop(errors.OperationNotAttemptedError.errno, None)
             for code, place in codes.items():
                 _raise(code, f"AddPartitionsToTxn of {place}")
+            for answer in answers[1:]:
+                _raise(answer.error_code, f"AddOffsetsToTxn of {name}")
 
-        self._patiently(ask, coordinator=(TRANSACTION, producer.transactional_id or ""))
+        self._patiently(ask, coordinator=(TRANSACTION, name or ""))
 
     def produce(
         self,
@@ -374,12 +391,14 @@ class WriteClient:
         group: str,
         offsets: Mapping[TopicPartition, int],
         metadata: str = "",
-        member: Member = NO_MEMBER,
+        member: MemberIdentity = NO_MEMBER,
+        *,
+        added: bool = False,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The transactional id fences whoever else would commit; with a `member`, its group does, too (KIP-447):
-        NotMemberError.
+        `added`: `add_partitions` was told of the group already. The transactional id fences whoever else would commit;
+        with a `member`, its group does, too (KIP-447): NotMemberError.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -393,7 +412,8 @@ class WriteClient:
             )
             topics.setdefault(topic, []).append(part)
 
-        self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
+        if not added:
+            self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
 
         def commit() -> None:
             answer = self._connection.send(
@@ -488,14 +508,7 @@ class WriteClient:
 
         def ask() -> None:
             answer = self._connection.send(
-                request_class(
-                    transactional_id=producer.transactional_id,
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    max_version=3,
-                    **fields,
-                ),
-                self._connection.coordinator(of),
+                _of_producer(request_class, producer, **fields), self._connection.coordinator(of)
             )
             _raise(
                 answer.error_code, f"{request_class.__name__.removesuffix('Request')} of {producer.transactional_id}"
@@ -530,7 +543,18 @@ _NO_MEMBER: Final = (
     errors.RebalanceInProgressError,
     errors.FencedInstanceIdError,
 )
+_NO_NAME: Final = (errors.InvalidTopicError.errno, errors.TopicAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
+
+
+def _of_producer(request_class: Any, producer: Identity, **fields: Any) -> Any:
+    return request_class(
+        transactional_id=producer.transactional_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        max_version=3,
+        **fields,
+    )
 
 
 def _cut(

@@ -108,7 +108,8 @@ class BrokerConfigs:
     async def load(self, engine: SmallValues) -> None:
         """Bring in the altered settings that `engine` keeps, and keep changes there from now on.
 
-        What is not understood is left out and logged. Listeners are called in any case: policies are known now.
+        A setting that does not parse is left out and logged. The callbacks of `on_change` are called in any case, since
+        policies are known now.
         """
         self._engine = engine
         if (text := await engine.get_state(_UNRELEASED_KEY)) is not None:
@@ -185,7 +186,7 @@ class BrokerConfigs:
         self._listeners.append(callback)
 
     def altered(self, resource: str) -> Mapping[str, str]:
-        """Return what was altered on one level: "" or this broker's id."""
+        """Return the settings that were altered on one level: the cluster's, "", or this broker's, its id."""
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:

@@ -38,7 +38,7 @@ KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
 _STORED_NAMES: Final = {KAFKA_OFFSETS_TOPIC: OFFSETS_TOPIC, KAFKA_TRANSACTIONS_TOPIC: TRANSACTIONS_TOPIC}
 _KAFKA_NAMES: Final = {stored: kafka for kafka, stored in _STORED_NAMES.items()}
 RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
-"""Names that clients may neither create, delete nor write."""
+"""The names that clients may neither create, delete nor write: those of state topics."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _PARTITION_MARK = "-partition-"
@@ -192,7 +192,9 @@ class ClientTopics:
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def may_exist(self, name: str) -> bool:
-        """Return true if a topic that `get` does not know may be there all the same: nobody could or did look."""
+        """Return true if a topic that `get` does not know may exist all the same, because storage did not or could not
+        look for it.
+        """
         missing = self._engine.topics.missing(name)
         if "/" in name:
             return missing is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -211,7 +213,7 @@ class ClientTopics:
         return sorted(map(_as_clients_name_it, self._engine.topics.all()), key=lambda topic: topic.name)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, or None."""
+        """Return the log of a partition by its topic's id; None if there is none."""
         return self._engine.log(topic_id, partition)
 
     def snapshot(self) -> TopicsSnapshot:

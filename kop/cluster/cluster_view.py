@@ -1,4 +1,4 @@
-"""Which brokers serve together, and which of them leads a partition or coordinates a group.
+"""The brokers that serve together, and which of them leads a partition or coordinates a group.
 
 Owns: the choice among the live brokers (rendezvous hashing: when a broker comes or goes, only its share moves).
 Must not know: how brokers learn of one another; the engine tells.
@@ -27,7 +27,9 @@ class ClusterSnapshot:
 
 
 class ClusterView:
-    """The cluster as this broker sees it: the live brokers, itself always among them, and what each of them leads."""
+    """The cluster as this broker sees it: the live brokers, itself always among them, and the partitions that each of
+    them leads.
+    """
 
     def __init__(self, brokers: Brokers, broker_id: int) -> None:
         self.broker_id = broker_id
@@ -48,7 +50,7 @@ class ClusterView:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ids of the live brokers, ascending."""
+        """The ids of the live brokers, ascending."""
         return self._ids
 
     def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:

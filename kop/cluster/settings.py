@@ -1,4 +1,4 @@
-"""What can be set of this broker, and of topics. Owns: these settings, with their defaults and limits."""
+"""The settings of this broker and of topics. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

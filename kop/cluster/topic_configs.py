@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigType(IntEnum):
-    """Types as DescribeConfigs numbers them (KIP-569)."""
+    """The type of a config, as DescribeConfigs numbers it (KIP-569)."""
 
     UNKNOWN = 0
     BOOLEAN = 1
@@ -175,7 +175,9 @@ class ConfigSpec:
         return value
 
     def printed(self, text: str) -> str:
-        """Return the value of `text` as Kafka prints what it has parsed; text that has no value as it is."""
+        """Return the text of a value as Kafka prints it after parsing, such as `true` for `TRUE`; a text that does not
+        parse comes back as it is.
+        """
         try:
             value = self._read(text.strip())
         except PeerError:
@@ -362,7 +364,7 @@ def spec_of(name: str) -> ConfigSpec:
 
 
 def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-    """Check what a topic is to have as its own configs, all of them; returns them. Raises INVALID_CONFIG.
+    """Check the configs that a topic is to have as its own, all of them; return them. Raises INVALID_CONFIG.
 
     `internal`: the topic holds the state of groups, which only compaction may take records from.
     """
@@ -479,7 +481,7 @@ _CODECS: Final = {
 
 
 class TopicConfigs:
-    """Effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
+    """The effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
 
     def __init__(self, broker_defaults: BrokerDefaults) -> None:
         self._broker_defaults = broker_defaults

@@ -1,4 +1,4 @@
-"""What every coordinator stands on: state in a compacted topic, partitions that it owns, deadlines.
+"""The base of every coordinator: state in a compacted topic, partitions that it owns, deadlines.
 
 - `state_log`: the topic, replayed and written; what one transition of a state machine writes is in one batch.
 - `ownership`: which partitions of the topic this broker coordinates: taking over, loading, doubt, loss.

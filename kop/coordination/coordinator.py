@@ -1,4 +1,4 @@
-"""What every coordinator is: keys, spread over a state topic, of which this broker serves those that are its own.
+"""The coordinator of keys that are spread over a state topic, of which this broker serves those that are its own.
 
 Owns: the clocks, the state topic with who coordinates its partitions, and what is answered for a key by that alone.
 Must not know: what a key stands for; the coordinator that derives from it loads a partition, serves it, lets it go.
@@ -21,7 +21,9 @@ LoadedT = TypeVar("LoadedT")
 
 
 class Coordinator(ABC, Generic[LoadedT]):
-    """A coordinator of keys: of groups by their ids, say. `LoadedT` is what one partition holds."""
+    """The base of a coordinator of keys, such as groups by their ids. `LoadedT` is the type of a partition's
+    content.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,9 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.waiting_for
 
     def refusal_of(self, key: str, *, surely: bool = False) -> ErrorCode:
-        """Return NONE if requests for the key are served here, else the error; see `Ownership.refusal`."""
+        """Return NONE if requests for the key are served here, else the error for the client; see
+        `Ownership.refusal`.
+        """
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:

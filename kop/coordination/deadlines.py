@@ -29,7 +29,9 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Deadlines(Generic[T]):
-    """Calls `due(item, now)` once the earliest deadline that an item was armed with has come; then it is not armed."""
+    """The deadlines of items: `due(item, now)` is called once the earliest deadline that an item was armed with has
+    come; then it is not armed.
+    """
 
     def __init__(self, clock_ms: Callable[[], int], due: Callable[[T, int], None]) -> None:
         self._clock_ms = clock_ms

@@ -1,4 +1,4 @@
-"""What clients of a coordinator are told when a record could not be written.
+"""The errors that clients of a coordinator get if a record could not be written.
 
 Owns: the table, which is that of all of Kafka's coordinators.
 Must not know: what was to be written.
@@ -23,5 +23,5 @@ _ANSWERS: Final = {
 
 
 def answer_for(failed_write: ErrorCode) -> ErrorCode:
-    """Return what a client is told when the record that its answer needs could not be written."""
+    """Return the error for a client if the record that its answer needs could not be written."""
     return _ANSWERS.get(failed_write, failed_write)

@@ -1,4 +1,4 @@
-"""Which partitions of a state topic this broker coordinates: taking them over, serving them, letting them go.
+"""The partitions of a state topic that this broker coordinates: taking them over, serving them, letting them go.
 
 Owns: the state of each partition, what to answer for a partition that is not served, terms, doubt, and when a partition
 that was lost or refused is tried again.
@@ -30,9 +30,11 @@ from kop.errors import ErrorCode, KopError
 from kop.storage.base import Brokers
 
 FIRST_PAUSE_SECONDS = 1.0
-"""The pause before a partition that was lost or refused is tried again. Each further pause is twice as long."""
+"""The pause in seconds before a partition that was lost or refused is tried again. Each further pause is twice as
+long.
+"""
 LONGEST_PAUSE_SECONDS = 30.0
-"""The longest of these pauses."""
+"""The longest pause, in seconds, before a partition that was lost or refused is tried again."""
 FIRST_LOAD_SECONDS = 15.0
 """The seconds that `start` waits for the partitions of this broker. Those not loaded by then are loaded in the
 background.
@@ -266,7 +268,9 @@ class Ownership(Generic[T]):
         return self._leader_choice is None or self._leader_choice.is_leader(self._log.topic_id, partition)
 
     def _settle(self) -> None:
-        """Take over or let go of partitions as the live brokers say, and verify the lead of those that are served."""
+        """Take over or give up partitions according to the live brokers, and verify the lead of those that are
+        served.
+        """
         for partition in range(len(self._states)):
             self._settle_one(partition)
             if self._is_in_doubt(partition):

@@ -25,8 +25,9 @@ from kop.wire.primitives import DecodeError, encode_tags, read_tags
 CALL_SECONDS: Final = 10.0
 """The time limit of a call, its connection included."""
 LATE_SECONDS: Final = 0.2
-"""A connection whose next answer is this late gets no further calls, where there may be another connection: answers
-come in order, and one call may wait for storage."""
+"""The seconds without the next answer after which a connection gets no further calls, if there may be another
+connection: answers come in order, and one call may wait for storage.
+"""
 _MOST_CONNECTIONS: Final = 8
 """The most connections to one other broker."""
 _LARGEST_ANSWER: Final = 1 << 24
@@ -183,7 +184,7 @@ class Peers:
             await connection.close()
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections to other brokers; calls under way fail."""
         for broker_id, known in self._connections.items():
             for connection in tuple(known):
                 await self._drop(broker_id, connection)

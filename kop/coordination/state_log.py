@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StateTopic:
-    """The topic that a coordinator keeps its records in. `partitions` and `configs` are for one that has to be made."""
+    """The name of a coordinator's state topic, and the `partitions` and `configs` with which it is made."""
 
     name: str
     partitions: int
@@ -168,17 +168,18 @@ class StateLog:
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
-        """Ask storage who leads a partition; see `PartitionLog.verify_lead`."""
+        """Ask storage if this broker still leads a partition of the state topic; see `PartitionLog.verify_lead`."""
         await self._logs[partition].verify_lead()
 
     async def resign(self, partition: int) -> None:
-        """Give the lead of a partition back; see `PartitionLog.resign`."""
+        """Give the lead of a partition of the state topic back; see `PartitionLog.resign`."""
         await self._logs[partition].resign()
 
     async def read(self, partition: int) -> Mapping[bytes, bytes | None]:
-        """Replay a partition: the newest value of every key, None for a tombstone, in the order of the log.
+        """Read a partition from its beginning: return the newest value of every key, None for a tombstone, in the order
+        of the log.
 
-        Compaction keeps that order: of each key it keeps the newest record where it is.
+        Compaction keeps that order: of each key it keeps the newest record at its place.
         """
         log = self._logs[partition]
         newest: dict[bytes, bytes | None] = {}
@@ -208,7 +209,9 @@ class StateLog:
         self._queued.setdefault(partition, []).append(_Write(records, written))
 
     def flush(self) -> None:
-        """Hand what is queued to storage. It is called at the end of each turn in which something was queued."""
+        """Hand the queued writes to storage. It is called at the end of each turn of the loop in which something was
+        queued.
+        """
         queued, self._queued = self._queued, {}
         now = self._wall_ms()
         for partition, writes in queued.items():

@@ -174,11 +174,11 @@ class InOneTransaction(BatchEnd):
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
-        wrote = self._outputs.write()
+        wrote = self._outputs.write(self._group)
         if not wrote and not offsets and clock.monotonic() < self._due:
             return
         self._committed |= offsets
-        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed)
+        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed, added=wrote)
         self._outputs.end_transaction()
         self._due = clock.monotonic() + RENEW_SECONDS
 

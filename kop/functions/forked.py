@@ -8,6 +8,8 @@ import gc
 
 import kop.functions.checking
 import kop.functions.running  # noqa: F401
+from kop.allocator import share_arenas
 
+share_arenas()
 # Python's garbage collector writes to what it looks at, and a page that is written is a process's own.
 gc.freeze()

@@ -20,8 +20,9 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-PRELOADED: Final = ("kop.functions.forked", "click")
-"""Modules of the fork server: no thread and no socket begins by their import."""
+PRELOADED: Final = ("kop.functions.forked", "kop.cli.main")
+"""Modules of the fork server: no thread and no socket begins by their import. The second one is what multiprocessing
+imports again in each process of a worker, since it is the main module's."""
 TAIL_LINES: Final = 30
 LINE_CHARACTERS: Final = 500
 

@@ -96,8 +96,10 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        end_seconds: float = END_SECONDS,
         calling: MutableSequence[int] | None = None,
         look_seconds: float | None = None,
+        version: str = "0",
     ) -> None:
         """`look_seconds`: how often partitions are looked for that came later; None for never."""
         self.started = threading.Event()
@@ -115,8 +117,10 @@ class Instance:
         self._look_seconds = look_seconds
         self._process = os.getpid()
         self._instance_id = instance_id
+        self._version = version
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
+        self._end_seconds = end_seconds
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
@@ -191,7 +195,7 @@ class Instance:
                 reading.close()
                 raise
             self._reader = ReadAhead(reading, positions, self._fail, self._fetch, batches=self._code.is_batch)
-            stack.callback(self._reader.close, END_SECONDS)
+            stack.callback(self._reader.close, self._end_seconds)
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
@@ -345,6 +349,7 @@ class Instance:
                 secrets=self._secrets,
                 record_metric=self.stats.metric,
                 state=state.changes,
+                version=self._version,
             )
 
         common: dict[str, Any] = {

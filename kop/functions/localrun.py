@@ -183,12 +183,9 @@ def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFA
     """Return what names mean on a server; it is asked for its opinion of slashes. `settings` are kafka-python's."""
     client = WriteClient(settings, patience)
     try:
-        client.leaders(_PROBE, make=False)
-    except ClientError:  # there can be no topic of such a name
-        return TopicNames(namespace)
+        return TopicNames(namespace, has_namespaces=client.takes_name(_PROBE))
     finally:
         client.close()
-    return TopicNames(namespace, has_namespaces=True)
 
 
 def find_partitions(

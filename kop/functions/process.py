@@ -42,10 +42,15 @@ InstanceName: TypeAlias = tuple[str, int]
 
 LONGEST_DELAY: Final = 60.0
 """Seconds until an instance is started again that ends again and again."""
+REPLACED_SECONDS: Final = 10.0
+"""Seconds until an instance is started again that another one has replaced: its assignment is about to change, or was
+not changed after all."""
 WELL_SECONDS: Final = 180.0
 """An instance that has run for so long ran well."""
 STATS_SECONDS: Final = 1.0
 """How long a status waits for the statistics of processes."""
+BEGIN_SECONDS: Final = 10.0
+"""How long a question waits for an instance that is being started."""
 _SEND_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 4 << 20
 """As long may a line be that a process tells."""
@@ -193,14 +198,25 @@ class Processes:
             return {name: _told(slot, now) for name, slot in self._slots.items() if slot.wanted is not None}
 
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of an instance; a field `error` says why there is none."""
-        with self._lock:
+        """Return the answer of an instance; a field `error` says why there is none.
+
+        One that is being started, or replaced by another one of its name, is waited for.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_coming(name), min(seconds, BEGIN_SECONDS))
             slot = self._slots.get(name)
             child = None if slot is None else slot.child
         if child is None:
             why = f": {slot.error}" if slot is not None and slot.error else ""
             return {"error": f"instance {name[1]} of {name[0]} does not run here{why}"}
         return _answer(self._question(child, {"seconds": seconds, **question}), seconds)
+
+    def _is_coming(self, name: InstanceName) -> bool:
+        """Return if an instance is wanted that has not begun yet, and has not failed to."""
+        slot = self._slots.get(name)
+        if slot is None or slot.wanted is None or slot.error:
+            return False
+        return slot.child is None or slot.child.wanted is not slot.wanted or not slot.child.has_begun
 
     def close(self) -> None:
         """End all processes; returns when they have ended."""
@@ -399,7 +415,7 @@ class Processes:
         slot.stderr = child.tail.lines
         self._failed(slot, told, at, now, now - child.began)
         if child.is_replaced:
-            slot.due = now + LONGEST_DELAY
+            slot.due = now + max(REPLACED_SECONDS, slot.attempts.delay)
         where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
         log.error(
             "instance %d of %s has ended%s: %s; next start in %.0f s", name[1], name[0], where, told, slot.due - now

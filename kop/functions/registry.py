@@ -33,7 +33,7 @@ from kop.client.fixed_topics import ensure_topics
 from kop.client.membership import Membership
 from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
-from kop.client.write_client import Identity, Member, WriteClient
+from kop.client.write_client import Identity, MemberIdentity, WriteClient
 from kop.functions.definitions import (
     Assignment,
     DamagedRecordError,
@@ -49,6 +49,7 @@ from kop.functions.definitions import (
     to_log,
 )
 from kop.functions.instance import ID_PREFIX
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
 from kop.functions.leader import KNOWN_REQUESTS, Effects, Leader, losers
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
@@ -72,7 +73,8 @@ GROUP: Final = "__kop.functions"
 SESSION_SECONDS: Final = 6.0
 """As short as Kafka's default allows: so long nobody leads after a leader was killed."""
 LEADER_ID: Final = "kop.functions.leader"
-TRANSACTION_TIMEOUT_MS: Final = 60_000
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+"""How long the leader's transaction may be open."""
 PATIENCE_SECONDS: Final = 30.0
 WAIT_MS: Final = 500
 """How long a Fetch of the tail waits at most: what comes is known at once, but for what another server leads."""
@@ -127,11 +129,21 @@ class Term:
     schedule_at: float = 0.0
 
 
+def membership_of(
+    settings: Mapping[str, Any],
+    me: WorkerInfo,
+    changed: Callable[[], None] = lambda: None,
+    session_seconds: float = SESSION_SECONDS,
+) -> Membership:
+    """Return a worker's membership in the group of all workers; `changed` is called if somebody came or went."""
+    return Membership(settings, me.client_id(), GROUP, REQUESTS, changed, session_seconds)
+
+
 class Registry:
     """The topics, for one worker. `settings` are kafka-python's.
 
-    `packages` is where packages are kept. `changed` is called when anything changed, `answered` for each answer; both
-    on the thread of the tail.
+    `packages` is where packages are kept; `membership` (`membership_of`) is begun and ended here. `changed` is called
+    when anything changed, `answered` for each answer; both on the thread of the tail.
     """
 
     def __init__(
@@ -139,13 +151,13 @@ class Registry:
         settings: Mapping[str, Any],
         me: WorkerInfo,
         packages: Assembler,
+        membership: Membership,
         *,
         changed: Callable[[], None] = lambda: None,
         answered: Callable[[LeaderAnswer], None] = lambda answer: None,
         topic_names: TopicNames = HOME,
         scheduler: Scheduler = schedule,
         patience: float = PATIENCE_SECONDS,
-        session_seconds: float = SESSION_SECONDS,
     ) -> None:
         self.view = View()
         self.packages = packages
@@ -158,7 +170,7 @@ class Registry:
         self._topic_names = topic_names
         self._scheduler = scheduler
         self._patience = patience
-        self._membership = Membership(settings, me.client_id(), GROUP, REQUESTS, changed, session_seconds)
+        self._membership = membership
         self._writing = threading.Lock()
         self._writer: WriteClient | None = None
         self._ready = threading.Event()
@@ -171,7 +183,7 @@ class Registry:
         self._requests_from = 0
         """The first offset of the requests that was read."""
         self._term: Term | None = None
-        self._refused: Member | None = None
+        self._refused: MemberIdentity | None = None
         """As which member this worker could not commit: the group has another generation by now."""
 
     # -- for any thread
@@ -204,12 +216,12 @@ class Registry:
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers that live, and which of them leads, as of a second ago."""
-        found: dict[str, WorkerInfo] = {}
+        by_id: dict[str, WorkerInfo] = {}
         for peer in self._membership.peers():
             worker = WorkerInfo.of_client_id(peer.client_id, is_leader=peer.holds)
-            if worker is not None and (peer.holds or worker.worker_id not in found):
-                found[worker.worker_id] = worker
-        return tuple(found.values())
+            if worker is not None and (peer.holds or worker.worker_id not in by_id):
+                by_id[worker.worker_id] = worker
+        return tuple(by_id.values())
 
     def is_second(self) -> bool:
         """Return if another worker has the same id, and its address goes before that of this one."""
@@ -283,7 +295,7 @@ class Registry:
                         self._lead()
                 except Exception as error:
                     if str(error) != self.failure:
-                        log.warning("the topics of functions cannot be followed: %s", error or repr(error))
+                        log.warning("the topics of functions cannot be followed: %s", str(error) or repr(error))
                     self.failure = str(error) or repr(error)
                     self._over.wait(PAUSE_SECONDS)
                 finally:
@@ -408,7 +420,7 @@ class Registry:
             self._refused = holding
             self._abort()
         except Exception as error:
-            log.warning("what was decided is forgotten, and decided again: %s", error or repr(error))
+            log.warning("what was decided is forgotten, and decided again: %s", str(error) or repr(error))
             self._abort()
             self._over.wait(PAUSE_SECONDS)
 
@@ -419,7 +431,7 @@ class Registry:
             with suppress(Exception):
                 self._leading.end_transaction(term.identity, commit=False)
 
-    def _take_over(self, holding: Member) -> Term | None:
+    def _take_over(self, holding: MemberIdentity) -> Term | None:
         if self._leading is None:
             self._leading = WriteClient(self._settings, self._patience)
         began = clock.monotonic()
@@ -440,7 +452,7 @@ class Registry:
         leader = Leader(view.definitions, view.answers.values(), view.drained, self._topic_names)
         return Term(leader, identity, committed, dict(view.assignments))
 
-    def _decide(self, term: Term, holding: Member) -> None:
+    def _decide(self, term: Term, holding: MemberIdentity) -> None:
         """Take requests, and schedule if anything is another than before."""
         alive = {worker.worker_id for worker in self.workers()}
         if self._me.worker_id not in alive:
@@ -448,9 +460,8 @@ class Registry:
         now = clock.monotonic()
         due = sorted((offset, request) for offset, request in self.view.pending.items() if offset >= term.cursor)
         due = due[:BATCH_REQUESTS]
-        wanted = [request.package for _, request in due if request.package]
-        if not all(map(self.packages.is_whole, wanted)):
-            self._read_to_end([PACKAGES])
+        if any(request.package for _, request in due):
+            self._read_to_end([PACKAGES])  # it may have come since, and it may be gone since
         effects = [
             term.leader.take(offset, request, is_whole=self.packages.is_whole, workers=alive) for offset, request in due
         ]
@@ -463,7 +474,8 @@ class Registry:
         if not anew and not effects:
             return
         gone = term.leader.gone(alive)
-        then, wishes = dict(term.assignments), {}
+        then: dict[InstanceName, Assignment] = dict(term.assignments)
+        wishes: dict[str, Wish] | None = None
         if anew:
             wishes = term.leader.wishes(partitions)
             then = dict(self._schedule(wishes, term.assignments, term.leader.workers(alive)))
@@ -484,9 +496,9 @@ class Registry:
         return {
             fqfn: tuple(
                 (topic, partition)
-                for topic, found in sorted(topics.items())
-                if reads(spec, topic, internal=found.internal)
-                for partition in sorted(found.leaders)
+                for topic, there in sorted(topics.items())
+                if reads(spec, topic, internal=there.internal)
+                for partition in sorted(there.leaders)
             )
             for fqfn, spec in specs.items()
         }
@@ -506,11 +518,11 @@ class Registry:
     def _commit(
         self,
         term: Term,
-        holding: Member,
+        holding: MemberIdentity,
         requests: Mapping[int, Request],
         effects: Sequence[Effects],
         then: Mapping[InstanceName, Assignment],
-        wishes: Mapping[str, Wish],
+        wishes: Mapping[str, Wish] | None,
         gone: Collection[str],
         cursor: int,
     ) -> None:
@@ -518,12 +530,13 @@ class Registry:
         assert self._leading is not None
         records: list[Record] = []
         fqfns = {request.id: request.fqfn for request in requests.values()}
+        named = {definition.package for definition in term.leader.definitions.values()}
         for effect in effects:
             records += [
                 (DEFINITIONS, fqfn.encode(), None if made is None else made.to_json())
                 for fqfn, made in effect.definitions.items()
             ]
-            records += [(PACKAGES, key, None) for digest in effect.packages for key in self._keys(digest)]
+            records += [(PACKAGES, key, None) for digest in set(effect.packages) - named for key in self._keys(digest)]
             records += [
                 (ASSIGNMENTS, f"{WORKER}{worker}".encode(), b"{}" if drained else None)
                 for worker, drained in effect.drained.items()
@@ -531,18 +544,20 @@ class Registry:
             records.append((REQUESTS, fqfns[effect.answer.request].encode(), to_log(effect.answer)))
         records += [(ASSIGNMENTS, f"{WORKER}{worker}".encode(), None) for worker in gone]
         records += list(_changes(term.assignments, then))
-        if wishes:
-            records += [(PACKAGES, key, None) for digest in self._orphans(term) for key in self._keys(digest)]
-        starts = self._starts(term, effects, wishes)
+        if wishes is not None:
+            records += [(PACKAGES, key, None) for digest in self._orphans() - named for key in self._keys(digest)]
+        starts = self._starts(term, effects, wishes or {})
         if not records and not starts:
             return
-        for fqfn, number in losers(term.assignments, then):
-            self._leading.init_producer(f"{ID_PREFIX}/{fqfn}/{number}", TRANSACTION_TIMEOUT_MS)
         if records:
             self._leading.add_partitions(term.identity, sorted({(topic, 0) for topic, _, _ in records}))
             _produce(self._leading, term.identity, records, term.sequences)
         for group, offsets in starts.items():
             self._leading.commit_in_transaction(term.identity, group, offsets)
+        # Fenced once the transaction is open: a fenced instance stays down for as long as that can last, so either the
+        # new assignment is committed before it runs again, or the old one stands.
+        for fqfn, number in losers(term.assignments, then):
+            self._leading.init_producer(f"{ID_PREFIX}/{fqfn}/{number}", INSTANCE_TIMEOUT_MS)
         self._leading.commit_in_transaction(term.identity, GROUP, {(REQUESTS, 0): cursor}, member=holding)
         self._leading.end_transaction(term.identity)
 
@@ -550,11 +565,10 @@ class Registry:
         """Return the keys of a package that no definition names; none if an uploaded file is it."""
         return [] if digest in self.view.uploads.values() else self.packages.keys(digest)
 
-    def _orphans(self, term: Term) -> set[str]:
-        """Return packages that nobody has named for long: their requests were lost, or never came."""
+    def _orphans(self) -> set[str]:
+        """Return packages that are old: if nobody names one, its request was lost, or never came."""
         old = clock.wall_ms() - SWEEP_MS
-        named = {definition.package for definition in term.leader.definitions.values()}
-        return {digest for digest, at_ms in self.view.stored_at.items() if at_ms < old} - named
+        return {digest for digest, at_ms in self.view.stored_at.items() if at_ms < old}
 
     def _starts(
         self, term: Term, effects: Sequence[Effects], wishes: Mapping[str, Wish]

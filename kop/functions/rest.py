@@ -9,6 +9,7 @@ token it takes nothing that a browser sends for a page of others.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import ipaddress
@@ -23,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kop.client.errors import ClientError
 from kop.functions import shapes
-from kop.functions.definitions import Answer, Assignment, Definition, InstanceName, WorkerInfo
+from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.metrics import exposition
 from kop.functions.packages import Package
 
@@ -73,7 +74,7 @@ class Service(Protocol):
         package: Package | None = None,
         instance: int | None = None,
         by: str,
-    ) -> Answer:
+    ) -> LeaderAnswer:
         """Ask for a change of a definition, and return what the leader says of it."""
 
     def definition(self, fqfn: str) -> Definition | None:
@@ -122,7 +123,7 @@ class Service(Protocol):
         """Return why the worker does not work; None if it does."""
 
     def local(self) -> Mapping[InstanceName, Json]:
-        """Return the InstanceStatus, as JSON, of the instances of this worker."""
+        """Return the InstanceStatus, as JSON, of the instances of this worker. It may block for a second."""
 
     async def local_ask(self, fqfn: str, instance: int, question: Json) -> Json:
         """Ask an instance of this worker."""
@@ -195,7 +196,7 @@ def application(service: Service, token: str | None) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as Pulsar does: `{"reason": text}`."""
+    """LeaderAnswer errors as Pulsar does: `{"reason": text}`."""
     try:
         return await handler(request)
     except RestError as error:
@@ -367,7 +368,7 @@ class _Functions:
         return shapes.config_with_package(config, package.name), package
 
     @staticmethod
-    def _answered(answer: Answer) -> web.Response:
+    def _answered(answer: LeaderAnswer) -> web.Response:
         if answer.status >= 300:
             raise RestError(answer.status, answer.reason)
         return web.Response(status=204, headers=_etag(answer.revision))
@@ -430,6 +431,7 @@ class _Functions:
         fqfn, instance = self._one(request)
         told = dict(await self._service.status(fqfn, instance))
         assignments = self._service.assignments()
+        others_run = any(name == fqfn for name, _ in assignments)
         definition = self._needed(fqfn)
         statuses = {}
         for number in range(_count(definition)) if instance is None else [instance]:
@@ -439,7 +441,7 @@ class _Functions:
             )
             if number not in told and number in definition.stopped:
                 status["error"] = "stopped"
-            elif number not in told and assignment is not None and not assignment.partitions:
+            elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
         return told, statuses
 
@@ -603,7 +605,7 @@ class _Workers:
         return web.json_response(
             [
                 {"name": f"{fqfn}:{number}", "metrics": shapes.instance_stats(status.get("stats"))}
-                for (fqfn, number), status in sorted(self._service.local().items())
+                for (fqfn, number), status in sorted((await asyncio.to_thread(self._service.local)).items())
             ]
         )
 
@@ -628,7 +630,8 @@ class _Internal:
     async def status(self, request: web.Request) -> web.Response:
         """Return the InstanceStatus of each instance of a function that runs here."""
         fqfn = _fqfn(request)
-        statuses = {number: status for (name, number), status in self._service.local().items() if name == fqfn}
+        local = await asyncio.to_thread(self._service.local)
+        statuses = {number: status for (name, number), status in local.items() if name == fqfn}
         return web.json_response(statuses)
 
     async def ask(self, request: web.Request) -> web.Response:
@@ -646,15 +649,16 @@ class _Internal:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return the metrics of the instances of this worker, in Prometheus's text format."""
-        body = exposition(self._service.local(), self._service.cluster)
+        local = await asyncio.to_thread(self._service.local)
+        body = exposition(local, self._service.cluster)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer 200: the process lives."""
+        """LeaderAnswer 200: the process lives."""
         return web.Response(text="ok\n")
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Answer 503 with a reason while the worker does not work."""
+        """LeaderAnswer 503 with a reason while the worker does not work."""
         reason = self._service.not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 

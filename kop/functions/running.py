@@ -26,15 +26,18 @@ from typing import Any, Final
 
 from kop.client.errors import ClientError, UnreachableError
 from kop.client.offsets import TopicPartition
-from kop.functions import stand_in
+from kop.functions import shapes, stand_in
 from kop.functions.function import CodePlace, FunctionLoadError, load_place
 from kop.functions.instance import Instance, ReplacedError
 from kop.functions.logs import LogTopic
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
+from kop.functions.state import StateError
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
+FETCH_WAIT_MS: Final = 10_000
+"""How long a server holds a Fetch that nothing has come for; idle instances cost that little."""
 _TOLD: Final = (ClientError, UnreachableError, FunctionLoadError, SerdeError)
 """Errors whose text says all."""
 
@@ -100,6 +103,8 @@ class Control:
             if self._instance is None:
                 raise ClientError("the instance has not begun yet")
             answer = answer_to(self._instance, question)
+        except (ClientError, StateError) as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         self.tell(id=question["id"], answer=answer)
@@ -120,6 +125,12 @@ def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]
         )
         output = None if answer.output is None else base64.b64encode(answer.output).decode()
         return {"output": output, "error": answer.error}
+    if kind == "state":
+        entry = instance.query_state(question["key"], question.get("partition"))
+        return {"value": None if entry is None else shapes.state_told(entry.number, entry.value)}
+    if kind == "putstate":
+        instance.put_state(question["key"], shapes.state_kept(question), question.get("partition"))
+        return {}
     raise ValueError(f"nobody answers {kind!r}")
 
 
@@ -141,7 +152,10 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
                 start.partitions,
                 instance_id=start.instance_id,
                 patience=start.patience,
+                fetch_wait_ms=FETCH_WAIT_MS,
+                end_seconds=0,
                 calling=numbers,
+                version=start.version,
             )
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()

@@ -6,6 +6,8 @@ Must not know: HTTP, workers, where numbers come from.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
@@ -158,4 +160,27 @@ def state_given(key: str, given: Mapping[str, Any]) -> Json:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number is not (name == "numberValue") or not (is_number or isinstance(value, str)):
         raise ValueError(f"{name} is a {type(value).__name__}")
+    if name == "byteValue":
+        try:
+            base64.b64decode(value, validate=True)
+        except binascii.Error:
+            raise ValueError("byteValue is no base64") from None
     return {name: int(value) if name == "numberValue" else value}
+
+
+def state_told(number: int | None, value: bytes | None) -> Json:
+    """Return what an instance tells of a counter, or of the bytes of a value."""
+    if number is not None:
+        return {"numberValue": number}
+    data = value or b""
+    try:
+        return {"stringValue": data.decode()}
+    except UnicodeDecodeError:
+        return {"byteValue": base64.b64encode(data).decode()}
+
+
+def state_kept(given: Mapping[str, Any]) -> int | bytes:
+    """Return what an instance keeps for the value of a request: a counter, or bytes."""
+    if "numberValue" in given:
+        return int(given["numberValue"])
+    return base64.b64decode(given["byteValue"]) if "byteValue" in given else str(given["stringValue"]).encode()

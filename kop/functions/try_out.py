@@ -43,6 +43,8 @@ class TryOut:
     def __init__(self, spec: FunctionSpec, code: FunctionCode) -> None:
         if spec.window is not None:
             raise ClientError("leave windowConfig out, or use localrun: windows are not tried out on single records")
+        if code.is_batch:
+            raise ClientError("use localrun: process_batch takes batches of Arrow, and no single records")
         self.metrics: dict[str, tuple[int, float]] = {}
         """Count and sum of what the function gave to record_metric."""
         self._spec = spec

@@ -38,7 +38,7 @@ from kop.functions.localrun import names_of
 from kop.functions.packages import Assembler, Package, PackageError, unpack
 from kop.functions.peers import OtherWorkerError, OtherWorkers
 from kop.functions.process import InstanceStatus, Processes, WantedInstance
-from kop.functions.registry import SESSION_SECONDS, Registry
+from kop.functions.registry import SESSION_SECONDS, Registry, membership_of
 from kop.functions.rest import RestServer, serve
 from kop.functions.scheduler import Scheduler, schedule
 from kop.functions.spec import SpecError
@@ -86,10 +86,10 @@ def scheduler_named(name: str) -> Scheduler:
         return schedule
     module, _, function = name.rpartition(".")
     try:
-        found: Scheduler = getattr(importlib.import_module(module), function)
+        scheduler: Scheduler = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ClientError(f"name a scheduler that can be imported, MODULE.FUNCTION: {name} cannot ({error})") from None
-    return found
+    return scheduler
 
 
 class Worker:
@@ -126,6 +126,10 @@ class Worker:
     async def start(self) -> None:
         """Serve, join the others, and run what is assigned; ClientError says why that cannot be."""
         self._loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            self._call(self._changed.set)
+
         try:
             self._processes = Processes(self._settings, patience=self._patience)
             self._server = await serve(self, self._options.host, self._options.port, self._options.token)
@@ -137,12 +141,12 @@ class Worker:
                 self._settings,
                 self._me,
                 Assembler(self._options.folder / "parts"),
-                changed=lambda: self._call(self._changed.set),
+                membership_of(self._settings, self._me, changed, self._options.session_seconds),
+                changed=changed,
                 answered=lambda answer: self._call(self._take_answer, answer),
                 topic_names=self._names,
                 scheduler=self._scheduler,
                 patience=self._patience,
-                session_seconds=self._options.session_seconds,
             )
             await asyncio.to_thread(self._registry.start)
         except BaseException:
@@ -477,24 +481,26 @@ class Worker:
         try:
             if worker_id == self.worker_id:
                 local = await asyncio.to_thread(self.local)
-                found = {number: status for (name, number), status in local.items() if name == fqfn}
+                told = {number: status for (name, number), status in local.items() if name == fqfn}
             else:
-                found = await self._others.status(self._worker(worker_id), fqfn)
+                told = await self._others.status(self._worker(worker_id), fqfn)
         except OtherWorkerError as error:
             return {number: _unknown(str(error)) for number in numbers}
-        return {number: found.get(number) or _unknown(f"{worker_id} is about to start it") for number in numbers}
+        return {number: told.get(number) or _unknown(f"{worker_id} is about to start it") for number in numbers}
 
     def _worker(self, worker_id: str) -> WorkerInfo:
-        found = next((worker for worker in self.workers() if worker.worker_id == worker_id), None)
-        if found is None:
+        living = next((worker for worker in self.workers() if worker.worker_id == worker_id), None)
+        if living is None:
             raise OtherWorkerError(f"the worker {worker_id} is gone, and its instances are about to be given to others")
-        return found
+        return living
 
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
         """Ask an instance, the one that has the answer if none is named."""
         owners = {number: a for (name, number), a in self.assignments().items() if name == fqfn}
         if instance is None:
-            instance, question = _asked(owners, question)
+            there = self.definition(fqfn)
+            by_partition = there is not None and there.spec.state_scope == "partition"
+            instance, question = _asked(owners, question, by_partition)
         if instance not in owners:
             return {"error": f"no instance of {fqfn} runs that could answer: see its status"}
         worker = owners[instance].worker
@@ -511,12 +517,15 @@ def _unknown(error: str) -> dict[str, Any]:
     return asdict(InstanceStatus(False, error, None, clock.wall_ms(), 0, [], None))
 
 
-def _asked(owners: Mapping[int, Assignment], question: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+def _asked(
+    owners: Mapping[int, Assignment], question: dict[str, Any], by_partition: bool
+) -> tuple[int | None, dict[str, Any]]:
     """Return which instance has the answer, and what it is asked.
 
-    State that belongs to partitions is in that of its key, since a function with such state has one input.
+    State that belongs to partitions (`by_partition`) is in that of its key, since a function with such state has one
+    input.
     """
-    if question.get("ask") in {"state", "putstate"} and len(owners) > 1:
+    if by_partition and question.get("ask") in {"state", "putstate"}:
         places = [place for assignment in owners.values() for place in assignment.partitions]
         partition = question.get("partition")
         if partition is None:

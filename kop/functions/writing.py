@@ -79,8 +79,11 @@ class Outputs:
         assert isinstance(last, NewRecords)
         return last
 
-    def write(self) -> bool:
-        """Write what was taken; returns when it is durable, False if there was nothing."""
+    def write(self, group: str | None = None) -> bool:
+        """Write what was taken; returns when it is durable, False if there was nothing.
+
+        `group`: its offsets will be committed in the same transaction.
+        """
         if not self._waiting:
             return False
         taken, self._waiting = self._waiting, {}
@@ -88,7 +91,7 @@ class Outputs:
         now = clock.wall_ms()
         batches = {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
         if self._identity.transactional_id is not None and (new := batches.keys() - self._added):
-            self._client.add_partitions(self._identity, sorted(new))
+            self._client.add_partitions(self._identity, sorted(new), group)
             self._added |= new
         self._client.produce_all(self._identity, batches)
         return True

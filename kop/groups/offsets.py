@@ -46,7 +46,9 @@ _LAST_MS: Final = 2**63 - 1
 WRITE_RECORDS: Final = 2000
 """The most records of one write that ends a transaction or deletes offsets: storage may have a limit for a batch."""
 WRITE_BYTES: Final = 512 * 1024
-"""The most bytes of one such write. Any storage takes that much at once, so that nothing of it can come alone."""
+"""The most bytes of one write that ends a transaction or deletes offsets. Any storage takes that much at once, so that
+no part of it can be stored alone.
+"""
 
 
 class OffsetExpiry(Protocol):
@@ -98,7 +100,7 @@ class EndedOffset(NamedTuple):
 
 
 class GroupOffsets:
-    """Committed offsets of one group, and those that transactions are to commit."""
+    """The committed offsets of one group, and those that transactions are to commit."""
 
     __slots__ = ("by_topic", "ending", "pending", "unsure", "writing", "writing_pending")
 
@@ -296,7 +298,9 @@ class GroupOffsets:
 
 
 class OffsetStore:
-    """Writes and deletes the offsets of groups: first in the log, then, once that is durable, in `GroupOffsets`."""
+    """The store of groups' offsets: it writes and deletes them first in the log, then, once that is durable, in
+    `GroupOffsets`.
+    """
 
     def __init__(self, log: StateLog, topics: ClientTopics, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the times of commits, in milliseconds since the epoch."""

@@ -126,7 +126,9 @@ class GroupsSnapshot:
 
 
 class GroupCoordinator(Coordinator[Loaded]):
-    """All groups of the classic protocol. Call `start` once; until it has ended everything is being loaded."""
+    """The coordinator of all groups of the classic protocol. Call `start` once; until it has ended all groups are being
+    loaded.
+    """
 
     def __init__(
         self,
@@ -613,7 +615,9 @@ class GroupCoordinator(Coordinator[Loaded]):
                     offsets.release(key)
 
     def _wake(self, partition: int) -> None:
-        """Let the ends of transactions that wait for a write look again: one has ended, or the partition was lost."""
+        """Have the ends of transactions that wait for a write look again: a write has ended, or the partition was
+        lost.
+        """
         for waiter in self._waiting.pop(partition, ()):
             _answer(waiter, None)
 
@@ -702,7 +706,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         yield lag
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """Yield group, topic, partition and offset of all that is committed."""
+        """Yield group, topic, partition and offset of every committed offset."""
         for group_id, entry in self._entries.items():
             for topic, partition, value in entry.offsets:
                 yield group_id, topic, partition, value.offset

@@ -1,1 +1,1 @@
-"""What the gateway does for each Kafka API, one module a family; `registry` is the only source of ApiVersions."""
+"""The handlers of Kafka's APIs, one module a family; `registry` is the only source of ApiVersions."""

@@ -1,4 +1,4 @@
-"""Which things a request may touch, and which things its names stand for: decided here alone.
+"""The access of requests: the rights that they need, and the topics that their names stand for, decided here alone.
 
 Owns: the order of the decision (canonical name or id, permission, existence, legality), the hook of an authorizer, and
 the rows by which an API declares the rights that it needs.
@@ -100,7 +100,7 @@ class Need(NamedTuple):
     """A right that requests of an API need, as a row of Kafka's table of APIs, operations and resources."""
 
     operation: AclOperation | None
-    """None if the names need no right of their own: they only have to be found."""
+    """The operation that the right is for; None if the names need no right of their own, and only have to be found."""
     resource: ResourceType
     names: Callable[[Any], Iterable[Any]] | None = None
     """A function that returns the names, or ids, in a decoded request. None if the right is one to the cluster, or to

@@ -1,4 +1,4 @@
-"""What a served API declares, and what its handler gets with each request.
+"""The declaration of a served API, and the context that its handler gets with each request.
 
 Owns: `Api` with its traits, the request's `Context`, the client's `ConnectionInfo`, and the two ways of a handler to
 answer. A handler module holds functions `name(gw, ctx, request)` that check, ask and shape, and a tuple `APIS` of
@@ -33,7 +33,7 @@ LARGEST_REQUEST: Final = 16 * 1024 * 1024
 no client comes near.
 """
 UNLIMITED: Final = 2**63 - 1
-"""A value of `Api.largest` that leaves socket.request.max.bytes as the only limit."""
+"""The value of `Api.largest` that leaves socket.request.max.bytes as the only limit of a request's size."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Context:
     """The wall clock's time at the request's arrival, in ms since the epoch."""
     conn: ConnectionInfo
     access: AccessControl
-    """Resolves the names in the request, and decides what its client may do."""
+    """The access control, which resolves the names in the request and decides what its client may do."""
     correlation_id: int = 0
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
@@ -309,9 +309,12 @@ class Api:
     other_version: Callable[[], Any] | None = None
     """The function that makes the answer to a version that is not served; None to close the connection instead."""
     rows: tuple[str, str] | None = None
-    """The list in the request of which every item is answered by itself, and the list of these answers. A long one is
-    handled in parts, so that other clients have their turn; an error of one part that is not of an item is that of the
-    whole request. Not for APIs whose handler `encodes`."""
+    """The name of the list in the request of which every item is answered by itself, and that of the list of these
+    answers.
+
+    A long one is handled in parts, so that other clients have their turn; an error of one part that is not of an item
+    is that of the whole request. Not for APIs whose handler `encodes`.
+    """
     slack: int = 0
     """The number of bytes that a known client sends behind the end of the body; Kafka never looks there. For the codec
     only.

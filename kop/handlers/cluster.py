@@ -262,7 +262,7 @@ def _election(ctx: Context, name: str, index: int) -> tuple[ErrorCode, str]:
 
 
 def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer that there are no reassignments: every partition has one replica."""
+    """Answer ListPartitionReassignments with none, since every partition has one replica."""
     return ctx.response(error_code=0, error_message=None, topics=[])
 
 
@@ -270,7 +270,7 @@ def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) ->
 
 
 def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer SECURITY_DISABLED: there is nobody who could hold ACLs."""
+    """Answer SECURITY_DISABLED to DescribeAcls: without an authorizer there are no ACLs."""
     return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
 
 

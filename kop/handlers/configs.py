@@ -383,7 +383,7 @@ _ROOT = "root"
 
 
 def _loggers() -> dict[str, logging.Logger]:
-    """Return every logger of this process, by the name that Kafka's clients see."""
+    """Return every logger of this process, by its name for Kafka clients."""
     loggers = {
         name: entry for name, entry in logging.root.manager.loggerDict.items() if isinstance(entry, logging.Logger)
     }

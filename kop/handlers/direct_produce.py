@@ -39,7 +39,9 @@ the ordinary way.
 
 
 class DirectProduce:
-    """The tables of writers of one gateway. `take` is None without the compiled module."""
+    """The Produce requests that compiled code answers, by tables of writers. `take` is None without the compiled
+    module.
+    """
 
     def __init__(self, access: AccessControl, targets: ProduceTargets, metrics: Metrics) -> None:
         self._access = access

@@ -1,4 +1,4 @@
-"""What handlers ask: coordinators, topics, the cluster, the engine, settings, metrics.
+"""The parts of the gateway that handlers ask: coordinators, topics, the cluster, the engine, settings, metrics.
 
 Owns: the list of these. `kop.app` puts it together.
 Must not know: sockets, which engine serves.
@@ -46,9 +46,9 @@ class Gateway:
     settings: HandlerSettings
     engine: Engine
     topics: ClientTopics
-    """Topics as Kafka clients see them."""
+    """The topics as Kafka clients see them: look-ups by name or id."""
     broker_configs: BrokerConfigs
-    """Effective broker settings: configured ones under those altered at run time."""
+    """The effective broker settings: configured ones, under those altered at run time."""
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     verifier: TransactionVerifier

@@ -194,7 +194,7 @@ def _fetched(
 
 
 async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Delete committed offsets of topics that the group does not subscribe to."""
+    """Answer OffsetDelete: delete committed offsets of topics that the group does not subscribe to."""
     if not request.group_id:
         return ctx.response(error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
     errors: dict[tuple[str, int], ErrorCode] = {}

@@ -58,8 +58,8 @@ _DEAD = "Dead"
 
 
 def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Name the broker that coordinates each key; this broker if the topic of the coordinators' state is not known
-    yet.
+    """Answer FindCoordinator with the broker that coordinates each key; this broker if the topic of the coordinators'
+    state is not known yet.
     """
     key_type = _key_type(request)
     if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
@@ -112,7 +112,7 @@ def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[in
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Join a group, and wait until its next generation begins."""
+    """Answer JoinGroup once the group's next generation begins."""
     version = ctx.version
     result = gw.groups.join(
         request.group_id,
@@ -150,7 +150,7 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Take the leader's assignment, and answer each member its part once it is durable."""
+    """Answer SyncGroup: take the leader's assignment, and give each member its part once it is durable."""
     version = ctx.version
 
     def synced(result: SyncResult) -> Response:
@@ -179,14 +179,14 @@ def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Extend the session of a member, and tell it if its group rebalances."""
+    """Answer Heartbeat: extend the session of a member, and tell it if its group rebalances."""
     instance_id = request.group_instance_id if ctx.version >= 3 else None
     code = gw.groups.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     return ctx.response(error_code=code)
 
 
 def leave_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Remove members that leave, or that an administrator removes by their instance ids."""
+    """Answer LeaveGroup: remove members that leave, or that an administrator removes by their instance ids."""
     version = ctx.version
 
     def left(result: tuple[ErrorCode, tuple[LeftMember, ...]]) -> Response:
@@ -208,7 +208,7 @@ def leave_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def describe_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Describe state, protocol and members of each group of the request, in its order."""
+    """Answer DescribeGroups: state, protocol and members of each group, in the order of the request."""
     asked = ctx.version >= 3 and request.include_authorized_operations
     return ctx.response(groups=[_described(gw, ctx, group_id, asked) for group_id in request.groups])
 
@@ -257,7 +257,7 @@ def _described(gw: Gateway, ctx: Context, group_id: str, asked: bool) -> dict[st
 
 
 def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """List all groups that pass the filters, and of which the client may be told."""
+    """Answer ListGroups with the groups that pass the filters, and of which the client may be told."""
     version = ctx.version
     code = gw.groups.refusal
     listed = []
@@ -279,7 +279,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
 
 
 async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Delete each group that is named and empty; one that is named twice is answered once."""
+    """Answer DeleteGroups: delete each group that is named and empty; one that is named twice is answered once."""
     answers = {
         group_id: ctx.group(group_id, AclOperation.DELETE) or gw.groups.delete(group_id)
         for group_id in dict.fromkeys(request.groups_names)

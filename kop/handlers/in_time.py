@@ -1,4 +1,4 @@
-"""What a request asks of the storage about many partitions: side by side, and no longer than its client waits.
+"""The questions of one request to storage about many partitions: side by side, and no longer than its client waits.
 
 Owns: how many questions of one request are under way, their deadline, the log line about those that were late.
 Must not know: what is asked, and what is answered for a partition whose answer was late.

@@ -1,4 +1,4 @@
-"""What a request's isolation level lets it see of a log (KIP-98).
+"""The part of a log that a request may see by its isolation level (KIP-98).
 
 Owns: the levels, and what of a read lies before the last stable offset.
 Must not know: requests, sessions, how transactions end.

@@ -65,9 +65,9 @@ log = logging.getLogger(__name__)
 
 
 def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
+    """Answer ListOffsets, each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
 
-    An end of a log that this broker alone writes is told at once, without a task.
+    The end of a log that this broker alone writes is answered at once, without a task.
     """
     committed = reads_committed(request.isolation_level)
     known: dict[_Key, _Answer] = {}

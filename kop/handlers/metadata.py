@@ -154,7 +154,7 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
 
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
-    """Answer a request that names thousands of topics, a part of them at a time."""
+    """Answer a Metadata request that names thousands of topics, a part of them at a time."""
     request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
     if _asks_for_ids_too_early(ctx.version, request):
         return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))

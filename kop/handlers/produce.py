@@ -205,7 +205,7 @@ class ProduceAnswer(Answer):
 
 
 def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswer | None:
-    """Check each partition's batch, hand it to its log, and answer when all are durable."""
+    """Answer Produce: check each partition's batch, hand it to its log, and answer when all are durable."""
     walks = not gw.engine.promises.checks_records
     transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
     refusal = _refuse_whole(ctx, transactional_id, acks, transactional)

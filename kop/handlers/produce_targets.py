@@ -1,4 +1,4 @@
-"""What a Produce finds under the name or the id of a topic, kept from one request to the next.
+"""The topics that Produce requests name, as they were looked up, kept from one request to the next.
 
 Owns: the topic, the rules and the logs of each topic that is produced to, and when they have to be looked up again; the
 answer for a partition whose batch was not stored.
@@ -88,7 +88,7 @@ class ProduceTargets:
 
 
 def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer:
-    """Return the answer for a batch that was refused before its log had it."""
+    """Return the answer for a partition whose batch was refused before its log had it."""
     rejected = error.records if isinstance(error, RecordsRejectedError) else ()
     return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
 
@@ -96,7 +96,7 @@ def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer
 def refused_by_log(
     targets: ProduceTargets, name_or_id: str | bytes, partition: int, error: KopError
 ) -> ProducePartitionAnswer:
-    """Return the answer for a batch that its log did not store, or of which it does not know whether it did."""
+    """Return the answer for a partition whose log did not store the batch, or does not know if it did."""
     answer = refused_partition(partition, error)
     if error.code != ErrorCode.UNKNOWN_PRODUCER_ID:
         return answer

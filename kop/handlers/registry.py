@@ -1,4 +1,4 @@
-"""Which APIs are served, in which versions, by whom: the only source of ApiVersions.
+"""The table of the APIs that are served, in which versions, by whom: the only source of ApiVersions.
 
 Owns: the table, put together from the modules of this package.
 Must not know: sockets.

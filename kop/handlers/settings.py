@@ -1,4 +1,4 @@
-"""What can be set of the answers to requests. Owns: these settings, with their defaults and limits."""
+"""The settings of the answers to requests. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

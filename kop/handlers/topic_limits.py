@@ -1,4 +1,4 @@
-"""Which further topics and partitions there may be, whoever asks: CreateTopics, CreatePartitions, Metadata.
+"""The limits on new topics and partitions, whoever asks for them: CreateTopics, CreatePartitions, Metadata.
 
 Owns: names that are reserved or differ from another one only in '.' and '_', the limits on partitions, and what is
 being made at this moment, which counts already. Must not know: requests, how a topic is made.

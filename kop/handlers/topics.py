@@ -65,7 +65,7 @@ class _Plan:
 
 
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Check each topic, make those that are right, and answer in the order of the request."""
+    """Answer CreateTopics: check each topic, make the valid ones, and answer in the order of the request."""
     counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     plans: dict[str, _Plan] = {}
     with gw.topic_limits.making() as making:
@@ -192,7 +192,7 @@ class _Deletion:
 
 
 async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Delete each topic that is named well, and answer for every one that was named, once."""
+    """Answer DeleteTopics: delete each valid topic, and answer once for every one that the request names."""
     if ctx.version >= 6:
         rows = [_Deletion(topic.name, topic.topic_id) for topic in request.topics]
     else:
@@ -378,7 +378,7 @@ async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
 
 
 async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Move the log start of each partition, and answer with the new one."""
+    """Answer DeleteRecords: move the log start of each partition, and answer the new one."""
     offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         offsets = offsets_by_topic.setdefault(topic.name, {})

@@ -1,4 +1,4 @@
-"""What tools see of transactions and do about one: the APIs behind kafka-transactions, and kafka-features.
+"""The APIs of tools that look at transactions and end one: those of kafka-transactions, and of kafka-features.
 
 - DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND if it does
   not. While a transaction is being ended all its partitions are named, until the last of them has its marker.
@@ -39,7 +39,9 @@ _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 async def describe_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Describe each transactional id, or answer the error why it cannot be described."""
+    """Answer DescribeTransactions: describe each transactional id, or give the error for which it cannot be
+    described.
+    """
     return ctx.response(transaction_states=[await _description(gw, ctx, name) for name in request.transactional_ids])
 
 
@@ -77,7 +79,7 @@ async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict
 
 
 async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """List the transactional ids that pass every filter."""
+    """Answer ListTransactions with the transactional ids that pass every filter."""
     labels = {status.label for status in TransactionStatus}
     states = set(request.state_filters)
     producers = set(request.producer_id_filters)

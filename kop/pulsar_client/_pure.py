@@ -1,4 +1,4 @@
-"""What is read from a broker's socket, taken apart: the specification, in plain Python. `kop._native` is its twin.
+"""The parser of what a broker sends: the specification, in plain Python. `kop._native` is its compiled twin.
 
 Owns: the layout of frames; the commands MESSAGE and SEND_RECEIPT, and the entry behind a MESSAGE.
 Must not know: sockets, who waits for what a frame says.

@@ -1,4 +1,4 @@
-"""How producers, readers and watches attach to a broker, and attach again after their connection is lost.
+"""The attachment of producers, readers and watches to a broker, and their return after their connection is lost.
 
 Owns: the loop of asking `before_attach`, lookup, connection and attaching, with its waits; which errors are worth
 another try. Must not know: whether it is a producer, a reader or a watch.

@@ -1,4 +1,4 @@
-"""How long to wait before the next try.
+"""The waits between one try and the next.
 
 Owns: growing waits with jitter, as plain numbers.
 Must not know: how late it is.

@@ -208,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end_ticks = every(self._loop, self._keepalive, what, self._tick)
 
     def abort(self, error: PulsarError) -> None:
-        """Close at once; users are told `error`."""
+        """Close the connection at once; its users are told `error`."""
         self._end(error)
 
     def _end(self, error: PulsarError) -> None:

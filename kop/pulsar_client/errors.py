@@ -1,4 +1,4 @@
-"""What goes wrong between the client and Pulsar.
+"""The errors between the client and Pulsar.
 
 Owns: the exceptions of this package and which codes are worth another try.
 Must not know: Kafka's error codes.

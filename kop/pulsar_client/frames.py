@@ -44,7 +44,7 @@ class Frames:
         self._frame: memoryview | None = None
         self._have = 0
         self.limit = DEFAULT_MAX_MESSAGE_SIZE + FRAME_PADDING
-        """The largest frame taken, in bytes."""
+        """The largest size of a frame that is accepted, in bytes."""
 
     @staticmethod
     def shared_buffer() -> memoryview:

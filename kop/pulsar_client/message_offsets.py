@@ -1,4 +1,4 @@
-"""Which offsets a message has, by its message id. Pulsar's admin REST is asked.
+"""The Kafka offsets of a message, found by its message id. Pulsar's admin REST is asked.
 
 Owns: message ids as text, and the two ways in which entries have offsets: the broker's index, and the id itself.
 Must not know: Kafka, what the offsets are for.

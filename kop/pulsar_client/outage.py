@@ -41,7 +41,7 @@ class Over(NamedTuple):
 
 
 class Outage:
-    """The state machine. It has no clock: the time, in seconds, comes with each call."""
+    """The state machine of outages of one cluster. It has no clock: the time, in seconds, comes with each call."""
 
     def __init__(self) -> None:
         self.times = 0

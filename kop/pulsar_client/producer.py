@@ -54,7 +54,7 @@ class HandedEntries(NamedTuple):
 
 
 class DirectEntries(Protocol):
-    """Entries of a producer that compiled code holds between sending and their receipts."""
+    """The entries of a producer that compiled code holds between sending and their receipts."""
 
     @property
     def in_flight(self) -> int:
@@ -242,7 +242,8 @@ class Producer(BrokerAttachment):
         return self._pending.all()
 
     def withdraw(self, sequence_id: int) -> None:
-        """Drop the entry whose first message has this sequence id: it is not sent again, and is told nothing.
+        """Drop the entry whose first message has this sequence id, without a call of `stored` or `failed`: it is not
+        sent again.
 
         For `confirm`, which may find that an entry is stored already.
         """
@@ -315,7 +316,9 @@ class Producer(BrokerAttachment):
         return None if connection.paused else connection.outgoing
 
     def begin_direct(self, direct: DirectEntries) -> None:
-        """Leave entries to `direct` until something else is asked of the producer or happens to it."""
+        """Let compiled code (`direct`) send entries itself, until something else is asked of the producer or happens to
+        it.
+        """
         self._direct = direct
         if self._timer is None:
             self._timer = self._loop.call_later(self._send_timeout, self._expire)

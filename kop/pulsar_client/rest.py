@@ -326,7 +326,7 @@ class Rest:
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:
-    """Return why there is no connection, in the system's words: "Connection refused"."""
+    """Return the reason why there is no connection, in the system's words: "Connection refused"."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:

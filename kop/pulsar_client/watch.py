@@ -56,7 +56,7 @@ class Watch(BrokerAttachment):
             connection.write(self._close_command(connection.request_id()))
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
-        """Pass the broker's news of topics on to `on_change`."""
+        """Pass the broker's news of topics that came or went on to `on_change`."""
         self._tell(None, added, removed)
 
     async def _begin(self) -> None:

@@ -80,7 +80,7 @@ looks for it).
 RAW_VALUE: Final = b"kafka"
 
 MAX_SHOWN: Final = 1_000
-"""Where a record has more headers than this, none becomes a property. It is part of how batches are split: never
+"""The number of headers of a record above which none becomes a property. It is part of how batches are split: never
 change it.
 """
 MAX_PROPERTIES: Final = 100_000

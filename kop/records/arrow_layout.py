@@ -1,4 +1,4 @@
-"""How rows lie in the buffers of Arrow arrays: lists into buffers, and single items out of buffers. Without pyarrow.
+"""The layout of rows in the buffers of Arrow arrays: lists into buffers, single items out of buffers. Without pyarrow.
 
 Owns: which buffers a column and a chunk have, what is in them, and that no buffer is read beyond its end.
 Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.records.arrow`).

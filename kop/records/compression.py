@@ -23,7 +23,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Codec(IntEnum):
-    """Compression types by Kafka's numbers (`org.apache.kafka.common.record.CompressionType`)."""
+    """A compression type, by Kafka's numbers (`org.apache.kafka.common.record.CompressionType`)."""
 
     NONE = 0
     GZIP = 1

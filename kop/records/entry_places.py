@@ -1,4 +1,4 @@
-"""Where Pulsar keeps records: the entries of a partition, as an answer of Fetch names them to a client that asks.
+"""The entries of Pulsar that keep the records of a partition, as an answer of Fetch names them to a client that asks.
 
 Owns: the number of the tagged field, and its layout.
 Must not know: requests and answers, how entries are read, who asks.

@@ -536,7 +536,7 @@ def _compress(codec: int, data: bytes) -> Buffer:
 
 
 def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
-    """Return Pulsar's number for a codec of Kafka, and the payload of an entry compressed in it."""
+    """Compress the payload of an entry in a codec of Kafka; return Pulsar's number for the codec, and the payload."""
     compression = _TO_PULSAR[codec]
     return compression, _deflate(compression, payload)
 

@@ -83,7 +83,7 @@ class ConnectionOwner(Protocol):
         """Call `connection.flush` in the next turn of the loop."""
 
     def bad_frame(self, connection: ClientConnection, reason: str) -> None:
-        """Log and count a connection that is closed for what it sent."""
+        """Log and count a connection that is closed because its bytes are no Kafka request."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -163,7 +163,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=self._server.settings.kop_connection_unread_bytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End what waits for this peer and free its memory."""
+        """Cancel all waits of the peer that is gone, and free the connection's memory."""
         self._leave()
         self._transport = None
         self._server.release(self)
@@ -516,7 +516,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- the end
 
     def _leave(self) -> None:
-        """Take nothing more, end the waits of this peer, free its memory."""
+        """Take no more requests, cancel all waits of this peer, and free the connection's memory."""
         self._hold |= _CLOSED
         self.closing_since = self.closing_since or self._server.loop.time()
         self._responses.abandon()

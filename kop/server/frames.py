@@ -130,7 +130,7 @@ class FrameSplitter:
         return memoryview(frame.buffer)
 
     def clear(self) -> None:
-        """Forget what has arrived of a frame."""
+        """Drop the bytes of a frame that has not arrived whole."""
         self.incomplete = None
         self._prefix = b""
 

@@ -1,4 +1,4 @@
-"""How much clients may use: connections, bytes in memory, and reads from storage at a time.
+"""The limits on what clients use: connections, bytes in memory, and reads from storage at a time.
 
 Owns: the limits, the bytes that all connections hold together, and the queues of those that wait until it is less.
 Must not know: sockets, frames, what the bytes are.

@@ -29,7 +29,9 @@ from kop.server.settings import ServerSettings
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
-"""Seconds after which a connection with an incomplete frame or unread answer is closed once half the memory is used."""
+"""The seconds after which a connection with an incomplete frame or unread answer is closed once half the memory is
+used.
+"""
 _CLOSING_SECONDS = 10.0
 """The seconds that a connection which is being closed may take to send its last answers."""
 _LINGER_SECONDS = 0.5

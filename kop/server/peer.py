@@ -1,4 +1,4 @@
-"""What can be told of the peer of a connection: for the log, for clients' addresses, and whether it has gone.
+"""The peer of a connection: its name for the log, its address, and the look if it has gone.
 
 Owns: that. Must not know: requests.
 """

@@ -19,7 +19,7 @@ class ResponseOrder(deque[Answer]):
     __slots__ = ()
 
     def take_ready(self) -> list[Answer]:
-        """Return the answers whose turn has come, in order; they leave."""
+        """Remove and return the answers whose turn has come, in the order of their requests."""
         ready: list[Answer] = []
         while self and self[0].ready:
             ready.append(self.popleft())

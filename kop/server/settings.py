@@ -1,4 +1,4 @@
-"""What can be set of listeners and connections. Owns: these settings, with their defaults and limits."""
+"""The settings of listeners and connections. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a read starts and ends, as the options say it: not yet offsets.
+"""The start and the end of a read, as the options say it: not yet offsets.
 
 Owns: the ways to say it. Must not know: pyspark, how options are written, how a bound becomes offsets.
 """

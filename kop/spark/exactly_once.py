@@ -1,4 +1,4 @@
-"""How one task of a batch writes its records exactly once: one Kafka transaction, with the task's progress inside.
+"""The steps by which a task writes its records exactly once: one Kafka transaction, with the task's progress inside.
 
 Owns: the order of the steps, the marker of a task, the digest by which a repeated task knows its own rows again.
 Must not know: pyspark, how requests are sent (`TaskTransactions` says what is asked for), where rows come from.

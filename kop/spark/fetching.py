@@ -1,4 +1,4 @@
-"""How a task reads its range of offsets: Fetch after Fetch, batches of rows as they come.
+"""The reading of a task's range of offsets: Fetch after Fetch, batches of rows as they come.
 
 Owns: when a range is read to its end, and what is done where records of it are gone.
 Must not know: pyspark, how the range was planned.

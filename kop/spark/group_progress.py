@@ -113,7 +113,8 @@ def progress_settings(options: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 class GroupProgress:
-    """Commits offsets to a group, as a consumer without membership does; failures are logged and never raised.
+    """The commits of a query's offsets to a group, as by a consumer without membership; failures are logged and never
+    raised.
 
     One commit is under way at a time. What comes meanwhile waits, and the newest offset of a partition wins. What waits
     when the process ends is committed then.

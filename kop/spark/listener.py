@@ -1,4 +1,4 @@
-"""What PySpark tells of the progress of queries, passed on to `kop.spark.group_progress`.
+"""The listener of PySpark that passes the progress of queries on to `kop.spark.group_progress`.
 
 Owns: PySpark's listener. Must not know: groups, requests.
 """

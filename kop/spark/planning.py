@@ -1,4 +1,4 @@
-"""Which offsets a batch takes, and which tasks read them. Pure: offsets in, ranges out.
+"""The planning of a read: offsets of a batch, and tasks that read them. Pure: offsets in, ranges out.
 
 Owns: limits of a batch, the cut into tasks, and what counts as lost data.
 Must not know: pyspark, sockets, the clock.

@@ -65,7 +65,7 @@ class Partitioner:
 
 
 class RowProducer:
-    """Writes rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent.
+    """A writer of rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent.
 
     `first`: the partition to which the first rows without a key go, as `Partitioner` takes it.
     """

@@ -1,4 +1,4 @@
-"""What PySpark calls to read: the reader of a batch, and the readers of a stream for its old and new versions.
+"""The readers that PySpark calls: the one of a batch, and those of a stream for its old and new versions.
 
 Owns: what each call of Spark means, and the one connection of each worker process.
 Must not know: how options are written, how records are decoded.

@@ -42,7 +42,9 @@ ENTRY_METADATA = (
 
 
 class KopDataSource(DataSource):
-    """`spark.read.format("kop")`, `readStream`, `write` and `writeStream`: the columns of Spark's Kafka source."""
+    """The data source behind `spark.read.format("kop")`, `readStream`, `write` and `writeStream`, with the columns of
+    Spark's Kafka source.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""How far a stream has come, and how far its next batch goes: what the driver of a query keeps between batches.
+"""The progress of a stream, and the extent of its next batch: the state that a query's driver keeps between batches.
 
 Owns: discovery of partitions, the limits of a batch, stop points, and what counts as lost between two batches.
 Must not know: pyspark, how records are read.
@@ -43,7 +43,9 @@ OFFSETS_SETTING: Final = "kop.pulsar.offsets"
 
 
 class StreamState:
-    """The state of one query. `now` is a clock in seconds that never goes back."""
+    """The state of one streaming query: how far it has read, in the driver. `now` is a clock in seconds that never goes
+    back.
+    """
 
     def __init__(
         self,

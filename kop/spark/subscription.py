@@ -1,4 +1,4 @@
-"""What a read is of: its partitions as they are now, and the offsets where it starts and ends.
+"""The partitions of a read as they are now, and the offsets at which it starts and ends.
 
 Owns: how topics are found by name and pattern, and how options become offsets by asking the servers.
 Must not know: pyspark, how records are read.

@@ -1,4 +1,4 @@
-"""What handlers and coordinators know of storage, in their words: topics, partition logs, and nothing of Kafka's wire.
+"""Storage as handlers and coordinators know it, in their words: topics, partition logs, nothing of Kafka's wire.
 
 Owns: the protocols that an engine fulfils and the plain values that cross them.
 Must not know: an engine, a socket, a message class.
@@ -35,7 +35,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as it is now. A new value takes this one's place at every change; hold it, never write to it."""
+    """A topic with its name, id, number of partitions and configs. A change makes a new value in the place of this one:
+    hold it, never write to it.
+    """
 
     name: str
     topic_id: UUID
@@ -155,7 +157,7 @@ class TimestampOffset:
 
 @dataclass(frozen=True, slots=True)
 class ProducerView:
-    """An idempotent producer as a partition remembers it (DescribeProducers)."""
+    """An idempotent producer as a partition remembers it, for DescribeProducers."""
 
     producer_id: int
     producer_epoch: int
@@ -256,7 +258,7 @@ class PartitionLog(LeaderOfLog, Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the stored batches. Known once `attach` has ended; see `measure`."""
+        """The bytes of the stored batches. Known once `attach` has ended; see `measure`."""
 
     @property
     def attached(self) -> bool:
@@ -458,7 +460,7 @@ class Topics(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with every change of any topic: a key for cached answers."""
+        """A number that grows with every change of any topic, a key for cached answers."""
 
     @property
     def namespace(self) -> str | None:
@@ -566,7 +568,7 @@ class Engine(SmallValues, Brokers, Protocol):
 
     @property
     def topics(self) -> Topics:
-        """The table of topics."""
+        """The engine's table of topics."""
 
     @property
     def transactions(self) -> TransactionStorage:

@@ -1,4 +1,4 @@
-"""What a partition remembers of idempotent producers, so that a retried batch is stored once (KIP-98, KIP-360).
+"""The memory of a partition of idempotent producers, so that a retried batch is stored once (KIP-98, KIP-360).
 
 Owns: epochs, sequences, the window of the last five batches of a producer, and for engines that keep the windows
 themselves those of a whole partition with its transactions, undoing what could not be committed.

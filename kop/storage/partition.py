@@ -1,4 +1,4 @@
-"""What every partition log does the same, whatever keeps its batches.
+"""The part of a partition log that is the same in every engine, whatever keeps its batches.
 
 Owns: which offsets may be read and which may be deleted up to, who hears when the bounds move, the end of a log whose
 topic was deleted, what an append writes into a batch, the future of one who waits for a single batch.

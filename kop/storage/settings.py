@@ -1,4 +1,4 @@
-"""What can be set of engines whose data is on this machine. Owns: the settings that they share."""
+"""The settings that engines with their data on this machine share. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

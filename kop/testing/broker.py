@@ -254,7 +254,7 @@ class Broker(Startable):
             return f"<Broker {self.bootstrap}: {error!r}>"
 
     def report(self) -> str:
-        """Return what the broker has, for a person: topics with their ends, groups with offsets, the last requests."""
+        """Return a report for a person: topics with their ends, groups with offsets, the last requests."""
         return "not running" if self._run is None else self._call(self._reported())
 
     # --- on the broker's loop

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kop.testing.functions import Functions
 
 _BROKERS = pytest.StashKey[list["Broker"]]()
-"""The brokers of a test, or, on the session, those that all tests share."""
+"""The key under which pytest keeps the brokers of a test, or, on the session, those that all tests share."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""What a test's broker has, in words: for `repr`, and for the report of a test that fails.
+"""The state of a test's broker in words: for `repr`, and for the report of a test that fails.
 
 Owns: these texts, and a group as they show it.
 Must not know: how what they tell is found out.

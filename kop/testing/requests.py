@@ -120,7 +120,7 @@ class WatchedRequests(RequestPipeline):
         self._faults.setdefault(api_key(api), []).append(_Fault(None, seconds, times))
 
     def heal(self) -> None:
-        """Forget all faults that are left."""
+        """Drop all faults that `fail` and `delay` have left."""
         self._faults.clear()
 
     def pause(self) -> None:

@@ -72,7 +72,7 @@ class BrokersOfCluster(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ids of the live brokers, this one's among them."""
+        """The ids of the live brokers, this one's among them."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
         """Return the id of the broker that coordinates a partition."""
@@ -82,7 +82,9 @@ class BrokersOfCluster(Protocol):
 
 
 class TransactionEnds:
-    """The `Markers` of the transaction coordinator, and what another broker's coordinator asks of this broker."""
+    """The carrying out of transactions' ends: the `Markers` of the coordinator here, and this broker's part of ends
+    that other brokers' coordinators decide.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What one transactional id may do next: Kafka 4.3's transaction coordinator as a pure machine.
+"""The state machine of one transactional id: Kafka 4.3's transaction coordinator, pure.
 
 Owns: epochs and producer ids of a transactional id, the states of its transaction, which request is refused with which
 error (KIP-98, KIP-360 and both parts of KIP-890).

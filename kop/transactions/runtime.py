@@ -205,7 +205,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsSnapshot:
-    """The transactions of the transactional ids that this broker coordinates. Times are milliseconds."""
+    """The numbers of the transactions of this broker's transactional ids. Times are milliseconds."""
 
     open: int
     oldest_open_ms: int
@@ -218,7 +218,7 @@ class TransactionsSnapshot:
 
 
 class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
-    """All transactional ids. Call `start` once; until it has ended everything is being loaded."""
+    """The coordinator of all transactional ids. Call `start` once; until it has ended all ids are being loaded."""
 
     def __init__(
         self,
@@ -403,7 +403,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Add partitions to the transaction, which begins with the first; see `machine.add_partitions`."""
+        """Handle AddPartitionsToTxn and AddOffsetsToTxn: add partitions to the transaction, which begins with the
+        first; return the error.
+        """
         waited = False
         while True:
             entry, error = self._find(transactional_id)
@@ -815,7 +817,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.committed += 1
 
     async def _write_markers(self, entry: _Entry, ended: EndedTransaction, decided: float) -> None:
-        """Write the markers, where this broker surely coordinates the id still.
+        """Write the markers of a decided end, if this broker surely still coordinates the transactional id.
 
         One that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and 1 the
         producer's next one has the same epoch, so that its offsets would be taken for those of this one.

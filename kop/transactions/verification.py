@@ -1,4 +1,4 @@
-"""Which open transactions this broker takes records and offsets for (KIP-890): each was verified with its coordinator.
+"""The open transactions that this broker takes records and offsets for (KIP-890), each verified with its coordinator.
 
 Owns: what was verified, until the transaction ends, and the order of requests of a producer that waits for that.
 Must not know: requests, batches, how a transaction is coordinated.

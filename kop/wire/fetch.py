@@ -65,7 +65,7 @@ class FetchPartition(NamedTuple):
 
 
 class FetchCall(NamedTuple):
-    """A Fetch request."""
+    """A decoded Fetch request."""
 
     replica_id: int
     max_wait_ms: int

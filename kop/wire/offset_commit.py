@@ -62,7 +62,7 @@ class OffsetCommitTopic(NamedTuple):
 
 @dataclass(slots=True)
 class OffsetCommitCall:
-    """An OffsetCommit request; the names are the schema's."""
+    """A decoded OffsetCommit request; the names are the schema's."""
 
     group_id: str
     generation_id_or_member_epoch: int

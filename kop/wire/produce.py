@@ -49,7 +49,7 @@ class ProduceTopic(NamedTuple):
 
 
 class ProduceCall(NamedTuple):
-    """A Produce request. `topics` keeps the client's order."""
+    """A decoded Produce request. `topics` keeps the client's order."""
 
     transactional_id: str | None
     acks: int

@@ -81,7 +81,7 @@ Key: TypeAlias = OffsetCommitKey | GroupMetadataKey | PendingOffsetKey | Unknown
 
 
 class OffsetCommitValue(NamedTuple):
-    """A committed offset. Times are milliseconds since the epoch, -1 for none."""
+    """The value of a committed offset. Times are milliseconds since the epoch, -1 for none."""
 
     offset: int
     leader_epoch: int = -1
@@ -93,7 +93,7 @@ class OffsetCommitValue(NamedTuple):
     (versions 2 to 4).
     """
     topic_id: UUID | None = None
-    """The id of the topic, from version 4 on."""
+    """The id of the topic, from version 4 on; None before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class MemberMetadata:
 
     member_id: str
     instance_id: str | None
-    """group.instance.id, from version 3 on (KIP-345)."""
+    """The group.instance.id of a static member, from version 3 on (KIP-345); None for others."""
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
@@ -141,7 +141,7 @@ def fits(name: str) -> bool:
 
 
 def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:
-    """Return the bytes of a key, kind 1, 2 or 1000."""
+    """Return the bytes of a key: of a committed offset (kind 1), a group (2) or a pending offset (1000)."""
     if isinstance(key, OffsetCommitKey):
         return encode_offset_key(key.group, key.topic, key.partition)
     if isinstance(key, GroupMetadataKey):

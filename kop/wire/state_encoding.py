@@ -1,4 +1,4 @@
-"""How the records of coordinators are laid out: primitives of Kafka's two encodings behind a number of two bytes.
+"""The layout of coordinators' records: primitives of Kafka's two encodings behind a number of two bytes.
 
 Owns: reading them with every length checked, and writing them.
 Must not know: which records there are.

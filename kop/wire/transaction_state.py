@@ -32,7 +32,7 @@ _PREVIOUS_ID, _NEXT_ID, _CLIENT_VERSION, _NEXT_EPOCH = range(4)
 
 
 class TransactionStatus(IntEnum):
-    """The states of a transactional id, by the numbers in the record."""
+    """The state of a transactional id, by the number in its record."""
 
     EMPTY = 0
     ONGOING = 1

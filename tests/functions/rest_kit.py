@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kop.functions.definitions import Answer, Assignment, Definition, InstanceName, WorkerInfo
+from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.packages import Package
 from kop.functions.rest import serve
 from kop.functions.spec import SpecError, read
@@ -84,7 +84,7 @@ class FakeService:
         package: Package | None = None,
         instance: int | None = None,
         by: str,
-    ) -> Answer:
+    ) -> LeaderAnswer:
         self.offset += 1
         row = {"kind": kind, "fqfn": fqfn, "expects": expects, "config": config, "instance": instance, "by": by}
         self.requests.append(row)
@@ -99,27 +99,27 @@ class FakeService:
 
     def _decide(
         self, kind: str, fqfn: str, expects: int | None, config: dict[str, Any] | None, package: Package | None, by: str
-    ) -> Answer:
+    ) -> LeaderAnswer:
         current = self.definitions.get(fqfn)
         revision = current.revision if current else None
         if revision != expects:
             winner = current.by if current else "nobody"
-            return Answer(request="r", status=409, reason=f"{fqfn} is of revision {revision}, made by {winner}")
+            return LeaderAnswer(request="r", status=409, reason=f"{fqfn} is of revision {revision}, made by {winner}")
         if kind == "delete":
             del self.definitions[fqfn]
-            return Answer(request="r", status=200, offset=self.offset)
+            return LeaderAnswer(request="r", status=200, offset=self.offset)
         merged = {**(current.config if current else {}), **(config or {})}
         try:
             read(json.dumps(merged), "functionConfig")
         except SpecError as error:
-            return Answer(request="r", status=400, reason=str(error))
+            return LeaderAnswer(request="r", status=400, reason=str(error))
         if package is not None:
             self.packages[fqfn] = package
         made = Definition(fqfn=fqfn, config=merged, revision=self.offset, version=self.offset, kind=kind, by=by)
         if kind in {"start", "stop"}:
             made = replace(made, stopped=frozenset({0} if kind == "stop" else ()))
         self.definitions[fqfn] = made
-        return Answer(request="r", status=200, revision=self.offset, offset=self.offset)
+        return LeaderAnswer(request="r", status=200, revision=self.offset, offset=self.offset)
 
     def definition(self, fqfn: str) -> Definition | None:
         return self.definitions.get(fqfn)
@@ -228,7 +228,7 @@ class Rest:
                 return Response(response.status, response.read(), response.headers)
         except urllib.error.HTTPError as error:
             with error:
-                return Response(error.code, error.read(), error.headers)
+                return Response(error.code, error.read(), dict(error.headers))
 
     def create(self, name: str = "f", **config: Any) -> Response:
         """Create a function as pulsar-admin does."""

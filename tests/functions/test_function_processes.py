@@ -253,6 +253,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_a_process_answers_what_it_is_asked(machine: Machine) -> None:
+    code = "def process(text: str, context) -> str:\n    return f'{text} {context.get_function_version()}'\n"
+    machine.wants("good", code)
+    name = "public/default/good", 0
+    question = {"ask": "trigger", "value": "YQ==", "key": None, "topic": "in"}
+    assert machine.processes.ask(name, question, 20) == {"output": "YSAx", "error": None}  # "a 1"
+    machine.wants("good", code.replace("{text}", "b"), number=2)
+    assert machine.processes.ask(name, question, 20) == {"output": "YiAx", "error": None}  # by the new one
+    stats = machine.status("good").stats
+    assert stats is not None
+    assert (stats["received"], stats["processed"], stats["at"]) == (1, 1, None)
+    assert machine.status("good").running
+
+
 def test_what_is_asked_of_nobody_is_answered(machine: Machine) -> None:
     ask: Callable[..., dict[str, Any]] = machine.processes.ask
     assert ask(("a/b/c", 0), {"ask": "trigger"}, 1) == {"error": "instance 0 of a/b/c does not run here"}

@@ -175,9 +175,13 @@ def test_instances_that_nobody_runs_are_in_the_status(api: Rest) -> None:
     api.service.statuses["public/default/f", 1] = status_of(running=False, error="the call hangs", stats=None)
     status = api("GET", f"{F}/status").json()
     assert (status["numInstances"], status["numRunning"]) == (2, 0)
-    assert [each["status"]["error"] for each in status["instances"]] == ["no worker has it", "the call hangs"]
+    assert [each["status"]["error"] for each in status["instances"]] == [
+        "it has no partition: there are more instances than partitions",
+        "the call hangs",
+    ]
     assert api("GET", f"{F}/stats").json()["receivedTotal"] == 0
     api.service.statuses.clear()
+    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it"
     api("POST", f"{F}/stop")
     assert api("GET", f"{F}/0/status").json()["error"] == "stopped"
 
@@ -251,6 +255,9 @@ def test_state(created: Rest) -> None:
         "version": 0,
     }
     assert [put("k", text) for text in ("{}", '{"key": "b", "stringValue": "v"}', '{"numberValue": "1"}')] == [400] * 3
+    assert [put("k", text) for text in ('{"byteValue": "?"}', '{"stringValue": 1}', '{"numberValue": true}')] == [
+        400
+    ] * 3
 
 
 def test_upload_and_download(created: Rest) -> None:
@@ -417,3 +424,19 @@ def test_workers_ask_each_other() -> None:
 def test_pulsar_tools_leave_nothing_out_that_was_given() -> None:
     given = {"outputSchemaType": "json", "forwardSourceMessageProperty": False, "subscriptionPosition": "Earliest"}
     assert shapes.config_of_pulsar_tools(given, is_update=True) == given
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "told", "kept"),
+    [
+        (0, None, {"numberValue": 0}, 0),
+        (None, b"", {"stringValue": ""}, b""),
+        (None, "ä".encode(), {"stringValue": "ä"}, "ä".encode()),
+        (None, b"\xff", {"byteValue": "/w=="}, b"\xff"),
+    ],
+)
+def test_a_value_of_the_state_comes_back_as_it_went(
+    number: int | None, value: bytes | None, told: dict[str, Any], kept: object
+) -> None:
+    assert shapes.state_told(number, value) == told
+    assert shapes.state_kept(told) == kept

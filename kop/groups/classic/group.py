@@ -67,7 +67,7 @@ def check_step(group_id: str, before: State, after: State) -> None:
 
 
 class ClassicGroup:
-    """A group of the classic protocol."""
+    """A group of the classic protocol, as a state machine that does no I/O."""
 
     def __init__(self, group_id: str, settings: GroupSettings, now: int) -> None:
         self.group_id = group_id
@@ -117,7 +117,9 @@ class ClassicGroup:
 
     @property
     def protocol_type(self) -> str | None:
-        """`consumer`, `connect` or the like; None for a group that only holds offsets."""
+        """The protocol type of the members: `consumer`, `connect` or the like; None for a group that only holds
+        offsets.
+        """
         return self.roster.protocol_type
 
     @property
@@ -193,7 +195,7 @@ class ClassicGroup:
     # -- what is done
 
     def join(self, token: Token, request: JoinRequest, now: int) -> list[Effect]:
-        """Handle a JoinGroup request; session timeout and group id were checked."""
+        """Handle a JoinGroup request, whose session timeout and group id were checked before; return the effects."""
         if not self._accepts(request.member_id):
             self._drop(request.member_id)
             self._answer_join(token, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
@@ -209,7 +211,7 @@ class ClassicGroup:
         return self._take()
 
     def sync(self, token: Token, request: SyncRequest, now: int) -> list[Effect]:
-        """Handle a SyncGroup request."""
+        """Handle a SyncGroup request; return the effects. Its answer waits for the leader's assignment."""
         error = self._check_sync(request)
         if error:
             return [Reply(token, SyncResult(error))]
@@ -262,7 +264,7 @@ class ClassicGroup:
         return self._take()
 
     def expire_sessions(self, now: int) -> tuple[int, list[Effect]]:
-        """End the session of each member that waits for no answer; returns how many, and the effects."""
+        """End the session of each member that waits for no answer; return their number, and the effects."""
         ending = [member for member in self.roster if not member.keeps_itself_alive]
         for member in ending:
             member.deadline = now

@@ -1,4 +1,4 @@
-"""What goes into and comes out of the group coordinator, in plain values.
+"""The input and the output of the group coordinator, in plain values.
 
 Owns: the questions and answers of the classic protocol, without versions and encodings.
 Must not know: the wire, the machine.
@@ -14,7 +14,7 @@ from kop.errors import ErrorCode
 from kop.wire.state import GroupMetadataValue
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
-"""Names and metadata of the protocols that a member supports, the one it likes most first."""
+"""The type of the protocols that a member supports: their names and metadata, the one it likes most first."""
 Token: TypeAlias = Hashable
 """The type of a stand-in for one request that waits for its answer from the state machine."""
 
@@ -26,7 +26,7 @@ class JoinRequest:
     member_id: str
     """The member's id; empty for a member that has none yet."""
     instance_id: str | None
-    """group.instance.id of a static member (KIP-345)."""
+    """The group.instance.id of a static member (KIP-345); None for others."""
     client_id: str
     client_host: str
     protocol_type: str
@@ -36,7 +36,9 @@ class JoinRequest:
     needs_known_member_id: bool = True
     """True if a new member has to join again with the id that it is told first, as from version 4 on (KIP-394)."""
     can_skip_assignment: bool = True
-    """True if a leader may be told to leave the assignment as it is, as from version 9 on (KIP-814)."""
+    """True if the client's version allows to tell a leader that the assignment stays as it is, from version 9 on
+    (KIP-814).
+    """
     reason: str | None = None
     """The client's reason, for the log (KIP-800)."""
 

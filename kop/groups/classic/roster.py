@@ -1,4 +1,4 @@
-"""Who is in a group: members, static members, pending ones, the leader, and what protocol all of them speak.
+"""The members of a group: members, static members, pending ones, the leader, and the protocol that all of them speak.
 
 Owns: the bookkeeping that `org.apache.kafka.coordinator.group.classic.ClassicGroup` does, without states and timers;
 reading the topics in a consumer's subscription, the one thing that a broker reads in the members' metadata.

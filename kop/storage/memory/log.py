@@ -150,7 +150,9 @@ class MemoryLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take a batch; see `PartitionLog.submit`. Topics of the gateway's own may go beyond the memory's bound."""
+        """Take a batch, which is durable in the loop's next turn. Topics of the gateway's own may go beyond the
+        memory's bound.
+        """
         verdict = self._producers.check(header, from_zero=from_zero)
         error = (
             self.gone()
@@ -196,7 +198,9 @@ class MemoryLog(Partition):
         bumps_epoch: bool,
         now_ms: int,
     ) -> asyncio.Future[None]:
-        """Write a marker; see `MarkedLog.end_transaction`. It may go beyond the memory's bound: it frees readers."""
+        """Write the marker that ends a producer's transaction. It may go beyond the memory's bound: it frees
+        readers.
+        """
         waiter = MarkerFuture()
         error = self.gone() if self.deleted else None
         error = error or self._producers.check_marker(producer_id, producer_epoch, bumps_epoch=bumps_epoch)
@@ -318,7 +322,9 @@ class MemoryLog(Partition):
     # --- what makes the log smaller
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start; see `PartitionLog.delete_records`. Whole batches before it are freed at once."""
+        """Move the log start to an offset (-1: the high watermark); return it. Whole batches before it are freed at
+        once.
+        """
         self._move_start(self.deletable(before_offset))
         return self.log_start_offset
 

@@ -1,4 +1,4 @@
-"""What can be set of the memory engine. Owns: these settings, with their defaults and limits."""
+"""The settings of the memory engine. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

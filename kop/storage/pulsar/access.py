@@ -1,4 +1,4 @@
-"""How the gateway reaches a Pulsar that wants TLS or credentials.
+"""The access to a Pulsar that wants TLS or credentials.
 
 Owns: the settings' text turned into the client's objects.
 Must not know: what is done with the connection.

@@ -1,4 +1,4 @@
-"""What goes wrong between the gateway and Pulsar: the Kafka error for the client, the count, the log line.
+"""The faults between the gateway and Pulsar: the Kafka error for the client, the count, the log line.
 
 Owns: the table from Pulsar's errors to Kafka's with what the log says is to be done, the counts for the metrics, which
 line is new and which was said a moment ago.

@@ -1,4 +1,4 @@
-"""What can be set of the engine over Pulsar. Owns: these settings, with their defaults and limits."""
+"""The settings of the engine over Pulsar. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

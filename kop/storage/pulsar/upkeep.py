@@ -1,4 +1,4 @@
-"""What the engine over Pulsar does now and then by itself, and whether Pulsar answers.
+"""The background work of the engine over Pulsar, and the question if Pulsar answers.
 
 Owns: the loops, their pace and time limits, the reason why this broker is not healthy.
 Must not know: what each of them looks after.

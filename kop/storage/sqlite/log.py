@@ -122,7 +122,9 @@ class SqliteLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Queue a batch for the next commit; see `PartitionLog.submit`. A duplicate waits for its original."""
+        """Queue a batch for the next commit; `waiter` is told when it is durable. A duplicate waits for its
+        original.
+        """
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
             waiter.append_failed(place, refusal)
@@ -179,7 +181,9 @@ class SqliteLog(Partition):
         bumps_epoch: bool,
         now_ms: int,
     ) -> asyncio.Future[None]:
-        """Queue a marker for the next commit; see `MarkedLog.end_transaction`."""
+        """Queue the marker that ends a producer's transaction for the next commit; the future ends when it is
+        durable.
+        """
         waiter = MarkerFuture()
         states = self.producer_states
         if states is None:
@@ -383,7 +387,7 @@ class SqliteLogTable:
         return self._logs.get(topic_id, ())
 
     def all(self) -> list[SqliteLog]:
-        """Return every log of every topic."""
+        """Return the logs of all partitions of all topics."""
         return list(itertools.chain.from_iterable(self._logs.values()))
 
     def add(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a start finds lost of what was stored: commits of a damaged write-ahead log, batches whose file is gone.
+"""The losses that a start finds: commits of a damaged write-ahead log, batches whose file is gone.
 
 Owns: what is put aside and kept then, what makes up for it in the database, and how operators are told.
 Must not know: logs in memory, the event loop, how the write-ahead log is read.

@@ -1,4 +1,4 @@
-"""What happens beside the traffic: retention, removal of rows, snapshots of producers, checkpoints, vacuum, compaction.
+"""The work beside the traffic: retention, removal of rows, snapshots of producers, checkpoints, vacuum, compaction.
 
 Owns: when each of these is due, their steps, the background task.
 Must not know: how appends go; a change here is an operation of the writer like any other.

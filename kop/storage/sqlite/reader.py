@@ -65,7 +65,9 @@ class BatchInFile(NamedTuple):
 
 
 class Readers:
-    """A pool of reading threads, which all begin with it. `segments` are the files of the database at `path`."""
+    """The pool of reading threads, all of which start when it is made. `segments` are the files of the database at
+    `path`.
+    """
 
     def __init__(
         self,

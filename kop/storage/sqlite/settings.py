@@ -1,4 +1,4 @@
-"""What can be set of the embedded engine. Owns: these settings, with their defaults and limits."""
+"""The settings of the embedded engine, on SQLite. Owns: their names, defaults and limits."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Destination(Protocol):
 
 
 class QueuedAppend:
-    """One append on its way to the disk."""
+    """An append of one batch on its way to the disk."""
 
     __slots__ = (
         "base",
@@ -147,7 +147,7 @@ class QueuedAppend:
 
 
 class QueuedMarker(QueuedAppend):
-    """A marker on its way to the disk."""
+    """A marker of a transaction's end on its way to the disk."""
 
     __slots__ = ()
     goes_on = True

@@ -1,4 +1,4 @@
-"""What brokers of one cluster share in Pulsar: who is live, producer ids, small values of the gateway's own.
+"""The shared state of the brokers of a cluster in Pulsar: live brokers, producer ids, the gateway's small values.
 
 Compaction of the internal topics is `kop.storage.pulsar.topics.compaction`.
 """

@@ -1,4 +1,4 @@
-"""Which brokers count as live: the decision alone, from what was seen of them and when.
+"""The brokers that count as live: the decision alone, from what was seen of them at which time.
 
 Owns: how long a broker may be missing, and what shortens or lengthens that.
 Must not know: sockets, clocks, how anything is asked. A pure machine: times are seconds and come with each call.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ProducerIdBlocks:
-    """Reserves blocks of producer ids. Errors are KopErrors and PulsarErrors."""
+    """The blocks of producer ids, which no two brokers share. Errors are KopErrors and PulsarErrors."""
 
     def __init__(
         self, client: Client, partition: str, name: str, first_id: Callable[[Position, int], int | None]

@@ -1,4 +1,4 @@
-"""Which Kafka offset an entry has: by the Pulsar brokers' index, or packed from its place in Pulsar.
+"""The Kafka offset of an entry: by the Pulsar brokers' index, or packed from its place in Pulsar.
 
 Owns: the two ways, and all in which they differ.
 Must not know: the tail, appends, sockets.
@@ -346,5 +346,5 @@ def _refuse_ledger(position: Position) -> None:
 
 
 def offset_mapping(name: str, faults: Faults) -> OffsetMapping:
-    """Return the mapping of that name: index or packed."""
+    """Return the mapping between entries and offsets of that name, `index` or `packed`."""
     return _PackedMapping(faults) if name == "packed" else _IndexMapping()

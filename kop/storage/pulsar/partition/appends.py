@@ -126,7 +126,7 @@ class Append:
         """
         self.header = header
         self.txn = txn
-        """The Pulsar transaction that the batch belongs to."""
+        """The Pulsar transaction that the batch belongs to; None for none."""
         self.waiter = waiter
         """The object that is told the offset or the error, with `place`."""
         self.place = place

@@ -1,4 +1,4 @@
-"""How large an entry a topic takes: Pulsar's topic policy maxMessageSize.
+"""The largest entry that a topic accepts: Pulsar's topic policy maxMessageSize.
 
 Owns: that number for each topic, and when it is asked for again.
 Must not know: batches, producers.

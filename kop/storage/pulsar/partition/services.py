@@ -1,4 +1,4 @@
-"""What the engine does for the logs of its partitions, and a partition as the engine's other parts see it.
+"""The services of the engine for the logs of its partitions, and a partition as the engine's other parts see it.
 
 Owns: both lists. One object serves all logs of an engine; `PulsarLog` is a `PartitionView`.
 Must not know: how any of it is done.

@@ -1,4 +1,4 @@
-"""Why a partition's tail is late: what in Pulsar holds readers back and not producers.
+"""The reasons for a partition's late tail: those in Pulsar that hold readers back and not producers.
 
 Owns: that question, how often it is asked, the line in the log and the metric of each reason.
 Must not know: appends, offsets.

@@ -31,7 +31,7 @@ SLOWEST_SECONDS: Final = 5.0
 
 
 class TailDemand:
-    """The demand for the tail of one log."""
+    """The decision if one log needs its tail, or if the tail may pause."""
 
     def __init__(self, now: float) -> None:
         self.paused = False

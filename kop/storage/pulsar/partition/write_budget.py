@@ -1,4 +1,4 @@
-"""How many bytes of batches wait for Pulsar at a time.
+"""The bound on the bytes of batches that wait for Pulsar at a time.
 
 Owns: their sum, refusing a batch that would exceed the limit, waiting until none is left.
 Must not know: what becomes of a batch.

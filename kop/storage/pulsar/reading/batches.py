@@ -237,7 +237,7 @@ class Converter:
     _wanted_within = False
 
     def start_within(self) -> None:
-        """Accept that the first expected offset lies inside an entry: the whole entry is then converted."""
+        """Accept that the expected offset lies inside of the first entry: the whole entry is then converted."""
         self._wanted_within = True
 
     def _convert(self, stored: EntryWithOffsets) -> Buffer:

@@ -120,7 +120,7 @@ class ColdReader:
 
     @property
     def ready(self) -> bool:
-        """True if there is something to take."""
+        """True if the window has a batch that was not handed out."""
         return bool(self._batches)
 
     @property
@@ -170,7 +170,7 @@ class ColdReader:
         return min(self._begin, first.base) <= offset <= last.last
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
-        """Take an entry of the stream."""
+        """Take an entry of the stream, and put its batches into the window."""
         self._hold(self.converter.feed(stored))
 
     def on_many(self, received: Sequence[Received], at: int) -> tuple[int, int, int]:

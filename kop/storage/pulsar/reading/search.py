@@ -78,7 +78,7 @@ class PartitionEnds(NamedTuple):
 
 
 class PartitionSearch:
-    """The searches in one partition."""
+    """The searches in one partition: for its ends, for an offset, for a time."""
 
     def __init__(self, source: PartitionSource, log: SearchedLog) -> None:
         self._source = source

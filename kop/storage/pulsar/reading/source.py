@@ -1,4 +1,4 @@
-"""Where the entries of one partition are read from.
+"""The source that the entries of one partition are read from.
 
 Owns: what every reader of the partition is given, how a stream of its entries is begun, what Pulsar is asked about the
 partition, and the end of a ledger whose entries packed offsets cannot number any more.

@@ -47,7 +47,7 @@ class Table(Protocol):
     """The table of topics, in the parts that topics of other namespaces need."""
 
     def get(self, name: str) -> TopicInfo | None:
-        """Return the topic of that name, or None."""
+        """Return the topic of that name; None if it is not known."""
 
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
         """Call `callback(old, new)` after each change of a topic."""
@@ -139,7 +139,7 @@ class ForeignTopics:
         return True
 
     async def close(self) -> None:
-        """End all watches."""
+        """End the watches of all namespaces."""
         watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             await watch.close()

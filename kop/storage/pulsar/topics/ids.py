@@ -1,4 +1,4 @@
-"""Which id a topic in Pulsar has: each belongs to one name, and all brokers agree on it.
+"""The ids of topics in Pulsar: each belongs to one name, and all brokers agree on it.
 
 Owns: giving an id to a topic that has none or another topic's.
 Must not know: which topics are in memory.

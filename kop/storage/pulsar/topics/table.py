@@ -43,6 +43,7 @@ from kop.storage.pulsar.layout import (
     configs_of,
     id_of,
     is_copied,
+    may_be_pulsars,
     repaired,
     topic_of,
 )
@@ -142,7 +143,7 @@ class PulsarTopics(TopicTable):
         """Pulsar's names of topics that could not be read, with the waits before they are tried again."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._passed_over: set[str] = set()
-        """Topics of the metadata namespace that are Pulsar's own."""
+        """Topics of the two namespaces that are Pulsar's own."""
         self._scanned = 0
         self._listed_at = float("-inf")
         """The loop's time at which the last listing began."""
@@ -204,7 +205,7 @@ class PulsarTopics(TopicTable):
         return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs; in force when it returns. See `Topics.set_configs`."""
+        """Replace the topic's own configs, in Pulsar's properties and policies; in force when this returns."""
         full_name = self.pulsar(topic_id).full_name
         wanted = MappingProxyType(dict(configs))
         return await self._change(full_name, partial(self._set_configs, topic_id, wanted, named))
@@ -624,7 +625,7 @@ class PulsarTopics(TopicTable):
         return task
 
     async def close(self) -> None:
-        """End the background work."""
+        """End the background work of the table of topics."""
         await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -738,7 +739,7 @@ class PulsarTopics(TopicTable):
         try:
             partitions, raw = await self._ids.metadata(full_name)
             plain = partitions == 0
-            if ID_PROPERTY not in raw and internal:
+            if ID_PROPERTY not in raw and (internal or may_be_pulsars(full_name)):
                 self._passed_over.add(full_name)
                 return None  # Pulsar's own, such as __transaction_buffer_snapshot
             properties = await self._usable(full_name, plain, raw)

@@ -1,4 +1,4 @@
-"""What a topic must have in Pulsar before records of Kafka clients are written to it: deduplication and retention; and,
+"""The checks of a topic in Pulsar before records of Kafka clients are written to it: deduplication and retention; and,
 before a batch is stored as it came, the property that says so.
 
 Owns: both checks, their answers of the last half minute, and setting what is missing; that property.

@@ -26,7 +26,7 @@ reading from a whole connection.
 
 
 class FencedPartition(Protocol):
-    """The partition that gets a fence."""
+    """The partition that gets a fence, as far as fences use it."""
 
     partition_name: str
 
@@ -122,7 +122,7 @@ class Fences:
                 self._context.spawn(fences.producer.close())
 
     async def close(self) -> None:
-        """Close all producers."""
+        """Close all producers of fences."""
         opening, self._opening = list(self._opening.values()), {}
         for task in opening:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Which fences may have been stored behind the end of their transaction, and when that is asked. A pure machine.
+"""The fences that may be stored behind the end of their transaction, and the times to ask. A pure machine.
 
 Owns: these transactions and their partitions, when the next question is due, for how long it is asked.
 Must not know: how Pulsar is asked, what is done about a late fence. Each call brings the time (s).

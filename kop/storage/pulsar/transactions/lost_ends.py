@@ -1,4 +1,4 @@
-"""Which ends of transactions Pulsar may have lost on a partition, and when that is looked at. A pure machine.
+"""The ends of transactions that Pulsar may have lost on a partition, and the times to look. A pure machine.
 
 Owns: the ends of the last seconds by partition, when a partition is looked at, which ends are in doubt then.
 Must not know: how Pulsar is asked, what is done about a lost end. Each call brings the time (s).
