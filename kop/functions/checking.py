@@ -13,10 +13,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 from kop import clock
+from kop.client.errors import ClientError
 from kop.functions import forking, stand_in
 from kop.functions.function import CodePlace, FunctionLoadError, load_place
 from kop.functions.serdes import SerdeError, input_serde, output_serde
 from kop.functions.spec import FunctionSpec
+from kop.functions.windowing import extractor_of, of_elements
 
 CHECK_SECONDS: Final = 20.0
 _DUMP_SECONDS: Final = 0.5
@@ -88,14 +90,16 @@ def _look(answering: Connection, spec: FunctionSpec, place: CodePlace, seconds: 
     except FunctionLoadError as error:
         mistakes.append(str(error))
     else:
+        of_messages = of_elements(code) if spec.window else code
         for name in spec.inputs:
             try:
-                input_serde(spec, name, code)
+                input_serde(spec, name, of_messages)
             except (SerdeError, FunctionLoadError) as error:
                 mistakes.append(str(error))
         try:
             output_serde(spec, code)
-        except (SerdeError, FunctionLoadError) as error:
+            extractor_of(spec, code)
+        except (SerdeError, FunctionLoadError, ClientError) as error:
             mistakes.append(str(error))
     answering.send_bytes(json.dumps(list(dict.fromkeys(mistakes))).encode())
     os._exit(0)  # threads that the module has begun do not hold it up
