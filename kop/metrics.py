@@ -13,7 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -202,3 +208,8 @@ def counter_family(name: str, documentation: str, labels: list[str]) -> CounterM
 def gauge_family(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:
     """Return a gauge to be filled at scrape time with `add_metric(label_values, value)`."""
     return GaugeMetricFamily(name, documentation, labels=labels)
+
+
+def summary_family(name: str, documentation: str, labels: list[str]) -> SummaryMetricFamily:
+    """Return a summary, count and sum, to be filled at scrape time with `add_metric(label_values, count, sum)`."""
+    return SummaryMetricFamily(name, documentation, labels=labels)

@@ -33,6 +33,7 @@ COLLECTORS = {
     "gauge_value",
     "counter_family",
     "counter_value",
+    "summary_family",
 }
 COUNTERS = {"Counter", "CountFamily", "counter_family", "counter_value"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef

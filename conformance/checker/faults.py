@@ -23,7 +23,7 @@ Must not know: clients, and what is right.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from conformance.harness import faults
 from conformance.harness.faults import Fault, Spacing, cut_connections
@@ -40,11 +40,14 @@ def plan(seed: int, seconds: float, spacing: float, kinds: Iterable[str], server
 
 
 class Executor(faults.Executor):
-    """Performs a plan."""
+    """Performs a plan. `topics` is what the names of the run's topics begin with."""
 
-    def __init__(self, target: Target, seed: int) -> None:
-        super().__init__(target.servers)
+    def __init__(
+        self, target: Target, seed: int, *, topics: str = "checker-", overlapping: Collection[str] = ()
+    ) -> None:
+        super().__init__(target.servers, overlapping=overlapping)
         self._target = target
+        self._topics = topics
         self._rng = random.Random(f"{seed} faults")
 
     def _begin(self, fault: Fault) -> None:
@@ -73,7 +76,7 @@ class Executor(faults.Executor):
             cut_connections(server.pid, over.port)
         elif kind == "unload_topic":
             assert over is not None
-            self._unload(over.namespace, "checker-")
+            self._unload(over.namespace, self._topics)
         elif kind == "unload_transactions":
             assert over is not None
             self._unload(over.cluster, "__transactions")

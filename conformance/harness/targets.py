@@ -59,7 +59,7 @@ def embedded(stack: ExitStack, folder: Path) -> Target:
     links = stack.enter_context(Links())
     home = folder / "gateway-1"
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     address = f"127.0.0.1:{links.add(port)}"
     gateway = Kop(home, settings=SETTINGS | {"advertise": address})
     gateway.address = f"127.0.0.1:{port}"
@@ -87,7 +87,7 @@ def gateways(over: OverPulsar, stack: ExitStack, folder: Path, count: int, links
         home = folder / f"gateway-{number}"
         home.mkdir()
         settings = SETTINGS | {"node.id": str(number)}
-        port = _free_port()
+        port = free_port()
         if links is not None:
             settings["advertise"] = f"127.0.0.1:{links.add(port)}"
         gateway = KopOverPulsar(over.urls, over.namespace, over.cluster, folder=home, settings=settings)
@@ -112,7 +112,7 @@ def kafka(stack: ExitStack, folder: Path) -> Target:
     links = stack.enter_context(Links())
     home = folder / "kafka"
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     address = f"127.0.0.1:{links.add(port)}"
     server = Kafka(home, KAFKA_ADVERTISED=address)
     server.address = f"127.0.0.1:{port}"
@@ -120,8 +120,8 @@ def kafka(stack: ExitStack, folder: Path) -> Target:
     return Target(address, SERVER_KINDS, [server], links)
 
 
-def _free_port() -> int:
-    """Below those that the kernel gives to outgoing connections: a server that was killed wants its port again."""
+def free_port() -> int:
+    """A port below those of outgoing connections: a server that was killed wants its port again."""
     rng = secrets.SystemRandom()
     while True:
         port = rng.randrange(10_000, 32_000)

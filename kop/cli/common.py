@@ -102,15 +102,20 @@ class Ordered(Suggesting):
 # -- options
 
 
-def bootstrap_option(command: Command) -> Command:
-    """Add the options `--bootstrap` (the server's address) and `--debug` to a command."""
-    command = click.option(
+def debug_option(command: Command) -> Command:
+    """Add `--debug`."""
+    return click.option(
         "--debug",
         is_flag=True,
         expose_value=False,
         callback=_remember_debug,
         help="Show tracebacks and the client's log.",
     )(command)
+
+
+def bootstrap_option(command: Command) -> Command:
+    """Add `--bootstrap` and `--debug`."""
+    command = debug_option(command)
     return click.option(
         "-b",
         "--bootstrap",

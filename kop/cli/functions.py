@@ -6,32 +6,43 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kop.address import parse_address
+from kop.cli import functions_admin, lines
 from kop.cli.common import (
     CliUsageError,
+    Command,
     Ordered,
     StopSignals,
     bootstrap_option,
     client_id,
+    debug_option,
     fail,
+    json_option,
     note,
+    print_json,
+    print_table,
     quiet_client,
     reach,
     servers,
 )
+from kop.cli.functions_flags import config_file, function_options, given_flags, read_token
 
 if TYPE_CHECKING:
     from kop.functions.spec import FunctionSpec
+    from kop.functions.try_out import Tried, TryOut
 
 EPILOG = """\b
 Examples:
   kop functions localrun --py shout.py --classname shout --inputs a --output b
-  kop functions localrun --function-config-file shout.yaml --reload
+  kop functions test --py shout.py --classname shout --input samples.jsonl
+  kop functions worker
+  kop functions create --py shout.py --classname shout --inputs a --output b
+  kop functions status shout
 
 \b
 docs/functions.md says what functions may use, and what is guaranteed."""
@@ -56,138 +67,98 @@ STATUS_SECONDS = 0.2
 """How often a running function is looked at, and its file."""
 
 
-@click.group("functions", cls=Ordered, epilog=EPILOG)
+class _Grouped(Ordered):
+    """A group that lists its commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings."""
+        for heading, names in HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=100)) for name in names])
+
+
+HEADINGS = {
+    "Without workers": ["localrun", "test"],
+    "Workers": ["worker", "workers"],
+    "Definitions": ["create", "update", "get", "list", "delete", "history", "upload", "download"],
+    "Instances": ["status", "stats", "start", "stop", "restart"],
+    "Messages and state": ["trigger", "querystate", "putstate"],
+}
+"""What the commands are for; all but the first three ask a worker."""
+
+
+@click.group("functions", cls=_Grouped, epilog=EPILOG)
 def command() -> None:
     """Run Pulsar's Python functions on the topics of any Kafka server."""
 
 
-class _Kind(NamedTuple):
-    """How the value of a flag is written."""
-
-    metavar: str
-    settings: Mapping[str, Any] = {}
-
-
-_SWITCH = _Kind("[true|false]", {"is_flag": False, "flag_value": "true", "type": click.BOOL})
-_NUMBER = _Kind("N", {"type": click.INT})
-_JSON = _Kind("JSON")
-_TOPIC = _Kind("TOPIC")
-_NAME = _Kind("NAME")
-
-# The flags of `pulsar-admin functions`, in the order of the help. What they may be is checked with the file's fields.
-FLAGS: Mapping[str, tuple[_Kind, str]] = {
-    "--py": (_Kind("FILE"), "File with the function."),
-    "--classname": (_NAME, "Class, function or module in it: FILE.CLASS, FILE.FUNCTION or FILE."),
-    "--inputs": (_Kind("TOPIC,..."), "Topics whose messages it gets."),
-    "--output": (_TOPIC, "Topic of its results."),
-    "--name": (_NAME, "Name of the function. Default: that of the class."),
-    "--tenant": (_NAME, "Its tenant. Default: public."),
-    "--namespace": (_NAME, "Its namespace. Default: default."),
-    "--fqfn": (_Kind("TENANT/NAMESPACE/NAME"), "All three at once."),
-    "--processing-guarantees": (
-        _Kind("GUARANTEE"),
-        "ATLEAST_ONCE, ATMOST_ONCE, EFFECTIVELY_ONCE or MANUAL. Default: ATLEAST_ONCE.",
-    ),
-    "--user-config": (_JSON, "What the function finds by get_user_config_value."),
-    "--secrets": (_JSON, 'What it finds by get_secret: {"NAME": {"env": VARIABLE}}, or "file": PATH.'),
-    "--topics-pattern": (_Kind("REGEX"), "Topics whose messages it gets, by a pattern."),
-    "--input-specs": (_JSON, "By topic: schemaType, serdeClassName, isRegexPattern."),
-    "--custom-serde-inputs": (_JSON, "Class of the serde, by topic."),
-    "--custom-schema-inputs": (_JSON, "Type of the schema, by topic."),
-    "--input-type-class-name": (_NAME, "Class of inputs with a schema."),
-    "--output-serde-classname": (_NAME, "Class of the serde of results."),
-    "--schema-type": (_Kind("TYPE"), "Schema of results: string, json, bytes or avro."),
-    "--custom-schema-outputs": (_JSON, "The same, by topic."),
-    "--output-type-class-name": (_NAME, "Class of results with a schema."),
-    "--producer-config": (_JSON, "compressionType of results."),
-    "--subs-name": (_Kind("GROUP"), "Group that keeps the offsets. Default: TENANT/NAMESPACE/NAME."),
-    "--subs-position": (_Kind("POSITION"), "Where a new group begins: Latest or Earliest. Default: Latest."),
-    "--skip-to-latest": (_SWITCH, "Begin at the end at each start."),
-    "--max-message-retries": (_NUMBER, "How often a failed message is tried again. Default: for ever."),
-    "--dead-letter-topic": (_TOPIC, "Topic of messages that fail more often."),
-    "--retain-ordering": (_SWITCH, "A failed message holds up its partition."),
-    "--retain-key-ordering": (_SWITCH, "A failed message holds up its key."),
-    "--auto-ack": (_SWITCH, "false goes with the guarantee MANUAL alone."),
-    "--log-topic": (_TOPIC, "Not there yet: the log goes to stderr."),
-    "--timeout-ms": (_NUMBER, "Not there yet: without effect."),
-    "--parallelism": (_NUMBER, "Number of instances; localrun has one."),
-    "--forward-source-message-property": (_SWITCH, "Taken for Pulsar's sake."),
-    "--cleanup-subscription": (_SWITCH, "Not there yet: without effect."),
-    "--window-length-count": (_NUMBER, "Refused: windows are not there yet."),
-    "--window-length-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
-    "--sliding-interval-count": (_NUMBER, "Refused: windows are not there yet."),
-    "--sliding-interval-duration-ms": (_NUMBER, "Refused: windows are not there yet."),
-    "--cpu": (_Kind("N", {"type": click.FLOAT}), "Taken for Pulsar's sake."),
-    "--ram": (_NUMBER, "Not there yet: without effect."),
-    "--disk": (_NUMBER, "Taken for Pulsar's sake."),
-    "--batch-builder": (_NAME, "Taken for Pulsar's sake."),
-    "--runtime-flags": (_Kind("TEXT"), "Taken for Pulsar's sake."),
-    "--custom-runtime-options": (_Kind("TEXT"), "Taken for Pulsar's sake."),
-    "--jar": (_Kind("FILE"), "Refused: functions in Java are not run."),
-    "--go": (_Kind("FILE"), "Refused: functions in Go are not run."),
-    "--function-type": (_NAME, "Refused: there are no built-in functions."),
-}
-_SHORT = {"--inputs": "-i", "--output": "-o", "--schema-type": "-st"}
-
-
-def _function_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that describe a function, and the one for a file with all of them."""
-    for flag, (kind, words) in reversed(list(FLAGS.items())):
-        short = [_SHORT[flag]] if flag in _SHORT else []
-        command = click.option(*short, flag, metavar=kind.metavar, help=words, **kind.settings)(command)
+def connection_options(command: Command) -> Command:
+    """Add the flags that say where Kafka is."""
+    command = bootstrap_option(command)
+    command = click.option(
+        "--topic-namespace",
+        metavar="TENANT/NAMESPACE",
+        default="public/default",
+        show_default=True,
+        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
+    )(command)
     return click.option(
-        "--function-config-file",
+        "--client-config",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False),
-        help="Pulsar's FunctionConfig as YAML or JSON; flags win over it.",
+        help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
     )(command)
 
 
 @command.command("localrun", epilog=LOCALRUN_EPILOG, short_help="Run a function here until Ctrl-C.")
-@_function_options
-@click.option(
-    "--client-config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
-)
+@function_options
 @click.option("--reload", is_flag=True, help="Start the function anew when its file changes.")
-@bootstrap_option
+@connection_options
 def localrun(
-    bootstrap: str, client_config: str | None, reload: bool, function_config_file: str | None, **flags: Any
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    reload: bool,
+    function_config_file: str | None,
+    **flags: Any,
 ) -> None:
     """Run a function in this process, one instance with all partitions, until Ctrl-C.
 
     Topics that are not there are made. Ctrl-C finishes the message that is being processed, commits, and exits with 0.
     """
-    given = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
+    given = given_flags(flags)
     quiet_client()
     stop = StopSignals()
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
-    from kop.functions.function import FunctionLoadError, load
-    from kop.functions.localrun import Changes, Running
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import Changes, Running, load_here, names_of
+    from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
     from kop.functions.spec import SpecError, from_flags
+    from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 
-    file = None
-    if function_config_file is not None:
-        file = Path(function_config_file).read_text(), function_config_file
+    file = config_file(function_config_file)
     try:
-        spec, notes = from_flags(given, file)
+        # The server says which names it has; what is wrong with the rest is said without it.
+        spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
+        if not Path(spec.py).is_file():
+            raise CliUsageError(f"{spec.py}: there is no such file")
+        settings, patience = _connection(bootstrap, client_config)
+        spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
+    except TopicNameError as error:
+        raise CliUsageError(f"--topic-namespace: {error}") from None
     except SpecError as error:
         raise CliUsageError(str(error)) from None
+    except UnreachableError as error:
+        fail(str(error))
     for line in notes:
         note(line)
-    if not Path(spec.py).is_file():
-        raise CliUsageError(f"{spec.py}: there is no such file")
-    settings, patience = _connection(bootstrap, client_config)
     _log_to_stderr()
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        code = load(spec.py, spec.class_name)
-        running = Running(spec, code, settings, note, patience=patience).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
@@ -196,7 +167,7 @@ def localrun(
         note(f"{spec.fqfn} has ended: {running.processed} messages done, their offsets committed")
     except (ClientError, FencedError, UnreachableError, SerdeError) as error:
         fail(str(error))
-    except FunctionLoadError as error:
+    except (FunctionLoadError, PackageError) as error:
         if not reload:
             fail(str(error))
         note(f"{error}; waiting for another {spec.py}")
@@ -241,3 +212,251 @@ def _log_to_stderr() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+# -- a worker
+
+WORKER_EPILOG = """\b
+Examples:
+  kop functions worker
+  kop functions worker --bootstrap broker.example:9092 \\
+      --listen 0.0.0.0:6750 --token-file token
+
+\b
+Whoever reaches its address may run code on it, and so may whoever may write
+the topics __kop_functions... of the server."""
+
+
+@command.command("worker", epilog=WORKER_EPILOG, short_help="Run a worker until Ctrl-C.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:6750",
+    show_default=True,
+    help="Where it is asked by REST; not on this machine alone only with --token-file.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    envvar="KOP_FUNCTIONS_TOKEN_FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File with the token of all workers.",
+)
+@click.option("--worker-id", metavar="NAME", help="Its name, the same at each start. Default: HOST-PORT.")
+@click.option(
+    "--folder",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where it unpacks code. Default: ~/.cache/kop/functions.",
+)
+@click.option("--allow-index", is_flag=True, help="Let packages get dependencies from pip's index.")
+@click.option("--scheduler", metavar="MODULE.FUNCTION", default="", help="What deals instances, in place of ours.")
+@click.option("--cluster", metavar="NAME", default="kop", show_default=True, help="Its cluster, for metrics.")
+@connection_options
+def worker(
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    listen: str,
+    token_file: str | None,
+    worker_id: str | None,
+    folder: Path | None,
+    **options: Any,
+) -> None:
+    """Run a worker: it has its share of the functions of the cluster, and answers `kop functions` and pulsar-admin."""
+    try:
+        address = parse_address(listen)
+    except ValueError as error:
+        raise CliUsageError(f"--listen: {error}") from None
+    token = read_token(token_file)
+    quiet_client()
+    from kop.client.errors import ClientError, UnreachableError
+    from kop.functions.topics import TopicNameError, check_namespace
+    from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
+
+    try:
+        check_namespace(topic_namespace)
+    except TopicNameError as error:
+        raise CliUsageError(f"--topic-namespace: {error}") from None
+    settings, patience = _connection(bootstrap, client_config)
+    name = worker_id or default_worker_id(address.port)
+    cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
+    _log_to_stderr()
+    try:
+        run_worker(
+            settings,
+            patience,
+            WorkerOptions(
+                worker_id=name,
+                folder=cache / name,
+                host=address.host,
+                port=address.port,
+                token=token,
+                topic_namespace=topic_namespace,
+                **options,
+            ),
+            note,
+        )
+    except (ClientError, UnreachableError) as error:
+        fail(str(error))
+
+
+# -- a function tried out
+
+TEST_EPILOG = """\b
+Examples:
+  kop functions test --py shout.py --classname shout --input samples.jsonl
+  kop consume orders -n 20 --json | kop functions test --py shout.py \\
+      --classname shout --input -
+
+\b
+A line of the file is a record, as `kop consume --json` prints it:
+  {"key": "k", "value": "hello", "headers": [{"name": "h", "value": "v"}]}
+Without a topic it is of the first input."""
+
+
+@command.command("test", epilog=TEST_EPILOG, short_help="Run a function on records of a file.")
+@function_options
+@click.option("--input", "samples", metavar="FILE", required=True, type=click.File("rb"), help="Records; - is stdin.")
+@debug_option
+@json_option
+def test(samples: Any, as_json: bool, function_config_file: str | None, **flags: Any) -> None:
+    """Run a function on records, without a server, and print outputs, publishes and the state that it leaves.
+
+    Exits with 1 if a call fails. Without --inputs and --output the topics are `input` and `output`.
+    """
+    from kop.client.errors import ClientError
+    from kop.functions import stand_in
+    from kop.functions.function import FunctionLoadError
+    from kop.functions.localrun import load_here
+    from kop.functions.packages import PackageError
+    from kop.functions.serdes import SerdeError
+    from kop.functions.spec import SpecError, from_flags
+    from kop.functions.topics import TopicNames
+    from kop.functions.try_out import TryOut
+
+    given, file = given_flags(flags), config_file(function_config_file)
+    if file is None:
+        if not given.keys() & {
+            "inputs",
+            "topics-pattern",
+            "input-specs",
+            "custom-serde-inputs",
+            "custom-schema-inputs",
+        }:
+            given["inputs"] = "input"
+        given.setdefault("output", "output")
+    try:
+        spec, notes = from_flags(given, file, TopicNames(has_namespaces=True))
+    except SpecError as error:
+        raise CliUsageError(str(error)) from None
+    for line in notes:
+        note(line)
+    _log_to_stderr()
+    stand_in.install()
+    try:
+        tries = TryOut(spec, load_here(spec))
+        tried = _try(tries, spec, samples)
+    except (ClientError, FunctionLoadError, PackageError, SerdeError) as error:
+        fail(str(error))
+    if as_json:
+        print_json(_tried_json(spec, tries, tried))
+    else:
+        _print_tried(spec, tries, tried)
+    failed = sum(outcome.error is not None for _, outcome in tried)
+    if failed:
+        fail(f"{failed} of {len(tried)} calls failed")
+
+
+def _try(tries: TryOut, spec: FunctionSpec, samples: Any) -> list[tuple[lines.LineRecord, Tried]]:
+    """Call the function with each line of a file."""
+    tried = []
+    for offset, line in enumerate(line for line in samples if line.strip()):
+        try:
+            record = lines.from_json(line)
+            topic = lines.topic_of(line)
+        except lines.LineError as error:
+            raise CliUsageError(f"{samples.name}, record {offset + 1}: {error}") from None
+        topic = topic or next((name for name, given in spec.inputs.items() if not given.is_regex), "")
+        if not topic:
+            raise CliUsageError(f"{samples.name}, record {offset + 1}: has no topic, and the inputs are a pattern")
+        headers = [(name.decode(), value) for name, value in record.headers]
+        timestamp = -1 if record.timestamp is None else record.timestamp
+        given = offset, timestamp, record.key, record.value, headers
+        tried.append((record, tries.call(topic, record.partition or 0, given)))
+    return tried
+
+
+def _tried_json(spec: FunctionSpec, tries: TryOut, tried: list[tuple[lines.LineRecord, Tried]]) -> dict[str, Any]:
+    return {
+        "records": [
+            {
+                "input": lines.shown("value", record.value),
+                "output": None
+                if outcome.output is None
+                else {"topic": spec.output, **lines.shown("value", outcome.output)},
+                "publishes": [
+                    {
+                        "topic": publish.topic,
+                        **lines.shown("key", publish.key),
+                        **lines.shown("value", publish.value),
+                        "headers": [{"name": name, **lines.shown("value", value)} for name, value in publish.headers],
+                    }
+                    for publish in outcome.publishes
+                ],
+                "acked": outcome.acked,
+                "error": outcome.error,
+            }
+            for record, outcome in tried
+        ],
+        "state": {key: _state_shown(value) for key, value in tries.state.items()},
+        "metrics": {name: {"count": count, "sum": total} for name, (count, total) in tries.metrics.items()},
+    }
+
+
+def _print_tried(spec: FunctionSpec, tries: TryOut, tried: list[tuple[lines.LineRecord, Tried]]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for number, (record, outcome) in enumerate(tried, 1):
+        given = number, _cell(record.value)
+        if outcome.error is not None:
+            rows.append((*given, "failed", None, None, outcome.error))
+            continue
+        before = len(rows)
+        if outcome.output is not None:
+            rows.append((*given, "output", spec.output, None, _cell(outcome.output)))
+        rows += [
+            (*given, "publish", publish.topic, _cell(publish.key), _cell(publish.value))
+            for publish in outcome.publishes
+        ]
+        if len(rows) == before:
+            rows.append((*given, "nothing", None, None, None))
+    print_table([">#", "INPUT", "GAVE", "TOPIC", "KEY", "VALUE"], rows)
+    if tries.state:
+        click.echo()
+        print_table(["STATE", "VALUE"], [(key, _state_shown(value)) for key, value in sorted(tries.state.items())])
+    if tries.metrics:
+        click.echo()
+        rows = [(name, count, f"{total:g}") for name, (count, total) in sorted(tries.metrics.items())]
+        print_table(["METRIC", ">COUNT", ">SUM"], rows)
+
+
+def _cell(value: bytes | None) -> str | None:
+    """Return bytes as text that fits into a table."""
+    if value is None:
+        return None
+    text = value.decode(errors="backslashreplace")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _state_shown(value: Any) -> Any:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+for _member in (
+    *(functions_admin.workers, functions_admin.create, functions_admin.update, functions_admin.get),
+    *(functions_admin.list_functions, functions_admin.delete, functions_admin.history),
+    *(functions_admin.upload, functions_admin.download),
+    *(functions_admin.status, functions_admin.stats, functions_admin.start, functions_admin.stop),
+    *(functions_admin.restart, functions_admin.trigger, functions_admin.query_state, functions_admin.put_state),
+):
+    command.add_command(_member)

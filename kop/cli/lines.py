@@ -34,19 +34,28 @@ class LineRecord(NamedTuple):
 
 def to_json(record: Any) -> bytes:
     """Return a record of kafka-python's consumer as a line, without its end."""
-    shown = {
+    fields = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        **_shown("key", record.key),
-        **_shown("value", record.value),
-        "headers": [{"name": name, **_shown("value", value)} for name, value in record.headers],
+        **shown("key", record.key),
+        **shown("value", record.value),
+        "headers": [{"name": name, **shown("value", value)} for name, value in record.headers],
     }
-    return json.dumps(shown, ensure_ascii=False).encode()
+    return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def _shown(name: str, value: bytes | None) -> dict[str, str | None]:
+def topic_of(line: bytes) -> str | None:
+    """Return the topic that a line, which is a record, names; None if it names none."""
+    topic = json.loads(line).get("topic")
+    if topic is not None and not isinstance(topic, str):
+        raise LineError("has a topic that is no string")
+    return topic
+
+
+def shown(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return bytes as a field of a line: text, or base64 of what is no UTF-8."""
     if value is None:
         return {name: None}
     try:

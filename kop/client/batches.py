@@ -7,9 +7,9 @@ Must not know: requests, what batches look like (`kop.records.columns`), pyarrow
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, repeat
-from typing import Final, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Final, NamedTuple, TypeAlias
 
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
@@ -20,6 +20,7 @@ from kop.records import arrow_layout
 from kop.records.arrow_layout import ColumnIn, HeadersIn, TimestampsIn
 from kop.records.batch import Codec
 from kop.records.columns import Chunk, EncodeSettings, FetchedColumns, RowsIn, encode_columns
+from kop.records.record import Buffer
 
 BATCH_BYTES: Final = 900_000
 """Below max.message.bytes of a topic, which is 1 MiB unless it was set."""
@@ -47,8 +48,102 @@ class RecordTooLargeError(ClientError):
         return str(self.args[0])
 
 
+class HeaderRun(NamedTuple):
+    """The headers of some records in a row, whose headers have the same names, and values of the same sizes."""
+
+    records: int
+    names: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    """Of the values of each record."""
+    values: Buffer
+    """All values, one behind the other."""
+    nulls: tuple[bool, ...] = ()
+    """True for each value that is null; empty if none is."""
+
+
+class NewRecords:
+    """Records of one partition that are to be written, as columns."""
+
+    def __init__(self, records: Iterable[NewRecord] = ()) -> None:
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._times: list[int | None] = []
+        self._headers: list[HeaderRun] = []
+        self._keyed = False
+        self._timed = False
+        for record in records:
+            self.add(record)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, record: NewRecord) -> None:
+        """Take a record behind those that are there."""
+        key, value, headers, time = record
+        self._keys.append(key)
+        self._values.append(value)
+        self._times.append(time)
+        self._keyed = self._keyed or key is not None
+        self._timed = self._timed or time is not None
+        if headers:
+            names, values = zip(*headers, strict=True)
+            nulls = tuple(value is None for value in values)
+            present = [value or b"" for value in values]
+            names = tuple(name.encode() for name in names)
+            sizes = tuple(map(len, present))
+            self._headers.append(HeaderRun(1, names, sizes, b"".join(present), nulls if any(nulls) else ()))
+        elif self._headers and not self._headers[-1].names:
+            self._headers[-1] = self._headers[-1]._replace(records=self._headers[-1].records + 1)
+        else:
+            self._headers.append(HeaderRun(1, (), (), b""))
+
+    def extend(self, values: Collection[bytes], headers: Iterable[HeaderRun]) -> None:
+        """Take records without keys and times; the runs are of as many records."""
+        self._keys.extend(repeat(None, len(values)))
+        self._values.extend(values)
+        self._times.extend(repeat(None, len(values)))
+        self._headers.extend(headers)
+
+    def rows(self) -> RowsIn:
+        """Return the columns."""
+        keys = _column(self._keys) if self._keyed else None
+        times = _times_in(self._times) if self._timed else None
+        return RowsIn(len(self._values), keys, _column(self._values), self._headers_in(), times)
+
+    def _headers_in(self) -> HeadersIn | None:
+        runs = self._headers
+        if not any(run.names for run in runs):
+            return None
+        places = _offsets(((len(run.names),), run.records) for run in runs)
+        names = _offsets((tuple(map(len, run.names)), run.records) for run in runs)
+        values = _offsets((run.sizes, run.records) for run in runs)
+        nulls = None
+        if any(run.nulls for run in runs):
+            valid = [not null for run in runs for null in run.nulls or (False,) * len(run.names) * run.records]
+            nulls = arrow_layout.validity_of(valid)[1]
+        all_names = b"".join([b"".join(run.names) * run.records for run in runs])
+        all_values = b"".join([run.values for run in runs])
+        return 0, None, places, (0, None), (0, None, names, all_names), (0, nulls, values, all_values)
+
+
+def _offsets(runs: Iterable[tuple[tuple[int, ...], int]]) -> bytes:
+    """Return the offsets of items; of each run the sizes, which come so many times."""
+    offsets = array("i")
+    end = 0
+    for sizes, times in runs:
+        step = sum(sizes)
+        of_run = array("i", bytes(4 * len(sizes) * times))
+        for place, start in enumerate(accumulate(sizes[:-1], initial=end) if sizes else ()):
+            starts = array("i", range(start, start + step * times, step)) if step else array("i", [start]) * times
+            of_run[place :: len(sizes)] = starts
+        offsets += of_run
+        end += step * times
+    offsets.append(end)
+    return offsets.tobytes()
+
+
 def build(
-    records: Sequence[NewRecord],
+    records: NewRecords | Iterable[NewRecord],
     producer: Identity,
     sequence: int,
     *,
@@ -56,16 +151,26 @@ def build(
     codec: int = Codec.NONE,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[tuple[bytearray, int]]:
-    """Yield the records of one partition as batches to produce, each with the number of its records.
+    """Yield records of one partition as batches to produce, as `build_rows` does."""
+    made = records if isinstance(records, NewRecords) else NewRecords(records)
+    return build_rows(made.rows(), producer, sequence, now=now, codec=codec, max_bytes=max_bytes)
+
+
+def build_rows(
+    rows: RowsIn,
+    producer: Identity,
+    sequence: int,
+    *,
+    now: int,
+    codec: int = Codec.NONE,
+    max_bytes: int = BATCH_BYTES,
+) -> Iterator[tuple[bytearray, int]]:
+    """Yield rows of one partition as batches to produce, each with the number of its records.
 
     `sequence` is that of the first record, the others follow; `now` in milliseconds since the epoch. A batch has at
     most `max_bytes`. It is of a transaction if the producer has a transactional id. RecordTooLargeError comes after the
     batches before the record.
     """
-    if not records:
-        return
-    keys, values, headers, times = zip(*records, strict=True)
-    rows = RowsIn(len(records), _column(keys), _column(values), _headers_in(headers), _times_in(times))
     settings = EncodeSettings(
         max_bytes=max_bytes,
         now=now,
@@ -84,35 +189,29 @@ def build(
         if error.code != ErrorCode.MESSAGE_TOO_LARGE:
             raise
         raise RecordTooLargeError(
-            f"a record of {_size(records[done])} bytes takes more than the {max_bytes} that a batch may have: make it "
+            f"a record of {_size(rows, done)} bytes takes more than the {max_bytes} that a batch may have: make it "
             "smaller, or raise max.request.size here and max.message.bytes of the topic",
             done,
         ) from None
 
 
-def _size(record: NewRecord) -> int:
-    return len(record[0] or b"") + len(record[1] or b"") + sum(len(n) + len(v or b"") for n, v in record[2])
+def _size(rows: RowsIn, row: int) -> int:
+    headers = arrow_layout.headers_in(rows.headers, row)
+    parts = [arrow_layout.item_of(rows.key, row), arrow_layout.item_of(rows.value, row), *chain(*headers)]
+    return sum(len(part) for part in parts if part is not None)
 
 
 def _column(items: Sequence[bytes | None]) -> ColumnIn | None:
-    if not any(item is not None for item in items):
-        return None
-    return 0, *arrow_layout.column(items)[1:]
+    try:
+        data = b"".join(items)  # type: ignore[arg-type]
+    except TypeError:  # one is null
+        if not any(item is not None for item in items):
+            return None
+        return 0, *arrow_layout.column(items)[1:]
+    return 0, None, arrow_layout.offsets_of(map(len, items)), data  # type: ignore[arg-type]
 
 
-def _headers_in(headers: Sequence[Headers]) -> HeadersIn | None:
-    entries = [entry for of_record in headers for entry in of_record]
-    if not entries:
-        return None
-    places = arrow_layout.offsets_of(map(len, headers))
-    names = arrow_layout.column([name.encode() for name, _ in entries])
-    values = arrow_layout.column([value for _, value in entries])
-    return 0, None, places, (0, None), (0, *names[1:]), (0, *values[1:])
-
-
-def _times_in(times: Sequence[int | None]) -> TimestampsIn | None:
-    if not any(time is not None for time in times):
-        return None
+def _times_in(times: Sequence[int | None]) -> TimestampsIn:
     _, validity = arrow_layout.validity_of([time is not None for time in times])
     return 0, validity, array("q", [time or 0 for time in times]).tobytes(), 1
 

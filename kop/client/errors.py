@@ -27,5 +27,9 @@ class FencedError(Exception):
         )
 
 
+class NotMemberError(Exception):
+    """Whoever committed is not the group's member any more, or its group has another generation by now."""
+
+
 class UnreachableError(Exception):
     """No server answered, or none let this client in; the text says which properties to look at."""

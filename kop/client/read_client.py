@@ -26,7 +26,8 @@ NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 _BY_ID: Final = 13
 """The first version of Fetch that names topics by their ids."""
 _BROKER: Final = 4
-"""The kind of resource, as DescribeConfigs numbers them."""
+_TOPIC: Final = 2
+"""The kinds of resources, as DescribeConfigs numbers them."""
 OUT_OF_RANGE: Final = errors.OffsetOutOfRangeError
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now. A server that has not heard of it yet
@@ -205,19 +206,28 @@ class ReadClient:
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
         """Return the settings of these names that a server has and tells; none where this user may not ask."""
 
+        return self._configs(_BROKER, None, names)
+
+    def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
+        """Return the configs of these names that a topic has; none if this user may not ask."""
+        return self._configs(_TOPIC, topic, names)
+
+    def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
+        """Return configs of a topic, or of a server if there is no name."""
+
         def ask() -> dict[str, str]:
             self._connection.metadata([])
             server = self._connection.controller
             resource = DescribeConfigsRequest.DescribeConfigsResource(
-                resource_type=_BROKER, resource_name=str(server), configuration_keys=list(names)
+                resource_type=kind, resource_name=name or str(server), configuration_keys=list(names)
             )
             answer = self._connection.send(DescribeConfigsRequest(resources=[resource], max_version=4), server)
             (described,) = answer.results
             error = errors.for_code(described.error_code)
-            if error is errors.ClusterAuthorizationFailedError:
+            if error in {errors.ClusterAuthorizationFailedError, errors.TopicAuthorizationFailedError}:
                 return {}
             if error is not errors.NoError:
-                raise error(f"DescribeConfigs of server {server}: {described.error_message}")
+                raise error(f"DescribeConfigs of {name or f'server {server}'}: {described.error_message}")
             return {row.name: row.value for row in described.configs if row.value is not None}
 
         return self._connection.patiently(ask)

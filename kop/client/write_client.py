@@ -10,12 +10,13 @@ gateway speaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
@@ -27,9 +28,10 @@ from kafka.protocol.producer import (
 )
 
 from kop import clock
-from kop.client.connection import GROUP, IN_FLIGHT, TRANSACTION, ClusterConnection, Coordinated
-from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
+from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
+from kop.records.batch import read_header
 
 METADATA_SECONDS: Final = 60.0
 DEFAULT_PARTITIONS: Final = -1
@@ -44,6 +46,8 @@ _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 
 T = TypeVar("T")
+_Cut: TypeAlias = Mapping[TopicPartition, bytes | bytearray]
+"""What goes into one Produce request: a batch for each of its partitions."""
 
 
 class Identity(NamedTuple):
@@ -52,6 +56,17 @@ class Identity(NamedTuple):
     producer_id: int
     epoch: int
     transactional_id: str | None = None
+
+
+class MemberIdentity(NamedTuple):
+    """A member of a consumer group, in one of its generations."""
+
+    member_id: str
+    generation: int
+
+
+NO_MEMBER: Final = MemberIdentity("", -1)
+"""Whoever commits for a group without members."""
 
 
 @dataclass(slots=True)
@@ -103,8 +118,24 @@ class WriteClient:
                 f"its first use ({error})"
             ) from error
 
-    def partitions_at_least(self, topic: str, count: int) -> None:
-        """Make a topic, or give it more partitions, if it has fewer than `count`."""
+    def sees(self, topic: str) -> bool:
+        """Return if there is a topic that this user may see; no topic is made by asking."""
+        try:
+            return bool(self.leaders(topic, make=False))
+        except errors.TopicAuthorizationFailedError:
+            return False
+
+    def takes_name(self, topic: str) -> bool:
+        """Return if there can be a topic of this name, and this user may know of it."""
+
+        def ask() -> bool:
+            (described,) = self._connection.metadata([topic])
+            return described.error_code not in _NO_NAME
+
+        return self._patiently(ask)
+
+    def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
+        """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
 
         def ask() -> None:
             leaders = self.leaders(topic, make=False)
@@ -119,7 +150,7 @@ class WriteClient:
                 )
                 code = answer.results[0].error_code
             else:
-                code = self._create(topic, count)
+                code = self._create(topic, count, configs or {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
             # Another one may have been first: look again.
@@ -139,7 +170,7 @@ class WriteClient:
 
         def create() -> bool:
             self._connection.metadata([])  # which server makes topics
-            code = self._create(topic, DEFAULT_PARTITIONS)
+            code = self._create(topic, DEFAULT_PARTITIONS, {})
             if code in _NOT_ALLOWED:
                 raise ClientError(f"make the topic {topic}, or allow this user to")
             if code != errors.TopicAlreadyExistsError.errno:
@@ -154,10 +185,15 @@ class WriteClient:
         self._patiently(wait)
         return made
 
-    def _create(self, topic: str, count: int) -> int:
+    def _create(self, topic: str, count: int, configs: Mapping[str, str]) -> int:
         """Ask for a topic of `count` partitions; the error code."""
+        config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         new = CreateTopicsRequest.CreatableTopic(
-            name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
+            name=topic,
+            num_partitions=count,
+            replication_factor=-1,
+            assignments=[],
+            configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         answer = self._connection.send(
             CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, min_version=4, max_version=6),
@@ -188,35 +224,43 @@ class WriteClient:
 
         return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))
 
-    def add_partitions(self, producer: Identity, places: Iterable[TopicPartition]) -> None:
-        """Add partitions to the producer's transaction, which begins with the first."""
+    def add_partitions(self, producer: Identity, places: Iterable[TopicPartition], group: str | None = None) -> None:
+        """Add partitions to the producer's transaction, which begins with the first; with a group its offsets, too."""
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
+        topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        name = producer.transactional_id
+        add = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=[topic_class(name=topic, partitions=some) for topic, some in topics.items()],
+            max_version=3,
+        )
 
         def ask() -> None:
-            topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-            answer = self._connection.send(
-                AddPartitionsToTxnRequest(
-                    v3_and_below_transactional_id=producer.transactional_id,
-                    v3_and_below_producer_id=producer.producer_id,
-                    v3_and_below_producer_epoch=producer.epoch,
-                    v3_and_below_topics=[topic_class(name=name, partitions=some) for name, some in topics.items()],
-                    max_version=3,
-                ),
-                self._connection.coordinator((TRANSACTION, producer.transactional_id or "")),
-            )
+            node = self._connection.coordinator((TRANSACTION, name or ""))
+            requests = [(node, add)]
+            if group is not None:
+                requests.append((node, _of_producer(AddOffsetsToTxnRequest, producer, group_id=group)))
+            answers = self._connection.send_all(requests)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
             codes = {
                 partition.partition_error_code: f"{topic.name}-{partition.partition_index}"
-                for topic in answer.results_by_topic_v3_and_below
+                for topic in answers[0].results_by_topic_v3_and_below
                 for partition in topic.results_by_partition
                 if partition.partition_error_code
             }
             codes.pop(errors.OperationNotAttemptedError.errno, None)
             for code, place in codes.items():
                 _raise(code, f"AddPartitionsToTxn of {place}")
+            for answer in answers[1:]:
+                _raise(answer.error_code, f"AddOffsetsToTxn of {name}")
 
-        self._patiently(ask, coordinator=(TRANSACTION, producer.transactional_id or ""))
+        self._patiently(ask, coordinator=(TRANSACTION, name or ""))
 
     def produce(
         self,
@@ -225,52 +269,61 @@ class WriteClient:
         acks: int = -1,
         max_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Write one record batch to each of some partitions; returns when all are durable.
+        """Write one record batch to each of some partitions; see `produce_all`."""
+        self.produce_all(producer, {place: [batch] for place, batch in batches.items()}, acks, max_bytes)
 
-        A request has at most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the
-        cluster drop it where only the answer was lost.
+    def produce_all(
+        self,
+        producer: Identity,
+        batches: Mapping[TopicPartition, Iterable[bytes | bytearray]],
+        acks: int = -1,
+        max_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        """Write the record batches of some partitions, each partition's in order; returns when all are durable.
+
+        Up to IN_FLIGHT requests are under way to a server, so those of one partition need sequences. A request has at
+        most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop it
+        where only the answer was lost, and refuse those behind it where it was not taken.
         """
-        left = dict(batches)
+        left = {place: deque(some) for place, some in batches.items()}
 
         def ask() -> None:
-            by_leader: dict[int, list[TopicPartition]] = {}
-            for topic, partition in left:
-                leader = self.leaders(topic).get(partition, -1)
-                if leader < 0:
-                    raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
-                by_leader.setdefault(leader, []).append((topic, partition))
-            requests = {node: _cut(left, places, max_bytes) for node, places in by_leader.items()}
-            while requests:
-                due = [(node, places) for node, cut in requests.items() for places in cut[:IN_FLIGHT]]
-                send([(node, self._produce(producer, left, places, acks)) for node, places in due])
-                requests = {node: cut[IN_FLIGHT:] for node, cut in requests.items() if len(cut) > IN_FLIGHT}
+            while waiting := [place for place, some in left.items() if some]:
+                by_leader: dict[int, list[TopicPartition]] = {}
+                for topic, partition in waiting:
+                    leader = self.leaders(topic).get(partition, -1)
+                    if leader < 0:
+                        raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
+                    by_leader.setdefault(leader, []).append((topic, partition))
+                send([(node, cut) for node, places in by_leader.items() for cut in _cut(left, places, max_bytes)])
 
-        def send(requests: list[tuple[int, Any]]) -> None:
-            failed: Exception | None = None
-            for answer in self._connection.send_all(requests):
+        def send(due: list[tuple[int, _Cut]]) -> None:
+            answers = self._connection.send_all([(node, self._produce(producer, cut, acks)) for node, cut in due])
+            failed: dict[TopicPartition, Exception] = {}
+            for (_, cut), answer in zip(due, answers, strict=True):
                 if isinstance(answer, Exception):
-                    failed = answer
+                    failed = dict.fromkeys(cut, answer) | failed
                     continue
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
                         place = topic.name, partition.index
+                        if place in failed:
+                            continue  # it is behind one that is written again, and so is this one
                         if partition.error_code in _DONE:
-                            left.pop(place, None)
+                            left[place].popleft()
                         else:
-                            failed = _error(partition.error_code, f"Produce to {place[0]}-{place[1]}")
-            if failed is not None:
-                raise failed
+                            failed[place] = _error(partition.error_code, f"Produce to {place[0]}-{place[1]}")
+            if failed:
+                raise next((e for e in failed.values() if not isinstance(e, TEMPORARY)), next(iter(failed.values())))
 
-        self._patiently(ask, forget=lambda: self._forget(topic for topic, _ in left))
+        self._patiently(ask, forget=lambda: self._forget(topic for (topic, _), some in left.items() if some))
 
     @staticmethod
-    def _produce(
-        producer: Identity, batches: Mapping[TopicPartition, Any], places: Iterable[TopicPartition], acks: int
-    ) -> Any:
+    def _produce(producer: Identity, batches: _Cut, acks: int) -> Any:
         topic_class = ProduceRequest.TopicProduceData
         topics: dict[str, list[Any]] = {}
-        for topic, partition in places:
-            part = topic_class.PartitionProduceData(index=partition, records=bytes(batches[topic, partition]))
+        for (topic, partition), batch in batches.items():
+            part = topic_class.PartitionProduceData(index=partition, records=bytes(batch))
             topics.setdefault(topic, []).append(part)
         return ProduceRequest(
             transactional_id=producer.transactional_id,
@@ -333,11 +386,19 @@ class WriteClient:
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def commit_in_transaction(
-        self, producer: Identity, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
+        self,
+        producer: Identity,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: str = "",
+        member: MemberIdentity = NO_MEMBER,
+        *,
+        added: bool = False,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        The group has no members: the transactional id fences whoever else would commit.
+        `added`: `add_partitions` was told of the group already. The transactional id fences whoever else would commit;
+        with a `member`, its group does, too (KIP-447): NotMemberError.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -351,7 +412,8 @@ class WriteClient:
             )
             topics.setdefault(topic, []).append(part)
 
-        self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
+        if not added:
+            self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
 
         def commit() -> None:
             answer = self._connection.send(
@@ -360,10 +422,11 @@ class WriteClient:
                     group_id=group,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.epoch,
-                    generation_id=-1,
-                    member_id="",
+                    generation_id=member.generation,
+                    member_id=member.member_id,
                     group_instance_id=None,
                     topics=[topic_class(name=topic, partitions=parts) for topic, parts in topics.items()],
+                    min_version=3 if member.member_id else 0,
                     max_version=3,
                 ),
                 self._connection.coordinator((GROUP, group)),
@@ -375,7 +438,23 @@ class WriteClient:
                         f"TxnOffsetCommit of {row.name}-{partition.partition_index} to group {group}",
                     )
 
-        self._patiently(commit, coordinator=(GROUP, group))
+        try:
+            self._patiently(commit, coordinator=(GROUP, group))
+        except _NO_MEMBER as error:
+            raise NotMemberError(f"{error}") from None
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its offsets, if there is one."""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                DeleteGroupsRequest(groups_names=[group]), self._connection.coordinator((GROUP, group))
+            )
+            code = answer.results[0].error_code
+            if code != errors.GroupIdNotFoundError.errno:
+                _raise(code, f"DeleteGroups of {group}")
+
+        self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
         """Commit offsets of a group without members; the errors of partitions that were refused."""
@@ -429,14 +508,7 @@ class WriteClient:
 
         def ask() -> None:
             answer = self._connection.send(
-                request_class(
-                    transactional_id=producer.transactional_id,
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    max_version=3,
-                    **fields,
-                ),
-                self._connection.coordinator(of),
+                _of_producer(request_class, producer, **fields), self._connection.coordinator(of)
             )
             _raise(
                 answer.error_code, f"{request_class.__name__.removesuffix('Request')} of {producer.transactional_id}"
@@ -465,23 +537,50 @@ class WriteClient:
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
 _OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
 _NOT_ALLOWED: Final = (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno)
+_NO_MEMBER: Final = (
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.RebalanceInProgressError,
+    errors.FencedInstanceIdError,
+)
+_NO_NAME: Final = (errors.InvalidTopicError.errno, errors.TopicAuthorizationFailedError.errno)
 _FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
 
 
+def _of_producer(request_class: Any, producer: Identity, **fields: Any) -> Any:
+    return request_class(
+        transactional_id=producer.transactional_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        max_version=3,
+        **fields,
+    )
+
+
 def _cut(
-    batches: Mapping[TopicPartition, bytes | bytearray], places: Iterable[TopicPartition], max_bytes: int
-) -> list[list[TopicPartition]]:
-    """Return which batches go into a request together: as many as fit into `max_bytes`, one at least."""
-    requests: list[list[TopicPartition]] = []
-    room = 0
-    for place in places:
-        size = len(batches[place]) + REQUEST_ROOM
-        if not requests or size > room:
-            requests.append([])
-            room = max_bytes
-        requests[-1].append(place)
-        room -= size
-    return requests
+    batches: Mapping[TopicPartition, Sequence[bytes | bytearray]], places: Collection[TopicPartition], max_bytes: int
+) -> Sequence[_Cut]:
+    """Return which batches go into which request: IN_FLIGHT of as many as fit into `max_bytes`, one at least.
+
+    The next batch of a partition is in the request behind that of the one before it. The first batch of a producer goes
+    alone: a server that knows no sequence yet would take the one behind it, too, if it did not take that one.
+    """
+    alone = {place for place in places if read_header(batches[place][0]).base_sequence <= 0}
+    requests: list[dict[TopicPartition, bytes | bytearray]] = []
+    row = 0
+    while len(requests) < IN_FLIGHT and places:
+        room = 0
+        for place in places:
+            batch = batches[place][row]
+            size = len(batch) + REQUEST_ROOM
+            if size > room:
+                requests.append({})
+                room = max_bytes
+            requests[-1][place] = batch
+            room -= size
+        row += 1
+        places = [place for place in places if place not in alone and len(batches[place]) > row]
+    return requests[:IN_FLIGHT]
 
 
 def _raise(code: int, doing: str) -> None:

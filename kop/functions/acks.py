@@ -20,6 +20,12 @@ FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 60.0
 
 
+def wait_seconds(failures: int) -> float:
+    """Return how long what has failed so many times waits for its next attempt."""
+    # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
+    return min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
+
+
 @dataclass(slots=True)
 class _Partition:
     next: int = -1
@@ -55,6 +61,14 @@ class Acks:
         state.count += 1
         state.next = offset + 1
 
+    def all_done(self, partition: TopicPartition, offset: int, count: int, next_offset: int) -> None:
+        """Note so many messages, from an offset on to before another, that were taken and are done already."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = _Partition(told=offset)
+        state.count += count
+        state.next = next_offset
+
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
         """Note that there is no message between those that were taken and an offset."""
         state = self._partitions.get(partition)
@@ -76,8 +90,7 @@ class Acks:
         if self._max_retries is not None and failures > self._max_retries:
             self._due.pop((partition, offset), None)
             return None
-        # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
-        due = now + min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
+        due = now + wait_seconds(failures)
         self._due[partition, offset] = due
         heapq.heappush(self._queue, (due, partition, offset))
         return due
@@ -104,11 +117,19 @@ class Acks:
             return 0
         return state.count - 1 - state.open[next(iter(state.open))]
 
+    def positions(self) -> dict[TopicPartition, int]:
+        """Return the offsets up to which all is done, of partitions of which something was taken. For any thread."""
+        return {partition: self._position(state) for partition, state in list(self._partitions.items())}
+
+    @staticmethod
+    def _position(state: _Partition) -> int:
+        return next(iter(list(state.open)), state.next)
+
     def committable(self) -> dict[TopicPartition, int]:
         """Return the offsets up to which all is done, of partitions whose offset has moved since the last call."""
         moved: dict[TopicPartition, int] = {}
         for partition, state in self._partitions.items():
-            offset = next(iter(state.open)) if state.open else state.next
+            offset = self._position(state)
             if offset > state.told:
                 state.told = moved[partition] = offset
         return moved

@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
-from kop.client.batches import BATCH_BYTES
+from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import Acks
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish, RecordId
 from kop.functions.function import FunctionCode
 from kop.functions.reading import Taken
-from kop.functions.serdes import Serde
+from kop.functions.serdes import Serde, SerdeError
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateChanges
+from kop.functions.stats import Stats
+from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 from kop.functions.writing import Outputs
-
-log = logging.getLogger(__name__)
 
 AHEAD_RECORDS: Final = 1_000
 """How many messages of a partition at most are called behind one that is not done yet."""
@@ -40,12 +42,16 @@ class CallResult(NamedTuple):
     """What a call gave: its output if it is not None, and what it asked of its context."""
 
     output: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
     effects: Sequence[Effect]
+    seconds: float
 
 
 class OutputError(Exception):
     """A result that cannot be written; the text says why."""
+
+
+def _too_large(what: str, data: bytes) -> OutputError:
+    return OutputError(f"{what} has {len(data)} bytes, and {RECORD_BYTES} are the most")
 
 
 class NackedError(Exception):
@@ -55,7 +61,9 @@ class NackedError(Exception):
 class Calls:
     """The calls of one instance, on one thread. `stopping` tells when no further message is to be called.
 
-    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given.
+    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given. Where
+    the calls are is kept in `calling` (kop.functions.watch); `partitions` has the index of each partition there. Failed
+    calls are said to `logger`.
     """
 
     def __init__(
@@ -68,9 +76,12 @@ class Calls:
         output: Serde,
         context: Callable[[list[Effect]], FunctionContext],
         stopping: Callable[[], bool],
+        calling: MutableSequence[int],
+        partitions: Mapping[TopicPartition, int],
+        logger: logging.Logger,
+        stats: Stats,
+        triggers: Triggers,
     ) -> None:
-        self.processed = 0
-        self.failures = 0
         self._spec = spec
         self._code = code
         self._acks = Acks(spec.max_message_retries)
@@ -79,6 +90,13 @@ class Calls:
         self._output = output
         self._new_context = context
         self._stopping = stopping
+        self._calling = calling
+        self._partitions = partitions
+        self._logger = logger
+        self._stats = stats
+        self._triggers = triggers
+        self._answers: list[tuple[bytes, TriggerAnswer]] = []
+        """What is told once it is written, by the number of the trigger."""
         guarantee = spec.processing_guarantees
         self._manual = guarantee is Guarantee.MANUAL
         self._tries = guarantee is not Guarantee.ATMOST_ONCE
@@ -100,6 +118,10 @@ class Calls:
 
     # -- for the loop of the instance
 
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return the offsets up to which all is done, of partitions that had messages. For any thread."""
+        return self._acks.positions()
+
     def waiting(self) -> Collection[TopicPartition]:
         """Return the partitions of which no further message is to be taken now."""
         return {partition for partition in {partition for partition, _ in self._open} if self._waits(partition)}
@@ -110,19 +132,120 @@ class Calls:
     def take(self, taken: Taken, deadline: float) -> int:
         """Call messages until the deadline, a stop, or until the partition waits; returns how many, one at least."""
         partition, records, behind = taken
+        self._begin(partition)
         if self._loop is not None:
             number = self._take_together(partition, records)
+        elif self._manual or self._blocked or self._triggers:
+            number = self._take_singly(partition, records, deadline)
         else:
-            number = 0
-            for record in records:
-                self._acks.taken(partition, record[0])
-                self._one(partition, record)
-                number += 1
-                if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
-                    break
+            number = self._take_many(partition, records, deadline)
+        self._calling[PARTITION] = NOT_CALLING
+        self._stats.took(number)
         if number == len(records):
             self._acks.passed(partition, behind)
         return number
+
+    def _take_singly(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
+        number = 0
+        for record in records:
+            self._acks.taken(partition, record[0])
+            self._one(partition, record)
+            number += 1
+            if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
+                break
+        return number
+
+    def _take_many(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
+        """Do what `_take_singly` does, for messages none of which waits for another."""
+        if self._open:
+            records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
+        rest = iter(records)
+        number = 0
+        while number < len(records):
+            count, left = self._run(partition, records, rest, number, deadline)
+            number += count
+            if left is not None:
+                record, outcome = left
+                self._acks.taken(partition, record[0])
+                self._settle(partition, record, outcome)
+                del left, outcome
+                number += 1
+            if self._open or self._blocked or clock.monotonic() >= deadline or self._stopping():
+                break
+        return number
+
+    def _run(
+        self,
+        partition: TopicPartition,
+        records: Sequence[InputRecord],
+        rest: Iterator[InputRecord],
+        start: int,
+        deadline: float,
+    ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
+        """Call the messages of `rest`, those of `records` from `start` on, while they give results and state alone.
+
+        Returns how many are done, and the one behind them if it failed or asked for something. What is the same for all
+        is done once: this is where the time of a function goes that is quick.
+        """
+        context, effects = self._context, self._effects
+        calling, stopping, now, begin = self._calling, self._stopping, clock.monotonic, context.begin
+        call, deserialize = self._code.call, self._inputs[partition[0]].deserialize
+        serialize = self._output.serialize if self._spec.output else None
+        values: list[bytes] = []
+        offsets: list[int] = []
+        effects.clear()
+        number = 0
+        left: tuple[InputRecord, CallResult | Exception] | None = None
+        changes: StateChanges | None = None
+        began = now()
+        try:
+            for record in rest:
+                calling[OFFSET] = record[0]
+                begin(partition, record)
+                result = call(deserialize(record[3]), context)
+                if effects:
+                    if len(effects) > 1 or type(effects[0]) is not StateChanges:
+                        left = record, self._given(result, effects, now())
+                        break
+                    changes = effects[0]
+                if result is not None and serialize is not None:
+                    data = serialize(result)
+                    if len(data) > RECORD_BYTES:
+                        raise _too_large("the result", data)
+                    values.append(data)
+                    offsets.append(record[0])
+                if changes is not None:
+                    changes.apply()
+                    changes = None
+                    effects.clear()
+                number += 1
+                if now() >= deadline or stopping():
+                    break
+        except Exception as error:
+            return self._ran(partition, records, start, number, values, offsets, began), (record, error)
+        return self._ran(partition, records, start, number, values, offsets, began), left
+
+    def _ran(
+        self,
+        partition: TopicPartition,
+        records: Sequence[InputRecord],
+        start: int,
+        number: int,
+        values: Sequence[bytes],
+        offsets: Sequence[int],
+        began: float,
+    ) -> int:
+        """Take what so many messages gave; returns how many they are."""
+        if number:
+            self._outputs.add_results(self._spec.output, partition, values, offsets)
+            self._acks.all_done(partition, records[start][0], number, records[start + number - 1][0] + 1)
+            self._stats.called(number, clock.monotonic() - began)
+        return number
+
+    def _begin(self, partition: TopicPartition) -> None:
+        """Note that messages of a partition are going to be called."""
+        self._calling[GENERATION] += 1
+        self._calling[PARTITION] = self._partitions[partition]
 
     def retry(self) -> bool:
         """Call what is due again; returns True if there was any."""
@@ -132,8 +255,10 @@ class Calls:
                 break
             record = self._open.pop((partition, offset))
             unit = self._unit(partition, record)
+            self._begin(partition)
             if not self._call(partition, record) and unit is not None:
                 self._release(unit)
+            self._calling[PARTITION] = NOT_CALLING
         return bool(due)
 
     def next_due(self) -> float | None:
@@ -145,13 +270,16 @@ class Calls:
         return self._acks.committable()
 
     def written(self) -> None:
-        """Tell the callbacks of publishes that theirs are written."""
+        """Tell the callbacks of publishes, and who waits for a message, that theirs is written."""
+        answers, self._answers = self._answers, []
+        for number, answer in answers:
+            self._triggers.answer(number, answer)
         callbacks, self._callbacks = self._callbacks, []
         for publish in callbacks:
             try:
                 publish.tell(True, None)
             except Exception:
-                log.exception("the callback of a publish to %s failed", publish.topic)
+                self._logger.exception("the callback of a publish to %s failed", publish.topic)
 
     # -- one message
 
@@ -184,6 +312,7 @@ class Calls:
 
     def _call(self, partition: TopicPartition, record: InputRecord) -> bool:
         """Call a message; returns True if it is to be tried again."""
+        self._calling[OFFSET] = record[0]
         if self._loop is not None:
             outcome = self._loop.run_until_complete(self._awaited(partition, record))
             return self._settle(partition, record, outcome)
@@ -193,7 +322,8 @@ class Calls:
         try:
             context.begin(partition, record)
             value = self._inputs[partition[0]].deserialize(record[3])
-            given = self._given(self._code.call(value, context), context, effects)
+            began = clock.monotonic()
+            given = self._given(self._code.call(value, context), effects, began)
         except Exception as error:
             return self._failed(partition, record, error)
         return self._done(partition, record, given)
@@ -203,19 +333,17 @@ class Calls:
             return self._failed(partition, record, outcome)
         return self._done(partition, record, outcome)
 
-    def _given(self, result: Any, context: FunctionContext, effects: Sequence[Effect]) -> CallResult:
+    def _given(self, result: Any, effects: Sequence[Effect], began: float) -> CallResult:
         """Return what is to be written; raises what the output's serde raises."""
         output: bytes | None = None
         if result is not None and self._spec.output:
             output = self._output.serialize(result)
             if len(output) > RECORD_BYTES:
-                raise OutputError(f"the result has {len(output)} bytes, and {RECORD_BYTES} are the most")
+                raise _too_large("the result", output)
         for effect in effects:
             if isinstance(effect, Publish) and len(effect.value) + len(effect.key or b"") > RECORD_BYTES:
-                raise OutputError(
-                    f"a publish to {effect.topic} has {len(effect.value)} bytes, and {RECORD_BYTES} are the most"
-                )
-        return CallResult(output, context.input_headers() if output is not None else (), effects)
+                raise _too_large(f"a publish to {effect.topic}", effect.value)
+        return CallResult(output, effects, clock.monotonic() - began)
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
         """Take what a call gave; returns True if the function asked for another attempt instead."""
@@ -232,8 +360,10 @@ class Calls:
         elif self._manual:
             self._open[here] = record
         if given.output is not None:
-            self._outputs.add(self._spec.output, partition[1], (None, given.output, given.headers, None))
-        self.processed += 1
+            self._outputs.add_results(self._spec.output, partition, [given.output], [record[0]])
+        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
+            self._answers.append((number, TriggerAnswer(given.output)))
+        self._stats.called(1, given.seconds)
         if not self._manual:
             self._acks.done(partition, record[0])
         return False
@@ -247,43 +377,42 @@ class Calls:
         elif isinstance(effect, Acked):
             if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
                 self._acks.done(effect.partition, effect.offset)
+        elif isinstance(effect, StateChanges):
+            effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
         """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
-        self.failures += 1
+        self._note_failure(record, error)
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
         now = clock.monotonic()
-        if not self._tries:
-            log.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
-            self._acks.done(partition, record[0])
-            return False
-        due = self._acks.failed(partition, record[0], now)
-        if due is not None:
-            log.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+        if self._tries and (due := self._acks.failed(partition, record[0], now)) is not None:
+            self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
             self._open[partition, record[0]] = record
             unit = self._unit(partition, record)
             if unit is not None:
                 self._blocked.setdefault(unit, deque())
             return True
         self._open.pop((partition, record[0]), None)
-        topic = self._dead_letter_topic(partition[0])
-        log.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
-        headers = [
-            *record[4],
-            ("REAL_TOPIC", partition[0].encode()),
-            ("REAL_SUBSCRIPTION", self._spec.group.encode()),
-            ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
-            (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
-        ]
-        self._outputs.add(topic, partition[1], (record[2], record[3], headers, record[1]))
+        self._give_up(partition, record, error)
         self._acks.done(partition, record[0])
         return False
 
-    def _dead_letter_topic(self, topic: str) -> str:
-        """Return the topic of dead letters; by default it has the name that Pulsar's clients give it."""
-        return self._spec.dead_letter_topic or f"{topic}-{self._spec.group.replace('/', '-')}-DLQ"
+    def _note_failure(self, record: InputRecord, error: Exception) -> None:
+        self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))
+        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
+            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+
+    def _give_up(self, partition: TopicPartition, record: InputRecord, error: Exception) -> None:
+        """Make a message a dead letter, or let it go if it may not be called again."""
+        where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+        if not self._tries:
+            self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
+            return
+        topic, letter = dead_letter(self._spec, partition, record, error)
+        self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
+        self._outputs.add(topic, partition[1], letter)
 
     # -- asynchronous functions
 
@@ -291,6 +420,8 @@ class Calls:
         """Call as many messages at once as may be under way; what they gave is taken in the order of the messages."""
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]
+        if some:
+            self._calling[OFFSET] = some[0][0]
 
         async def together() -> list[CallResult | Exception]:
             return await asyncio.gather(*(self._awaited(partition, record) for record in some))
@@ -309,6 +440,24 @@ class Calls:
         try:
             context.begin(partition, record)
             value = self._inputs[partition[0]].deserialize(record[3])
-            return self._given(await self._code.call(value, context), context, effects)
+            began = clock.monotonic()
+            return self._given(await self._code.call(value, context), effects, began)
         except Exception as error:
             return error
+
+
+def dead_letter(
+    spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception
+) -> tuple[str, NewRecord]:
+    """Return what is written of a message that was tried often enough, and to which topic: by default to one of the
+    name that Pulsar's clients give it.
+    """
+    headers = [
+        *record[4],
+        ("REAL_TOPIC", partition[0].encode()),
+        ("REAL_SUBSCRIPTION", spec.group.encode()),
+        ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
+        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+    ]
+    topic = spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
+    return topic, (record[2], record[3], headers, record[1])

@@ -14,13 +14,15 @@ from typing import Final
 from kop import clock
 from kop.client.offsets import Offsets, TopicPartition
 from kop.client.write_client import Identity, WriteClient
+from kop.functions.changelog import FunctionState
 from kop.functions.reading import Taken
 from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
 """How much time lies between two commits at least that are made beside the work."""
-RENEW_SECONDS: Final = 3600.0
-"""When offsets are committed again that did not change, so that those of idle functions do not expire."""
+RENEW_SECONDS: Final = 60.0
+"""When offsets are committed again that did not change: so those of idle functions do not expire, and an instance that
+was replaced notices it though it has nothing to do."""
 
 
 def commit(client: WriteClient, identity: Identity | None, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -142,7 +144,8 @@ class Before(BatchEnd):
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write the outputs."""
-        self._outputs.write()
+        if self._outputs.write() and self._outputs.is_transactional:
+            self._outputs.end_transaction()
         self._done |= offsets
 
     def next_due(self) -> float | None:
@@ -171,14 +174,61 @@ class InOneTransaction(BatchEnd):
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
-        wrote = self._outputs.write()
+        wrote = self._outputs.write(self._group)
         if not wrote and not offsets and clock.monotonic() < self._due:
             return
         self._committed |= offsets
-        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed)
+        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed, added=wrote)
         self._outputs.end_transaction()
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def next_due(self) -> float | None:
         """Return when offsets are renewed."""
         return self._due
+
+
+class WithState(BatchEnd):
+    """An end that writes the state too. Once there is state, outputs, changelog and offsets are one transaction.
+
+    `switch` returns the end that takes the place of the first one then, given the offsets that are committed.
+    """
+
+    def __init__(
+        self,
+        end: BatchEnd,
+        state: FunctionState,
+        outputs: Outputs,
+        positions: Offsets,
+        switch: Callable[[Offsets], BatchEnd],
+    ) -> None:
+        self._end = end
+        self._state = state
+        self._outputs = outputs
+        self._committed = dict(positions)
+        self._switch: Callable[[Offsets], BatchEnd] | None = switch
+
+    def begin(self, taken: Collection[Taken]) -> None:
+        """Note what is going to be called."""
+        self._end.begin(taken)
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write outputs and state, and answer what other threads have asked of the state."""
+        self._state.serve()
+        if self._switch is not None and self._state.is_open:
+            self._end, self._switch = self._switch(self._committed), None
+        self._state.flush(self._outputs)
+        self._end.write(offsets)
+        self._committed |= offsets
+        self._state.written()
+
+    def next_due(self) -> float | None:
+        """Return when `write` is wanted though nothing is new."""
+        return self._end.next_due()
+
+    def finish(self) -> None:
+        """Note that no further message is called."""
+        self._end.finish()
+
+    def close(self) -> None:
+        """Commit what may be."""
+        self._end.close()

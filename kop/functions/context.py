@@ -16,23 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
+from kop.functions import origins
 from kop.functions.spec import FunctionSpec
+from kop.functions.state import StateChanges, StateError
 
 TopicPartition: TypeAlias = tuple[str, int]
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 InputRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
 """Offset, timestamp, key, value, headers, as kop.client.batches reads them."""
 
-INPUT_TOPIC_HEADER: Final = "__pfn_input_topic__"
-INPUT_ID_HEADER: Final = "__pfn_input_msg_id__"
-
 
 class MissingError(Exception):
     """What a function asks for and cannot have."""
-
-
-class StateError(MissingError):
-    """State that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +44,11 @@ class RecordId:
 
     def ledger_id(self) -> int:
         """Return the upper bits of the offset."""
-        return self.offset >> 28
+        return self.offset >> origins.ENTRY_BITS
 
     def entry_id(self) -> int:
         """Return the lower 28 bits of the offset."""
-        return self.offset & (1 << 28) - 1
+        return self.offset & (1 << origins.ENTRY_BITS) - 1
 
     def batch_index(self) -> int:
         """Return -1: each record has an offset of its own."""
@@ -65,19 +60,10 @@ class RecordId:
 
     def serialize(self) -> bytes:
         """Return the bytes that Pulsar's `MessageId.deserialize` reads: a protobuf of ledger, entry and partition."""
-        numbers = (self.ledger_id(), self.entry_id(), self.index)
-        return b"".join(bytes([field << 3]) + _varint(number) for field, number in enumerate(numbers, 1))
+        return origins.message_id(self.index, self.offset)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}@{self.offset}"
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +101,7 @@ class Nacked:
     offset: int
 
 
-Effect: TypeAlias = Publish | Acked | Nacked
+Effect: TypeAlias = Publish | Acked | Nacked | StateChanges
 
 
 class Serializer(Protocol):
@@ -125,26 +111,6 @@ class Serializer(Protocol):
         """Return the bytes of a value."""
 
 
-class FunctionState(Protocol):
-    """The state of a function, as its context needs it."""
-
-    def incr(self, key: str, amount: int) -> None:
-        """Add to a counter."""
-
-    def get_amount(self, key: str) -> int:
-        """Return a counter."""
-
-    def delete_key(self, key: str) -> None:
-        """Forget a counter."""
-
-    def put(self, key: str, value: Any) -> None:
-        """Set a value."""
-
-    def get_value(self, key: str) -> Any:
-        """Return a value."""
-
-
-_NO_STATE: Final = "state is not there: counters and values of functions are not built yet"
 _CONF: Final = {
     *("properties", "partition_key", "ordering_key", "event_timestamp"),
     *("sequence_id", "replication_clusters", "disable_replication"),
@@ -166,10 +132,12 @@ class FunctionContext:
         serde: Callable[[str], Serializer],
         secrets: Mapping[str, str],
         record_metric: Callable[[str, float], None],
-        state: FunctionState | None = None,
+        state: Callable[[TopicPartition], StateChanges] | None = None,
         version: str = "0",
     ) -> None:
-        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for."""
+        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for, `state` what
+        collects the changes of a call for a message of a partition.
+        """
         self._spec = spec
         self._instance_id = instance_id
         self._effects = effects
@@ -181,6 +149,8 @@ class FunctionContext:
         self._version = version
         self._serializers: dict[str, Serializer] = {}
         self._told: set[str] = set()
+        self._changes: StateChanges | None = None
+        """What the call has done to the state; it is one of its effects."""
         self._partition: TopicPartition = ("", -1)
         self._record: InputRecord = (-1, -1, None, None, ())
 
@@ -188,11 +158,11 @@ class FunctionContext:
         """Set the message that is processed from now on."""
         self._partition = partition
         self._record = record
+        self._changes = None
 
     def input_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers that tell of an output from which message it was made."""
-        coded = base64.urlsafe_b64encode(self.get_message_id().serialize())
-        return [(INPUT_TOPIC_HEADER, self._partition[0].encode()), (INPUT_ID_HEADER, coded)]
+        return origins.headers(*self._partition, self._record[0])
 
     # -- the message
 
@@ -327,13 +297,16 @@ class FunctionContext:
             if option not in self._told:
                 self._told.add(option)
                 self._logger.warning("publish: %s has no effect on Kafka's protocol", option)
+        topic = str(topic_name)
+        if "/" in topic:
+            topic = self._spec.topic_names.kafka_name(topic)
         key = conf.get("partition_key")
         if key is None:
             key = conf.get("ordering_key")
         pairs = properties or conf.get("properties") or {}
         self._effects.append(
             Publish(
-                str(topic_name),
+                topic,
                 None if key is None else _bytes(key),
                 serializer.serialize(message),
                 [(str(header), _bytes(value)) for header, value in pairs.items()],
@@ -354,28 +327,30 @@ class FunctionContext:
 
     def incr_counter(self, key: str, amount: int) -> None:
         """Add to a counter."""
-        self._needed_state().incr(key, amount)
+        (self._changes or self._new_changes()).incr(key, amount)
 
-    def get_counter(self, key: str) -> int:
-        """Return a counter; 0 if nobody has added to it."""
-        return self._needed_state().get_amount(key)
+    def get_counter(self, key: str) -> int | None:
+        """Return a counter; None if nobody has added to it, as Pulsar does."""
+        return (self._changes or self._new_changes()).get_amount(key)
 
     def del_counter(self, key: str) -> None:
-        """Forget a counter."""
-        self._needed_state().delete_key(key)
+        """Forget a counter or a value."""
+        (self._changes or self._new_changes()).delete_key(key)
 
-    def put_state(self, key: str, value: Any) -> None:
-        """Set a value of the state."""
-        self._needed_state().put(key, value)
+    def put_state(self, key: str, value: str | bytes) -> None:
+        """Set a value of the state; a text is its UTF-8."""
+        (self._changes or self._new_changes()).put(key, value)
 
-    def get_state(self, key: str) -> Any:
-        """Return a value of the state; None if there is none."""
-        return self._needed_state().get_value(key)
+    def get_state(self, key: str) -> bytes | None:
+        """Return a value of the state; None if there is none. A counter is its 8 bytes, big-endian."""
+        return (self._changes or self._new_changes()).get_value(key)
 
-    def _needed_state(self) -> FunctionState:
+    def _new_changes(self) -> StateChanges:
         if self._state is None:
-            raise StateError(_NO_STATE)
-        return self._state
+            raise StateError("state is not there: this context was made without")
+        changes = self._changes = self._state(self._partition)
+        self._effects.append(changes)
+        return changes
 
 
 def _bytes(value: Any) -> bytes:

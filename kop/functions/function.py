@@ -1,7 +1,7 @@
-"""Where the code of a function comes from: a file, and the class, function or module in it that is named.
+"""Where the code of a function comes from: a file or folders, and the class, function or module in it that is named.
 
 Owns: what a class name means; the import of a user's file, under the name that Pulsar gives it, so that its pickles and
-its imports of files beside it work; what is told of a file that cannot be loaded.
+its imports of files beside it work; what is told of code that cannot be loaded.
 Must not know: serdes, records, who calls the function.
 """
 
@@ -11,10 +11,11 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -25,6 +26,16 @@ _LOADED: Final = "__kop_function__"
 
 class FunctionLoadError(Exception):
     """A function that cannot be loaded, with what its author has to know."""
+
+
+@dataclass(frozen=True)
+class CodePlace:
+    """Where the code of a function lies."""
+
+    py: str = ""
+    """A file; empty if the code is in folders alone."""
+    folders: tuple[str, ...] = ()
+    """Folders whose modules can be imported, the first one first."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,8 @@ class FunctionCode:
     """Any if there is none."""
     output_annotation: Any
     """Any if there is none, or if it is None."""
+    is_batch: bool = False
+    """True if it is called with record batches of Arrow, not with single messages."""
 
     def find(self, name: str) -> Any:
         """Return what another name of the function's files stands for, as `module.Class`."""
@@ -47,19 +60,36 @@ class FunctionCode:
 
 def load(py: str | Path, class_name: str) -> FunctionCode:
     """Import a file and return the function of it that is named: `module.Class`, `module.function` or `module`."""
-    path = Path(py).absolute()
-    if path.suffix != ".py":
-        raise FunctionLoadError(f"{path.name} is no file of Python: its name must end with .py")
-    if not path.is_file():
-        raise FunctionLoadError(f"there is no file {path}")
+    return load_place(CodePlace(str(py)), class_name)
+
+
+def load_place(place: CodePlace, class_name: str) -> FunctionCode:
+    """Import the code of a function and return the function of it that is named."""
     if not class_name:
-        raise FunctionLoadError(f"no class is named: {path.stem}.CLASS, {path.stem}.FUNCTION or {path.stem}")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    importlib.invalidate_caches()
-    if class_name.partition(".")[0] == path.stem:
-        _execute(path)
+        stem = Path(place.py).stem if place.py else "MODULE"
+        raise FunctionLoadError(f"no class is named: {stem}.CLASS, {stem}.FUNCTION or {stem}")
+    module = class_name.partition(".")[0]
+    if place.py:
+        path = Path(place.py).absolute()
+        if path.suffix != ".py":
+            raise FunctionLoadError(f"{path.name} is no file of Python: its name must end with .py")
+        if not path.is_file():
+            raise FunctionLoadError(f"there is no file {path}")
+        _make_importable([str(path.parent)])
+        if module == path.stem:
+            _execute(path)
+    else:
+        _make_importable(place.folders)
+        if module in sys.stdlib_module_names or module in {"kop", "pulsar"}:
+            raise FunctionLoadError(f"the module {module} has the name of a module of others: give it another name")
     return of_object(_find(class_name), class_name)
+
+
+def _make_importable(folders: Sequence[str]) -> None:
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    importlib.invalidate_caches()
 
 
 def _execute(path: Path) -> None:
@@ -107,7 +137,15 @@ def _module(parts: list[str]) -> tuple[types.ModuleType, list[str]]:
                 raise FunctionLoadError(_told(error)) from error
         except (Exception, SystemExit) as error:
             raise FunctionLoadError(_told(error)) from error
-    raise FunctionLoadError(f"there is no module {parts[0]} beside the file of the function")
+    there = sorted(_modules_beside())
+    near = difflib.get_close_matches(parts[0], there, 1)
+    hint = f"; is it {near[0]}?" if near else f"; there is {', '.join(there[:5])}" if there else ""
+    raise FunctionLoadError(f"there is no module {parts[0]} in the files of the function{hint}")
+
+
+def _modules_beside() -> set[str]:
+    """Return the modules in the first folder that modules are imported from, which is one of the function's."""
+    return {module.name for module in pkgutil.iter_modules(sys.path[:1]) if not module.name.startswith("_")}
 
 
 def _told(error: BaseException) -> str:
@@ -128,6 +166,9 @@ def of_object(target: Any, name: str) -> FunctionCode:
         except (Exception, SystemExit) as error:
             raise FunctionLoadError(f"{name} cannot be made without arguments: {_told(error)}") from error
     process = target if inspect.isroutine(target) else getattr(target, "process", None)
+    if process is None:
+        process = getattr(target, "process_batch", None)
+    is_batch = getattr(process, "__name__", "") == "process_batch"
     if not callable(process) or getattr(process, "__isabstractmethod__", False):
         raise FunctionLoadError(f"{name} has no process(input, context)")
     try:
@@ -135,12 +176,15 @@ def of_object(target: Any, name: str) -> FunctionCode:
     except ValueError:
         raise FunctionLoadError(f"{name} does not say which arguments it takes: it must be written in Python") from None
     takes_context = _takes_context(signature, name, is_class)
+    if is_batch and inspect.iscoroutinefunction(process):
+        raise FunctionLoadError(f"{name}: batches are called one after the other: write process_batch without async")
     return FunctionCode(
         name,
         process if takes_context else lambda value, _context: process(value),
         inspect.iscoroutinefunction(process),
         _annotation(process, next(iter(signature.parameters.values())).annotation, name),
         _annotation(process, signature.return_annotation, name),
+        is_batch,
     )
 
 

@@ -18,29 +18,40 @@ Must not know: where partitions come from, who starts it.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 from kop import clock
+from kop.client.batches import build
 from kop.client.errors import ClientError, FencedError, NoTransactionsError
 from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
+from kop.functions import triggers
+from kop.functions.batch_calls import BatchCalls
 from kop.functions.calling import Calls
-from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, commit
+from kop.functions.changelog import FunctionState
+from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
+from kop.functions.growth import Growth
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateError, StateValue
+from kop.functions.stats import Stats
+from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.watch import NOT_CALLING
+from kop.functions.windowing import WindowCalls, extractor_of, of_elements
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 
@@ -51,12 +62,18 @@ PATIENCE_SECONDS: Final = 120.0
 """How long requests are tried again that fail for a time."""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """Transactions are open while a batch is written, not while the function is called."""
-BATCH_RECORDS: Final = 2_000
+BATCH_RECORDS: Final = 10_000
 """How many messages at most are called before what they gave is written."""
 BATCH_SECONDS: Final = 0.05
 """For how long at most messages are called before what they gave is written."""
 END_SECONDS: Final = 2.0
 """How long an end waits for the thread that reads, which may be in the middle of a Fetch."""
+
+
+_NO_STATE: Final = (
+    "switch transactions on (over Pulsar: transactionCoordinatorEnabled=true), or use no state in {}: it is written in "
+    "transactions, and the server has none"
+)
 
 
 class ReplacedError(ClientError):
@@ -79,33 +96,67 @@ class Instance:
         instance_id: int = 0,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        end_seconds: float = END_SECONDS,
+        calling: MutableSequence[int] | None = None,
+        look_seconds: float | None = None,
+        version: str = "0",
     ) -> None:
+        """`look_seconds`: how often partitions are looked for that came later; None for never."""
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
-        self.calls: Calls | None = None
-        """The calls, which count, once there are any."""
         self._spec = spec
         self._code = code
         self._settings = dict(settings)
-        self._partitions = sorted(partitions)
+        self.partitions = sorted(partitions)
+        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0] if calling is None else calling
+        """Where it is, for kop.functions.watch, in memory that others may share."""
+        self.stats = Stats(self.partitions, self.calling)
+        self._triggers = Triggers()
+        self._logger = logger_of(spec, instance_id)
+        self._indexes = {partition: index for index, partition in enumerate(self.partitions)}
+        self._look_seconds = look_seconds
+        self._process = os.getpid()
         self._instance_id = instance_id
+        self._version = version
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
+        self._end_seconds = end_seconds
         self._fetch = FetchSettings(
             isolation=READ_COMMITTED, partition_bytes=PARTITION_BYTES, max_bytes=ANSWER_BYTES, wait_ms=fetch_wait_ms
         )
-        serdes = {name: input_serde(spec, name, code) for name in spec.inputs}
-        self._inputs = {topic: serdes[input_of(spec, topic)] for topic, _ in partitions}
-        self._output = output_serde(spec, code)
+        self._extractor = extractor_of(spec, code)
+        if code.is_batch:
+            check_batches(spec)
+        else:
+            of_messages = of_elements(code) if spec.window else code
+            self._serdes = {name: input_serde(spec, name, of_messages) for name in spec.inputs}
+            self._inputs = {topic: self._serdes[input_of(spec, topic)] for topic, _ in partitions}
+            self._output = output_serde(spec, code)
         self._secrets = read_secrets(spec)
         self._stopping = False
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
+        self._state: FunctionState | None = None
+        self._fresh: Collection[TopicPartition] = ()
+        """The partitions that had no committed offset."""
 
     @property
     def is_stopping(self) -> bool:
         """True once no further message is called."""
         return self._stopping
+
+    def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
+        """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own."""
+        return self._open_state().query(key, partition)
+
+    def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
+        """Set a counter (an int) or a value of the state; returns once it is committed."""
+        self._open_state().put(key, value, partition)
+
+    def _open_state(self) -> FunctionState:
+        if self._state is None:
+            raise StateError("the instance has not begun yet")
+        return self._state
 
     def stop(self) -> None:
         """Let `run` return after the message that is being called, with all that is done written and committed."""
@@ -130,27 +181,92 @@ class Instance:
             writer = WriteClient(self._settings, self._patience)
             stack.callback(writer.close)
             identity = self._fence(writer)
-            reading = ReadClient(self._settings, int(self._patience * 1000))
+            reading = self._new_reader()
             try:
                 positions = self._positions(writer, reading, identity)
                 once = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE
                 producer = identity if once and identity is not None else writer.init_producer(None, -1)
                 outputs = Outputs(writer, producer, Codec[spec.compression_type.upper()])
+                state = self._new_state(writer, identity)
+                stack.callback(state.close)
+                state.find()
+                starts = self._starts(reading, positions) if spec.window else positions
             except BaseException:
                 reading.close()
                 raise
-            self._reader = ReadAhead(reading, positions, self._fail, self._fetch)
-            stack.callback(self._reader.close, END_SECONDS)
-            self.calls = self._calls(outputs)
-            stack.callback(self.calls.close)
-            end = self._end(writer, identity, outputs, positions)
+            self._reader = ReadAhead(
+                reading, self._new_reader, positions, self._fail, self._fetch, batches=self._code.is_batch
+            )
+            stack.callback(self._reader.close, self._end_seconds)
+            calls = self._calls(outputs, state, starts)
+            stack.callback(calls.close)
+            self.stats.lag = lambda: self._lag(calls, positions)
+            end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
+            if self._look_seconds is not None:
+                growth = Growth(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(growth.close)
             self.started.set()
-            self._work(self.calls, self._reader, end)
+            self._work(calls, self._reader, end)
             if self._failure is None:
                 end.finish()
         if self._failure is not None:
             raise self._failure
+
+    def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
+        """Return how many offsets of each partition are not done."""
+        assert self._reader is not None
+        done = {**starts, **calls.positions()}
+        return {
+            partition: max(0, end - done.get(partition, position))
+            for partition, (end, position) in self._reader.ends().items()
+        }
+
+    def add(self, partitions: Collection[TopicPartition]) -> None:
+        """Take further partitions, once it has begun: from their committed offsets, else from their beginning. Those
+        that it has already are left out. For any thread, one at a time.
+        """
+        assert self._reader is not None
+        new = sorted(set(partitions) - set(self.partitions))
+        if not new:
+            return
+        with ExitStack() as stack:
+            writer = WriteClient(self._settings, self._patience)
+            stack.callback(writer.close)
+            known = writer.committed(self._spec.group, new)
+            positions = {partition: offset for partition, (offset, _) in known.items()}
+            if missing := [partition for partition in new if partition not in positions]:
+                reader = self._new_reader()
+                stack.callback(reader.close)
+                positions |= reader.list_offsets(dict.fromkeys(missing, EARLIEST), READ_COMMITTED)
+        for partition in new:
+            if not self._code.is_batch:
+                self._inputs[partition[0]] = self._serdes[input_of(self._spec, partition[0])]
+            self.partitions.append(partition)
+            self._indexes[partition] = len(self.partitions) - 1
+        self._reader.add(positions)
+        log.info("%s takes %s, too", self._spec.fqfn, ", ".join(f"{topic}-{number}" for topic, number in new))
+
+    def trigger(self, value: bytes, key: bytes | None, topic: str | None, seconds: float) -> TriggerAnswer:
+        """Send a message to one of the partitions, and return what became of it. For any thread."""
+        places = [partition for partition in self.partitions if topic in {None, partition[0]}]
+        if not places:
+            return TriggerAnswer(error=f"this instance has no partition of {topic or 'any topic'}")
+        number = self._triggers.expect()
+        try:
+            writer = WriteClient(self._settings, min(seconds, self._patience))
+            try:
+                producer = writer.init_producer(None, -1)
+                record = key, value, [(triggers.HEADER, number)], None
+                for batch, _ in build([record], producer, 0, now=clock.wall_ms()):
+                    writer.produce(producer, {places[0]: batch})
+            finally:
+                writer.close()
+        except Exception as error:
+            self._triggers.wait(number, 0)
+            return TriggerAnswer(error=f"the message cannot be written: {error}")
+        answer = self._triggers.wait(number, seconds)
+        return answer or TriggerAnswer(error=f"the message is written to {places[0][0]}, and not done in {seconds:g} s")
 
     def _fail(self, error: BaseException) -> None:
         """Note what ended a thread; the first one counts."""
@@ -176,19 +292,56 @@ class Instance:
 
     def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
         """Return where each partition is read on; starts that were not committed yet are, before anything is read."""
-        known = writer.committed(self._spec.group, self._partitions)
+        known = writer.committed(self._spec.group, self.partitions)
         positions = {partition: offset for partition, (offset, _) in known.items()}
         if self._spec.skip_to_latest:
             positions.clear()
-        new = [partition for partition in self._partitions if partition not in positions]
+        new = {
+            partition: self._start_of(partition, positions)
+            for partition in self.partitions
+            if partition not in positions
+        }
+        self._fresh = new.keys()
         if new:
-            earliest = self._spec.subscription_position == "Earliest" and not self._spec.skip_to_latest
-            starts = reader.list_offsets(dict.fromkeys(new, EARLIEST if earliest else LATEST), READ_COMMITTED)
+            starts = reader.list_offsets(new, READ_COMMITTED)
             commit(writer, identity, self._spec.group, starts)
             positions |= starts
         return positions
 
-    def _calls(self, outputs: Outputs) -> Calls:
+    def _start_of(self, partition: TopicPartition, committed: Offsets) -> int:
+        """Return where a partition begins that has no offset: if it came later than others, at its beginning."""
+        spec = self._spec
+        is_regex = spec.inputs[input_of(spec, partition[0])].is_regex
+        if any(is_regex or topic == partition[0] for topic, _ in committed):
+            return EARLIEST
+        return EARLIEST if spec.subscription_position == "Earliest" and not spec.skip_to_latest else LATEST
+
+    def _new_reader(self) -> ReadClient:
+        return ReadClient(self._settings, int(self._patience * 1000))
+
+    def _new_state(self, writer: WriteClient, identity: Identity | None) -> FunctionState:
+        self._state = FunctionState(
+            self._spec,
+            self.partitions,
+            writer,
+            self._new_reader,
+            refused=_NO_STATE.format(self._spec.fqfn) if identity is None else None,
+            failed=self._fail,
+            wake=self._wake,
+            patience=self._patience,
+        )
+        return self._state
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            self._reader.wake()
+
+    def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
+        """Return from where on there are records: those before were deleted, and no window waits for them."""
+        first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
+        return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
+
+    def _calls(self, outputs: Outputs, state: FunctionState, starts: Offsets) -> Calls | BatchCalls:
         spec, code = self._spec, self._code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -196,35 +349,67 @@ class Instance:
                 spec,
                 self._instance_id,
                 effects,
-                logger=logging.getLogger(f"{__name__}.{spec.name}"),
+                logger=self._logger,
                 serde=lambda name: of_class_name(name, code),
                 secrets=self._secrets,
-                record_metric=lambda name, value: None,
+                record_metric=self.stats.metric,
+                state=state.changes,
+                version=self._version,
             )
 
-        return Calls(
-            spec,
-            code,
-            outputs,
-            inputs=self._inputs,
-            output=self._output,
-            context=context,
-            stopping=lambda: self._stopping,
-        )
+        common: dict[str, Any] = {
+            "context": context,
+            "stopping": lambda: self._stopping,
+            "calling": self.calling,
+            "partitions": self._indexes,
+            "logger": self._logger,
+            "stats": self.stats,
+            "triggers": self._triggers,
+        }
+        if code.is_batch:
+            return BatchCalls(spec, code, outputs, **common)
+        common |= {"inputs": self._inputs, "output": self._output}
+        if spec.window is not None:
+            common |= {"starts": starts, "fresh": self._fresh, "state": state, "extractor": self._extractor}
+            return WindowCalls(spec, code, outputs, **common)
+        return Calls(spec, code, outputs, **common)
 
-    def _end(self, writer: WriteClient, identity: Identity | None, outputs: Outputs, positions: Offsets) -> BatchEnd:
+    def _end(
+        self,
+        writer: WriteClient,
+        identity: Identity | None,
+        outputs: Outputs,
+        positions: Offsets,
+        state: FunctionState,
+    ) -> BatchEnd:
         guarantee, group = self._spec.processing_guarantees, self._spec.group
+        end: BatchEnd
         if guarantee is Guarantee.EFFECTIVELY_ONCE:
             assert identity is not None
-            return InOneTransaction(writer, identity, group, outputs, positions)
-        if guarantee is Guarantee.ATMOST_ONCE:
-            return Before(writer, identity, group, outputs, positions)
-        client = WriteClient(self._settings, self._patience)
-        return Beside(client, identity, group, outputs, positions, self._fail)
+            end = InOneTransaction(writer, identity, group, outputs, positions)
+        elif guarantee is Guarantee.ATMOST_ONCE:
+            end = Before(writer, identity, group, outputs, positions)
+        else:
+            client = WriteClient(self._settings, self._patience)
+            end = Beside(client, identity, group, outputs, positions, self._fail)
+
+        def switch(committed: Offsets) -> BatchEnd:
+            """Return the end of a batch with state, which has only been opened if there are transactions."""
+            assert identity is not None
+            if guarantee is Guarantee.EFFECTIVELY_ONCE:
+                return end
+            if guarantee is not Guarantee.ATMOST_ONCE:
+                end.close()
+            outputs.use(identity)
+            if guarantee is Guarantee.ATMOST_ONCE:
+                return end
+            return InOneTransaction(writer, identity, group, outputs, committed)
+
+        return WithState(end, state, outputs, positions, switch)
 
     # -- its work
 
-    def _work(self, calls: Calls, reader: ReadAhead, end: BatchEnd) -> None:
+    def _work(self, calls: Calls | BatchCalls, reader: ReadAhead, end: BatchEnd) -> None:
         pending: deque[Taken] = deque()
         later: list[Taken] = []
         while not self._stopping:
@@ -246,15 +431,37 @@ class Instance:
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:
                         break
+            if os.getpid() != self._process:
+                os._exit(0)  # the function has forked itself, and what this copy did is not the instance's
             if self._failure is None:
                 end.write(calls.committable())
                 calls.written()
 
     @staticmethod
-    def _idle_seconds(calls: Calls, end: BatchEnd) -> float | None:
+    def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
         """Return when at the latest there is something to do if no record comes."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
+
+
+def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
+    """Return the logger of an instance, which its context gives to the function, and which is told of failed calls."""
+    return logging.getLogger(f"{__name__}.{spec.fqfn.replace('.', '_').replace('/', '.')}.{instance_id}")
+
+
+def check_batches(spec: FunctionSpec) -> None:
+    """Raise ClientError if a function cannot take record batches of Arrow."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
+    if spec.processing_guarantees is Guarantee.MANUAL:
+        raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
+    if spec.window is not None:
+        raise ClientError(f"leave windowConfig of {spec.fqfn} out: windows are for process(list, context)")
+    if spec.window is not None:
+        raise ClientError(f"leave windowConfig of {spec.fqfn} out: process_batch is given batches, not windows")
+    named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
+    if named or spec.output_serde_class_name or spec.output_schema_type:
+        raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:

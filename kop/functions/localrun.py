@@ -1,30 +1,57 @@
 """A function run here, without workers: one instance with all partitions of its inputs, on a thread of its own.
 
-Owns: which topics there are and which are made, what is said of a start, when the function starts anew.
+Owns: which topics there are and which are made, what is said of a start, when the function starts anew, the end of one
+that hangs.
 Must not know: flags, terminals, signals.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from kop import clock
+from kop.allocator import resident_bytes
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.errors import without_frames
-from kop.functions.function import FunctionCode
+from kop.functions.function import FunctionCode, load, load_place
+from kop.functions.growth import LOOK_SECONDS, partitions_of
 from kop.functions.instance import PATIENCE_SECONDS, Instance
+from kop.functions.logs import LogTopic
+from kop.functions.packages import read_package, unpack
 from kop.functions.spec import FunctionSpec
+from kop.functions.topics import DEFAULT_NAMESPACE, TopicNames
+from kop.functions.watch import CallWatch, place_of
+
+_PROBE: Final = f"{DEFAULT_NAMESPACE}/kop-functions"
+"""A name that only a server with namespaces takes."""
+
+
+class HungError(ClientError):
+    """A function that has to be ended; its thread cannot be."""
+
+
+def load_here(spec: FunctionSpec) -> FunctionCode:
+    """Return the code of a function from its file, which may be a package; FunctionLoadError, PackageError.
+
+    A package is unpacked into the user's cache, once.
+    """
+    if Path(spec.py).suffix == ".py":
+        return load(spec.py, spec.class_name)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
+    return load_place(unpack(read_package(spec.py), cache), spec.class_name)
 
 
 class Running:
     """An instance on a thread. `settings` are kafka-python's; `say` is given lines for people.
+
+    `alone`: the process is the function's alone, so what is printed goes to its log topic, and its memory is watched.
 
     `start` returns once no record is missed that is produced from then on; `stop` after the message that is being
     called, with all that is done written and committed. Both raise what ended the instance.
@@ -39,15 +66,20 @@ class Running:
         *,
         patience: float = PATIENCE_SECONDS,
         fetch_wait_ms: int = 500,
+        look_seconds: float = LOOK_SECONDS,
+        alone: bool = False,
     ) -> None:
         self._spec = spec
         self._code = code
+        self._alone = alone
         self._settings = dict(settings)
         self._say = say
         self._patience = patience
         self._fetch_wait_ms = fetch_wait_ms
+        self._look_seconds = look_seconds
         self._instance: Instance | None = None
         self._failure: BaseException | None = None
+        self._hangs = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kop-function-{spec.name}", daemon=True)
 
@@ -64,14 +96,18 @@ class Running:
     @property
     def processed(self) -> int:
         """How many messages are done."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.processed
+        return 0 if self._instance is None else self._instance.stats.processed
 
     @property
     def failures(self) -> int:
         """How many calls have failed."""
-        calls = None if self._instance is None else self._instance.calls
-        return 0 if calls is None else calls.failures
+        return 0 if self._instance is None else self._instance.stats.failures
+
+    @property
+    def instance(self) -> Instance:
+        """The instance, once it was started."""
+        assert self._instance is not None
+        return self._instance
 
     def start(self) -> Self:
         """Find the topics, make those that are missing, and start."""
@@ -85,8 +121,12 @@ class Running:
             partitions,
             patience=self._patience,
             fetch_wait_ms=self._fetch_wait_ms,
+            look_seconds=self._look_seconds,
         )
         self._thread.start()
+        watch = CallWatch(self._spec.timeout_ms, self._spec.ram if self._alone else None)
+        if watch.seconds is not None:
+            threading.Thread(target=self._look, args=(watch, self._instance), daemon=True).start()
         while not self._instance.started.wait(0.05):
             if self.is_over:
                 self._raise()
@@ -103,22 +143,49 @@ class Running:
         """End the instance; see the class."""
         if self._instance is not None:
             self._instance.stop()
-            self._thread.join()
+            self._over.wait()
+            if not self._hangs:
+                self._thread.join()
             self._raise()
 
     def _run(self) -> None:
         assert self._instance is not None
         try:
-            self._instance.run()
+            with LogTopic(self._spec, self._settings) as topic:
+                if self._alone:
+                    topic.take_output()
+                self._instance.run()
         except BaseException as error:
             self._failure = without_frames(error)
         finally:
             self._over.set()
 
+    def _look(self, watch: CallWatch, instance: Instance) -> None:
+        """Note that the function hangs, or has too much memory."""
+        while not self._over.wait(watch.seconds):
+            calling = list(instance.calling)
+            reason = watch.look(calling, resident_bytes(), clock.monotonic())
+            if reason is not None:
+                at = place_of(calling, instance.partitions)
+                where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
+                self._hangs = True
+                self._failure = HungError(f"{self._spec.fqfn} has to be ended{where}: {reason}")
+                instance.stop()
+                self._over.set()
+
     def _raise(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFAULT_NAMESPACE) -> TopicNames:
+    """Return what names mean on a server; it is asked for its opinion of slashes. `settings` are kafka-python's."""
+    client = WriteClient(settings, patience)
+    try:
+        return TopicNames(namespace, has_namespaces=client.takes_name(_PROBE))
+    finally:
+        client.close()
 
 
 def find_partitions(
@@ -128,25 +195,19 @@ def find_partitions(
     writer = WriteClient(settings, patience)
     try:
         topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
-        patterns = [re.compile(topic) for topic, given in spec.inputs.items() if given.is_regex]
         for topic in filter(None, [*topics, spec.output]):
             if writer.make_topic(topic):
                 say(f"made the topic {topic}")
-        if patterns:
-            reader = ReadClient(settings, int(patience * 1000))
-            try:
-                there = reader.topics(None)
-            finally:
-                reader.close()
-            matching = [t for t, m in there.items() if not m.internal and any(p.fullmatch(t) for p in patterns)]
-            topics += sorted(set(matching) - {*topics, spec.output})
-        if not topics:
-            raise ClientError(
-                f"no topic matches {', '.join(p.pattern for p in patterns)}: create one, then start again"
-            )
-        return [(topic, partition) for topic in topics for partition in sorted(writer.leaders(topic))]
     finally:
         writer.close()
+    reader = ReadClient(settings, int(patience * 1000))
+    try:
+        partitions = partitions_of(spec, reader)
+    finally:
+        reader.close()
+    if not partitions:
+        raise ClientError(f"no topic matches {', '.join(spec.inputs)}: create one, then start again")
+    return partitions
 
 
 class Changes:

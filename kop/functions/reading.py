@@ -1,4 +1,4 @@
-"""The records of an instance's partitions, read ahead by a thread of its own.
+"""The records of an instance's partitions, read ahead by threads of their own, one for each server that leads some.
 
 Owns: which partitions are read on from where, how much is kept in memory, and what is done if records of them are gone.
 Must not know: what becomes of the records.
@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kop import clock
 from kop.client.batches import StoredRecords
@@ -20,7 +20,7 @@ from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS, TEMPORARY
 from kop.client.errors import ClientError
 from kop.client.offsets import EARLIEST, Offsets, TopicPartition
 from kop.client.read_client import GONE, OUT_OF_RANGE, Fetched, FetchSettings, ReadClient
-from kop.functions.context import InputRecord
+from kop.records import arrow
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Taken(NamedTuple):
     """Records of one partition, in order."""
 
     partition: TopicPartition
-    records: Sequence[InputRecord]
+    records: Any
+    """A sequence of InputRecord, or a record batch of Arrow."""
     next_offset: int
     """The first offset behind them. Offsets before it that have no record have none for a reader of committed ones."""
 
@@ -47,24 +48,32 @@ class Taken(NamedTuple):
 class _Ahead:
     position: int
     """The next offset that is fetched."""
-    chunks: deque[tuple[list[InputRecord], int, int]] = field(default_factory=deque)
+    chunks: deque[tuple[Any, int, int]] = field(default_factory=deque)
     """Records, the offset behind them, and how many bytes they count."""
+    end: int = -1
+    """The first offset that no reader of committed records gets yet, as of the last answer."""
     bytes: int = 0
     taken: int = 0
     """How many records of the first chunk are taken."""
 
 
 class ReadAhead:
-    """Reads partitions and gives their records to one other thread. `failed` is told of the error that ends it."""
+    """Reads partitions and gives their records to one other thread. `failed` is told of an error that ends a thread."""
 
     def __init__(
         self,
         client: ReadClient,
+        another: Callable[[], ReadClient],
         positions: Mapping[TopicPartition, int],
         failed: Callable[[BaseException], None],
         fetch: FetchSettings,
+        *,
+        batches: bool = False,
     ) -> None:
-        self._client = client
+        """`another` makes a client like the first one; both are closed here. `batches`: records come as record batches
+        of Arrow.
+        """
+        self._batches = batches
         self._fetch = fetch
         self._failed = failed
         self._ahead = {partition: _Ahead(position) for partition, position in positions.items()}
@@ -74,8 +83,23 @@ class ReadAhead:
         self._over = False
         self._woken = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="kop-function-read", daemon=True)
-        self._thread.start()
+        # A server that has no records answers late: the partitions of the others do not wait for it.
+        try:
+            self._thread_of = _by_leader(client, positions)
+        except BaseException:
+            client.close()
+            raise
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(number, another if number else lambda: client),
+                name=f"kop-function-read-{number}",
+                daemon=True,
+            )
+            for number in range(max(self._thread_of.values(), default=0) + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- for the thread that takes
 
@@ -98,6 +122,18 @@ class ReadAhead:
             self._changed.notify_all()
         return taken
 
+    def ends(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return where each partition ends and the next offset that is fetched. For any thread."""
+        return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read further partitions from these offsets on. For any thread."""
+        with self._changed:
+            for partition, position in positions.items():
+                self._thread_of.setdefault(partition, 0)
+                self._ahead.setdefault(partition, _Ahead(position))
+            self._changed.notify_all()
+
     def wake(self) -> None:
         """Let `take` return now, or the next one at once."""
         with self._changed:
@@ -105,11 +141,13 @@ class ReadAhead:
             self._changed.notify_all()
 
     def close(self, seconds: float) -> None:
-        """End the thread, which closes its client; waits so many seconds for it."""
+        """End the threads, which close their clients; waits so many seconds for them."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._thread.join(seconds)
+        end = clock.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - clock.monotonic()))
 
     def _ready(self, waiting: Collection[TopicPartition]) -> bool:
         return any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting)
@@ -129,41 +167,46 @@ class ReadAhead:
                 self._bytes -= size
             else:
                 ahead.taken = end
-                behind = records[end][0]
+                behind = records.column("offset")[end].as_py() if self._batches else records[end][0]
             taken.append(Taken(partition, some, behind))
         return got
 
-    # -- the thread that reads
+    # -- the threads that read
 
-    def _run(self) -> None:
+    def _run(self, number: int, make: Callable[[], ReadClient]) -> None:
+        client = None
         try:
-            while (positions := self._wanted()) is not None:
-                answers = self._client.fetch_many(positions, self._fetch)
+            client = make()
+            while (positions := self._wanted(number)) is not None:
+                answers = client.fetch_many(positions, self._fetch)
                 for partition, answer in answers.items():
-                    self._put(partition, positions[partition], answer)
+                    self._put(client, partition, positions[partition], answer)
                 if any(isinstance(answer, TEMPORARY) for answer in answers.values()):
                     time.sleep(RETRY_SECONDS)
         except Exception as error:
             self._failed(error)
         finally:
-            self._client.close()
+            if client is not None:
+                client.close()
 
-    def _wanted(self) -> Offsets | None:
+    def _wanted(self, number: int) -> Offsets | None:
         """Return which partitions are fetched from where; waits until there is room. None at the end."""
         with self._changed:
             while not self._over:
                 if self._bytes < AHEAD_BYTES:
                     wanted = {
-                        p: ahead.position for p, ahead in self._ahead.items() if ahead.bytes < PARTITION_AHEAD_BYTES
+                        partition: ahead.position
+                        for partition, ahead in self._ahead.items()
+                        if self._thread_of[partition] == number and ahead.bytes < PARTITION_AHEAD_BYTES
                     }
                     if wanted:
                         return wanted
                 self._changed.wait()
         return None
 
-    def _put(self, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
+    def _put(self, client: ReadClient, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
         if isinstance(answer, OUT_OF_RANGE):
-            first = self._first(partition, position)
+            first = self._first(client, partition, position)
             with self._changed:
                 self._ahead[partition].position = first
             return
@@ -179,8 +222,17 @@ class ReadAhead:
             return  # it is asked for again
         if isinstance(answer, Exception):
             raise answer
-        stored = StoredRecords(answer, partition, position)
+        stored: Any
+        if self._batches:
+            stored = arrow.decode(
+                answer.records, topic=partition[0], partition=partition[1], start=position, aborted=answer.aborted,
+                headers=True,
+            )  # fmt: skip
+        else:
+            stored = StoredRecords(answer, partition, position)
         chunks = [(records, stored.next_offset, 0) for records in stored]
+        with self._changed:
+            self._ahead[partition].end = answer.last_stable_offset
         if stored.next_offset == position:
             if stored.cut_off > self._fetch.partition_bytes:
                 size = stored.cut_off
@@ -195,12 +247,25 @@ class ReadAhead:
             self._bytes += len(answer.records)
             self._changed.notify_all()
 
-    def _first(self, partition: TopicPartition, position: int) -> int:
+    @staticmethod
+    def _first(client: ReadClient, partition: TopicPartition, position: int) -> int:
         """Return where a partition is read on that does not have an offset, and say so."""
-        first = self._client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
+        first = client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
         what = "was deleted before it was read" if first > position else "is behind the end of the log"
         log.warning(
             "records may be lost: offset %d of %s-%d %s; it is read on from offset %d, its first",
             position, *partition, what, first,
         )  # fmt: skip
         return first
+
+
+def _by_leader(client: ReadClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return a number for each partition, from 0 on, the same for those that one server leads."""
+    topics = client.topics({topic for topic, _ in partitions})
+    numbers: dict[int, int] = {}
+    return {
+        (topic, partition): numbers.setdefault(
+            topics[topic].leaders.get(partition, -1) if topic in topics else -1, len(numbers)
+        )
+        for topic, partition in partitions
+    }

@@ -19,6 +19,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from kop.functions.topics import HOME, TopicNameError, TopicNames
+from kop.functions.watch import LEAST_RAM
+
 Path: TypeAlias = tuple[str | int, ...]
 """Where something stands in a FunctionConfig: names of fields, keys and indexes."""
 
@@ -47,6 +50,23 @@ class InputSpec:
     serde_class_name: str = ""
     schema_type: str = ""
     is_regex: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec:
+    """The windows of a function; of count and time one has a value."""
+
+    length_count: int | None = None
+    sliding_count: int | None = None
+    """How many messages lie between two windows."""
+    length_ms: int | None = None
+    sliding_ms: int | None = None
+    timestamp_extractor: str = ""
+    """Empty: the time of a message is the one at which it is read."""
+    max_lag_ms: int = 0
+    watermark_ms: int = 1000
+    """How often the watermark moves."""
+    late_data_topic: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +108,11 @@ class FunctionSpec:
     ram: int | None = None
     """Bytes."""
     max_pending_async_requests: int = 1000
+    window: WindowSpec | None = None
+    state_scope: Literal["function", "partition"] = "function"
+    """What state and windows belong to: the function, or each partition of its input."""
+    topic_names: TopicNames = HOME
+    """What the names mean that the function gives to `publish`; those here are the server's already."""
 
     @property
     def fqfn(self) -> str:
@@ -127,6 +152,7 @@ def _title(value: Any) -> Any:
 
 _Text: TypeAlias = Annotated[str | None, BeforeValidator(_absent)]
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Milliseconds: TypeAlias = Annotated[int, Field(ge=1, le=2**53)]
 _INPUTS: Final = ("topicsPattern", "inputSpecs", "customSerdeInputs", "customSchemaInputs")
 _CODECS: Final = {"NONE": "none", "LZ4": "lz4", "ZLIB": "gzip", "ZSTD": "zstd", "SNAPPY": "snappy"}
 """Pulsar's codecs, and those of Kafka in their place."""
@@ -169,8 +195,21 @@ class _SecretFields(_Fields):
     file: str | None = None
 
 
+class _WindowFields(_Fields):
+    window_length_count: _Count | None = None
+    window_length_duration_ms: _Milliseconds | None = None
+    sliding_interval_count: _Count | None = None
+    sliding_interval_duration_ms: _Milliseconds | None = None
+    late_data_topic: _Text = None
+    max_lag_ms: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    watermark_emit_interval_ms: _Milliseconds | None = None
+    timestamp_extractor_class_name: _Text = None
+    actual_window_function_class_name: _Text = None
+    processing_guarantees: _Text = None
+
+
 class FunctionConfig(_Fields):
-    """The fields of Pulsar, as people and Pulsar's tools write them."""
+    """The fields of Pulsar, as people and Pulsar's tools write them, and `stateScope`."""
 
     tenant: _Text = None
     namespace: _Text = None
@@ -203,7 +242,7 @@ class FunctionConfig(_Fields):
     sub_name: _Text = None
     parallelism: _Count | None = None
     resources: _ResourcesFields | None = None
-    window_config: dict[str, Any] | None = None
+    window_config: _WindowFields | None = None
     timeout_ms: Annotated[int, Field(ge=1)] | None = None
     py: _Text = None
     cleanup_subscription: bool | None = None
@@ -212,6 +251,7 @@ class FunctionConfig(_Fields):
     subscription_position: Annotated[
         Literal["Latest", "Earliest"] | None, BeforeValidator(_title), BeforeValidator(_absent)
     ] = None
+    state_scope: Annotated[Literal["function", "partition"] | None, BeforeValidator(_absent)] = None
     batch_builder: _Text = None
     runtime_flags: _Text = None
     custom_runtime_options: _Text = None
@@ -227,7 +267,6 @@ REFUSED: Final = {
     "functionType": "there are no built-in functions",
     "cryptoConfig": "there is no encryption by producers and consumers",
     "exposePulsarAdminClientEnabled": "there is no admin client of Pulsar in a function",
-    "windowConfig": "windows are not built yet",
 }
 """Fields that would make another function of it, at any depth, and why."""
 
@@ -240,17 +279,25 @@ WITHOUT_EFFECT: Final[dict[Path, str]] = {
     ("producerConfig", "useThreadLocalProducers"): "an instance has one producer",
     ("producerConfig", "batchBuilder"): "the server keeps batches as they are written",
     ("inputSpecs", "*", "poolMessages"): "messages are objects of Python",
-    ("inputSpecs", "*", "receiverQueueSize"): "not built yet",
-    ("inputSpecs", "*", "consumerProperties"): "not built yet",
-    ("inputSpecs", "*", "schemaProperties"): "not built yet",
+    ("inputSpecs", "*", "receiverQueueSize"): "what is read ahead is bounded in bytes",
+    (
+        "inputSpecs",
+        "*",
+        "consumerProperties",
+    ): "all inputs are read by one client, with the properties of the worker",
+    ("inputSpecs", "*", "schemaProperties"): "schemas here have none",
     ("resources", "cpu"): "a process takes what the machine gives",
     ("resources", "disk"): "a process takes what the machine gives",
-    ("resources", "ram"): "not built yet",
-    ("logTopic",): "not built yet",
-    ("timeoutMs",): "not built yet",
-    ("cleanupSubscription",): "not built yet",
 }
 """Fields that are taken and change nothing, and why."""
+
+
+_WITHOUT_EFFECT_ON_WINDOWS: Final = {
+    "max_lag_ms": "there is no timestampExtractorClassName",
+    "watermark_emit_interval_ms": "there is no timestampExtractorClassName",
+    "actual_window_function_class_name": "className names the function",
+    "processing_guarantees": "processingGuarantees of the function counts",
+}
 
 
 @dataclass(frozen=True)
@@ -268,7 +315,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "name": Flag(("name",), "text", "Name of the function; without it the name of the class."),
     "fqfn": Flag(("fqfn",), "text", "Tenant, namespace and name in one: TENANT/NAMESPACE/NAME."),
     "classname": Flag(("className",), "text", "MODULE.CLASS, MODULE.FUNCTION or MODULE."),
-    "py": Flag(("py",), "text", "File with the function."),
+    "py": Flag(("py",), "text", "File with the function: .py, .whl or .zip."),
     "jar": Flag(("jar",), "text", "Refused: functions in Java are not run."),
     "go": Flag(("go",), "text", "Refused: functions in Go are not run."),
     "inputs": Flag(("inputs",), "list", "Topics to read, with commas between."),
@@ -323,21 +370,23 @@ FLAGS: Final[dict[str, Flag]] = {
 # -- reading
 
 
-def read(text: str, name: str) -> tuple[FunctionSpec, list[str]]:
+def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[FunctionSpec, list[str]]:
     """Return the function of a text in YAML or JSON, and notes for its author; SpecError has all mistakes.
 
     `name` is that of the file, for the places of mistakes.
     """
-    return from_flags({}, (text, name))
+    return from_flags({}, (text, name), topic_names)
 
 
-def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> tuple[FunctionSpec, list[str]]:
+def from_flags(
+    flags: Mapping[str, Any], file: tuple[str, str] | None = None, topic_names: TopicNames = HOME
+) -> tuple[FunctionSpec, list[str]]:
     """Return the function of flags (names of FLAGS; texts, or values of their type), which go before a file's text.
 
-    `file` is the text and the name of the file.
+    `file` is the text and the name of the file; `topic_names` says what names of topics are to the server.
     """
     text, name = file or ("", "")
-    draft = _Draft(name)
+    draft = _Draft(name, topic_names)
     draft.take_text(text)
     unread = bool(draft.mistakes)
     draft.take_flags(flags)
@@ -348,14 +397,31 @@ def from_flags(flags: Mapping[str, Any], file: tuple[str, str] | None = None) ->
     return spec, draft.notes
 
 
+def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the fields that flags and a file's text give, to make or change a definition; SpecError.
+
+    Each is right by itself; if they make a whole function is not asked.
+    """
+    text, name = file or ("", "")
+    draft = _Draft(name, HOME)
+    draft.take_text(text)
+    draft.take_flags(flags)
+    if not draft.mistakes:
+        draft.checked()
+    if draft.mistakes:
+        raise SpecError([text for _, text in sorted(draft.mistakes)])
+    return draft.values
+
+
 class _Draft:
     """A definition as far as it is read, with what is wrong with it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, topic_names: TopicNames) -> None:
         self.values: dict[str, Any] = {}
         self.mistakes: list[tuple[int, str]] = []
         self.notes: list[str] = []
         self._name = name
+        self._topic_names = topic_names
         self._bad: set[str | int] = set()
         """Fields with a mistake of their own: they are left out."""
         self._lines: dict[Path, int] = {}
@@ -501,8 +567,11 @@ class _Draft:
         inputs = self._inputs(config)
         if not inputs:
             self.wrong(("inputs",), "is missing: the topics to read", *_INPUTS)
-        if config.output and config.output in inputs:
-            self.wrong(("output",), f"{config.output} is an input too, so the function would read what it writes")
+        output = self._topic(("output",), config.output)
+        log_topic = self._topic(("logTopic",), config.log_topic)
+        for path, topic in (("output", output), ("logTopic", log_topic)):
+            if topic and topic in inputs:
+                self.wrong((path,), f"{topic} is an input too, so the function would read what it writes")
         tenant, namespace, name = self._named(config)
         guarantee = config.processing_guarantees or Guarantee.ATLEAST_ONCE
         if config.auto_ack is False and guarantee is not Guarantee.MANUAL:
@@ -516,15 +585,35 @@ class _Draft:
                 "needs maxMessageRetries: without it a message is tried for ever",
                 "maxMessageRetries",
             )
+        ram = config.resources.ram if config.resources else None
+        if ram is not None and ram < LEAST_RAM:
+            self.wrong(("resources", "ram"), f"must be {LEAST_RAM} bytes or more: an instance has that much by itself")
+        dead_letter_topic = self._topic(("deadLetterTopic",), config.dead_letter_topic)
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
         for topic, schema in (config.custom_schema_outputs or {}).items():
-            if topic == config.output and not output_schema:
+            is_output = self._topic(("customSchemaOutputs", topic), topic) == output
+            if is_output and not output_schema:
                 output_schema = self._schema(("customSchemaOutputs", topic), schema)
-            elif topic != config.output:
+            elif not is_output:
                 given = config.output or "none"
                 self.wrong(("customSchemaOutputs", topic), f"is not the output, which is {given}", "output")
         if output_schema and config.output_serde_class_name:
             self.wrong(("outputSerdeClassName",), "a schema type is given too: one of them")
+        window = self._window(config.window_config) if config.window_config else None
+        if window and guarantee is Guarantee.MANUAL:
+            self.wrong(
+                ("windowConfig",), "is not for MANUAL: windows acknowledge their messages", "processingGuarantees"
+            )
+        scope = config.state_scope or "function"
+        if scope == "partition" and (len(inputs) > 1 or any(given.is_regex for given in inputs.values())):
+            self.wrong(("stateScope",), "partition needs one topic as input, and no pattern", *_INPUTS, "inputs")
+        if window and scope == "function" and (config.parallelism or 1) > 1:
+            self.wrong(
+                ("windowConfig",),
+                f"needs stateScope partition, or parallelism 1: {config.parallelism} instances have no window together",
+                "parallelism",
+                "stateScope",
+            )
         secrets = {key: self._secret(key, place) for key, place in (config.secrets or {}).items()}
         if self.mistakes:
             return None
@@ -536,7 +625,7 @@ class _Draft:
             py=config.py or "",
             inputs=inputs,
             input_type_class_name=config.input_type_class_name or "",
-            output=config.output or "",
+            output=output,
             output_serde_class_name=config.output_serde_class_name or "",
             output_schema_type=output_schema,
             output_type_class_name=config.output_type_class_name or "",
@@ -544,7 +633,7 @@ class _Draft:
             processing_guarantees=guarantee,
             auto_ack=guarantee is not Guarantee.MANUAL,
             max_message_retries=retries,
-            dead_letter_topic=config.dead_letter_topic or "",
+            dead_letter_topic=dead_letter_topic,
             retain_ordering=bool(config.retain_ordering),
             retain_key_ordering=bool(config.retain_key_ordering),
             forward_source_message_property=config.forward_source_message_property is not False,
@@ -555,10 +644,41 @@ class _Draft:
             parallelism=config.parallelism or 1,
             user_config=config.user_config or {},
             secrets=secrets,
-            log_topic=config.log_topic or "",
+            log_topic=log_topic,
             timeout_ms=config.timeout_ms,
-            ram=config.resources.ram if config.resources else None,
+            ram=ram,
             max_pending_async_requests=config.max_pending_async_requests or 1000,
+            window=window,
+            state_scope=scope,
+            topic_names=self._topic_names,
+        )
+
+    def _window(self, given: _WindowFields) -> WindowSpec:
+        """Return windows; Pulsar's rules say what goes together."""
+        count, duration = given.window_length_count, given.window_length_duration_ms
+        if (count is None) is (duration is None):
+            self.wrong(("windowConfig",), "must have one of windowLengthCount and windowLengthDurationMs")
+        if count is None and given.sliding_interval_count is not None:
+            self.wrong(("windowConfig", "slidingIntervalCount"), "goes with windowLengthCount alone")
+        if duration is None and given.sliding_interval_duration_ms is not None:
+            self.wrong(("windowConfig", "slidingIntervalDurationMs"), "goes with windowLengthDurationMs alone")
+        if given.late_data_topic and not given.timestamp_extractor_class_name:
+            place = "windowConfig", "lateDataTopic"
+            self.wrong(place, "needs timestampExtractorClassName: without it no message is late")
+        of_time = () if given.timestamp_extractor_class_name else ("max_lag_ms", "watermark_emit_interval_ms")
+        for name in (*of_time, "actual_window_function_class_name", "processing_guarantees"):
+            if getattr(given, name) is not None:
+                _, named = self._place(("windowConfig", to_camel(name)))
+                self.notes.append(f"{named}has no effect: {_WITHOUT_EFFECT_ON_WINDOWS[name]}")
+        return WindowSpec(
+            length_count=count,
+            sliding_count=given.sliding_interval_count or count,
+            length_ms=duration,
+            sliding_ms=given.sliding_interval_duration_ms or duration,
+            timestamp_extractor=given.timestamp_extractor_class_name or "",
+            max_lag_ms=given.max_lag_ms or 0,
+            watermark_ms=given.watermark_emit_interval_ms or 1000,
+            late_data_topic=self._topic(("windowConfig", "lateDataTopic"), given.late_data_topic),
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
@@ -581,25 +701,34 @@ class _Draft:
 
     def _inputs(self, config: FunctionConfig) -> dict[str, InputSpec]:
         """Return the inputs of all fields that name some; those that say more of an input go before the others."""
-        inputs: dict[str, InputSpec] = dict.fromkeys(config.inputs or [], InputSpec())
+        inputs: dict[str, InputSpec] = {}
+        for index, topic in enumerate(config.inputs or []):
+            inputs[self._topic(("inputs", index), topic)] = InputSpec()
         if config.topics_pattern:
-            inputs[config.topics_pattern] = InputSpec(is_regex=True)
-            self._pattern(("topicsPattern",), config.topics_pattern)
+            inputs[self._pattern(("topicsPattern",), config.topics_pattern)] = InputSpec(is_regex=True)
         for topic, serde in (config.custom_serde_inputs or {}).items():
-            inputs[topic] = InputSpec(serde_class_name=serde)
+            inputs[self._topic(("customSerdeInputs", topic), topic)] = InputSpec(serde_class_name=serde)
         for topic, schema in (config.custom_schema_inputs or {}).items():
-            inputs[topic] = InputSpec(schema_type=self._schema(("customSchemaInputs", topic), schema))
+            path: Path = ("customSchemaInputs", topic)
+            inputs[self._topic(path, topic)] = InputSpec(schema_type=self._schema(path, schema))
         for topic, given in (config.input_specs or {}).items():
             place: Path = ("inputSpecs", topic)
             schema = self._schema((*place, "schemaType"), given.schema_type)
             if schema and given.serde_class_name:
                 self.wrong((*place, "serdeClassName"), "a schema type is given too: one of them")
-            if given.is_regex_pattern:
-                self._pattern(place, topic)
-            inputs[topic] = InputSpec(given.serde_class_name or "", schema, bool(given.is_regex_pattern))
+            name = (self._pattern if given.is_regex_pattern else self._topic)(place, topic)
+            inputs[name] = InputSpec(given.serde_class_name or "", schema, bool(given.is_regex_pattern))
         if "" in inputs:
             self.wrong(("inputs",), "a topic has an empty name")
         return inputs
+
+    def _topic(self, path: Path, name: str | None) -> str:
+        """Return the server's name of a topic; empty if there is none."""
+        try:
+            return self._topic_names.kafka_name(name or "")
+        except TopicNameError as error:
+            self.wrong(path, str(error))
+            return name or ""
 
     def _schema(self, path: Path, given: str | None) -> str:
         schema = (given or "").lower()
@@ -607,11 +736,16 @@ class _Draft:
             self.wrong(path, f"schema type {given} is refused: string, json, bytes or avro, or a serde")
         return schema
 
-    def _pattern(self, path: Path, pattern: str) -> None:
+    def _pattern(self, path: Path, pattern: str) -> str:
+        """Return a pattern of the server's names of topics."""
         try:
+            pattern = self._topic_names.kafka_pattern(pattern)
             re.compile(pattern)
+        except TopicNameError as error:
+            self.wrong(path, str(error))
         except re.error as error:
             self.wrong(path, f"is no regular expression: {error}")
+        return pattern
 
     def _secret(self, name: str, given: _SecretFields) -> SecretPlace:
         if bool(given.env) is bool(given.file):
@@ -648,6 +782,7 @@ def _names_beside(path: Path) -> list[str]:
         "producerConfig": _ProducerFields,
         "resources": _ResourcesFields,
         "secrets": _SecretFields,
+        "windowConfig": _WindowFields,
     }
     model = inner.get(path[0], FunctionConfig) if len(path) > 1 else FunctionConfig
     return [str(info.alias) for info in model.model_fields.values()]

@@ -6,18 +6,20 @@ Must not know: functions, when offsets are committed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable, Sequence
 
 from kop import clock
-from kop.client.batches import NewRecord, build
+from kop.client.batches import NewRecord, NewRecords, build_rows
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import Identity, WriteClient
+from kop.functions import origins
 from kop.records.batch import add_sequence
+from kop.records.columns import RowsIn
 from kop.records.partitioning import partition_of
 
 
 class Outputs:
-    """The records that one producer has to write. `add` collects, `write` writes what was collected.
+    """The records that one producer has to write. `add...` collects, `write` writes what was collected.
 
     A record without a key goes to the partition of the same number as the one that its input came from, modulo how
     many there are: so results stay in the order of their inputs.
@@ -27,46 +29,83 @@ class Outputs:
         self._client = client
         self._identity = identity
         self._codec = codec
-        self._waiting: dict[TopicPartition, list[NewRecord]] = {}
+        self._waiting: dict[TopicPartition, list[NewRecords | RowsIn]] = {}
         self._counts: dict[str, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
 
-    def add(self, topic: str, source: int, record: NewRecord) -> None:
-        """Take a record for a topic; `source` is the partition that its input came from."""
+    @property
+    def is_transactional(self) -> bool:
+        """True if what is written counts once its transaction is committed."""
+        return self._identity.transactional_id is not None
+
+    def use(self, identity: Identity) -> None:
+        """Write as another producer from here on."""
+        self._identity = identity
+        self._sequences.clear()
+        self._added.clear()
+
+    def count(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = len(self._client.leaders(topic))
-        key = record[0]
-        place = topic, partition_of(key, count) if key is not None else source % count
-        records = self._waiting.get(place)
-        if records is None:
-            records = self._waiting[place] = []
-        records.append(record)
+        return count
 
-    def write(self) -> bool:
-        """Write what was taken; returns when it is durable, False if there was nothing."""
+    def add(self, topic: str, source: int, record: NewRecord) -> None:
+        """Take a record for a topic; `source` is the partition that its input came from."""
+        count, key = self.count(topic), record[0]
+        self._records((topic, partition_of(key, count) if key is not None else source % count)).add(record)
+
+    def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Take results of messages of a partition, which have these offsets in ascending order."""
+        if values:
+            place = topic, source[1] % self.count(topic)
+            self._records(place).extend(values, origins.header_runs(*source, offsets))
+
+    def add_to(self, place: TopicPartition, record: NewRecord) -> None:
+        """Take a record for a partition."""
+        self._records(place).add(record)
+
+    def add_rows(self, place: TopicPartition, rows: RowsIn) -> None:
+        """Take rows for a partition."""
+        self._waiting.setdefault(place, []).append(rows)
+
+    def _records(self, place: TopicPartition) -> NewRecords:
+        pieces = self._waiting.setdefault(place, [])
+        if not pieces or not isinstance(pieces[-1], NewRecords):
+            pieces.append(NewRecords())
+        last = pieces[-1]
+        assert isinstance(last, NewRecords)
+        return last
+
+    def write(self, group: str | None = None) -> bool:
+        """Write what was taken; returns when it is durable, False if there was nothing.
+
+        `group`: its offsets will be committed in the same transaction.
+        """
         if not self._waiting:
             return False
         taken, self._waiting = self._waiting, {}
         self._counts.clear()
         now = clock.wall_ms()
-        waiting: dict[TopicPartition, deque[bytearray]] = {}
-        for place, records in taken.items():
-            sequence = self._sequences.get(place, 0)
-            ready = waiting[place] = deque()
-            for batch, count in build(records, self._identity, sequence, now=now, codec=self._codec):
-                ready.append(batch)
-                sequence = add_sequence(sequence, count)
-            self._sequences[place] = sequence
-        if self._identity.transactional_id is not None and (new := waiting.keys() - self._added):
-            self._client.add_partitions(self._identity, sorted(new))
+        batches = {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
+        if self._identity.transactional_id is not None and (new := batches.keys() - self._added):
+            self._client.add_partitions(self._identity, sorted(new), group)
             self._added |= new
-        while waiting:
-            due = {place: ready.popleft() for place, ready in waiting.items()}
-            self._client.produce(self._identity, due)
-            waiting = {place: ready for place, ready in waiting.items() if ready}
+        self._client.produce_all(self._identity, batches)
         return True
+
+    def _batches(self, place: TopicPartition, pieces: Iterable[NewRecords | RowsIn], now: int) -> list[bytearray]:
+        sequence = self._sequences.get(place, 0)
+        batches = []
+        for piece in pieces:
+            rows = piece.rows() if isinstance(piece, NewRecords) else piece
+            for batch, count in build_rows(rows, self._identity, sequence, now=now, codec=self._codec):
+                batches.append(batch)
+                sequence = add_sequence(sequence, count)
+        self._sequences[place] = sequence
+        return batches
 
     def end_transaction(self) -> None:
         """Commit the producer's transaction."""

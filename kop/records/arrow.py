@@ -195,7 +195,7 @@ def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
     binary; null is none) and `timestamp` (any unit; null is `settings.now`) each may be missing; others are not
     looked at. TypeError if a column has another type.
     """
-    return encode_columns(_rows_in(rows), settings)
+    return encode_columns(rows_in(rows), settings)
 
 
 def digest(rows: pa.RecordBatch) -> int:
@@ -208,7 +208,7 @@ def digest(rows: pa.RecordBatch) -> int:
 
     columns = _columns(rows)
     return rows_digest(
-        _rows_in(rows),
+        rows_in(rows),
         _bytes_in(columns.get("topic"), "topic"),
         _numbers_in(columns.get("partition"), pa.int32()),
         _numbers_in(columns.get("timestamp"), pa.int64()),
@@ -219,7 +219,8 @@ def _columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
     return {name: rows.column(index) for index, name in enumerate(rows.schema.names)}
 
 
-def _rows_in(rows: pa.RecordBatch) -> RowsIn:
+def rows_in(rows: pa.RecordBatch) -> RowsIn:
+    """Return the columns of rows for `kop.records.columns`, which hold their memory. TypeError as in `encode`."""
     columns = _columns(rows)
     return RowsIn(
         rows.num_rows,

@@ -18,10 +18,13 @@ from kop.functions import stand_in
 from kop.functions.function import load, of_object
 from kop.functions.localrun import Running
 from kop.functions.spec import from_flags
+from kop.functions.state import StateValue
+from kop.functions.triggers import TriggerAnswer
 
 SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 10.0
 _FETCH_WAIT_MS: Final = 100
+_LOOK_SECONDS: Final = 0.3
 
 
 class TestFunction:
@@ -41,6 +44,19 @@ class TestFunction:
     def failures(self) -> int:
         """How many calls have failed."""
         return self._running.failures
+
+    def trigger(self, value: bytes | str, key: bytes | None = None, seconds: float = SECONDS) -> TriggerAnswer:
+        """Send a message to the function, and return its output or its error once it is done."""
+        data = value.encode() if isinstance(value, str) else value
+        return self._running.instance.trigger(data, key, None, seconds)
+
+    def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
+        """Return an entry of the state: its `number` is that of a counter, its `value` bytes; None if there is none."""
+        return self._running.instance.query_state(key, partition)
+
+    def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
+        """Set a counter (an int) or a value of the state."""
+        self._running.instance.put_state(key, value, partition)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = SECONDS) -> None:
         """Wait until a condition holds; TimeoutError if it does not in time, and the error of a function that ends."""
@@ -100,7 +116,13 @@ class Functions:
             spec, _ = from_flags({"py": __file__, "classname": name} | given, (config, "config"))
             code = of_object(function, name)
         running = Running(
-            spec, code, self._settings, lambda line: None, patience=_PATIENCE_SECONDS, fetch_wait_ms=_FETCH_WAIT_MS
+            spec,
+            code,
+            self._settings,
+            lambda line: None,
+            patience=_PATIENCE_SECONDS,
+            fetch_wait_ms=_FETCH_WAIT_MS,
+            look_seconds=_LOOK_SECONDS,
         )
         running.start()
         self._running.append(running)

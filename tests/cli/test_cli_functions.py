@@ -13,7 +13,7 @@ import pytest
 from cli.cli_support import Invoke, Kop
 from support.waiting import SECONDS
 
-from kop.cli.functions import FLAGS
+from kop.cli.functions_flags import FLAGS
 from kop.functions import spec
 
 
@@ -102,7 +102,7 @@ def test_a_killed_process_loses_nothing(kop: Kop, start: Start, topics: tuple[st
     function.end(signal.SIGKILL)
     function = start(*flags)
     function.until("Ctrl-C ends it")
-    got = kop.ok("consume", out, "--from-beginning", "-n", "20000").split()
+    got = kop.ok("consume", out, "--from-beginning", "--read-committed", "-n", "20000").split()
     assert got == [text.upper() for text in texts]
     assert function.end(signal.SIGTERM) == 0, function.said
 
@@ -174,3 +174,28 @@ def test_a_file_has_the_definition_and_flags_win(
     kop.ok("produce", given, given=b"one\n")
     assert kop.ok("consume", out, "--from-beginning", "-n", "1") == "ONE\n"
     assert function.end() == 0
+
+
+def test_a_call_that_hangs_ends_the_command(start: Start, topics: tuple[str, str], kop: Kop, tmp_path: Path) -> None:
+    given, _ = topics
+    file = write(tmp_path, "import time\ndef process(text: str) -> None:\n    time.sleep(100)\n")
+    function = start("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--timeout-ms", "300")
+    function.until("Ctrl-C ends it")
+    kop.ok("produce", given, given=b"a")
+    function.until(f"has to be ended at {given}-0 offset 0: a call has taken longer than timeoutMs, 300 ms")
+    assert function.process.wait(SECONDS) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--inputs", "acme/shop/a"],
+            "--inputs: 0: acme/shop/a is a topic of acme/shop, and this",
+        ),
+        (["--inputs", "a", "--topic-namespace", "acme"], "--topic-namespace: acme must be TENANT/NAMESPACE"),
+    ],
+)
+def test_topics_of_other_namespaces_are_refused(kop: Kop, tmp_path: Path, flags: list[str], told: str) -> None:
+    file = write(tmp_path, "def process(text: str) -> None: pass\n")
+    assert told in kop("functions", "localrun", "--py", file, "--classname", "shout", *flags).err

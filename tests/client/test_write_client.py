@@ -39,6 +39,12 @@ def write(client: WriteClient, producer: Identity, place: TopicPartition, *value
         client.produce(producer, {place: batch})
 
 
+def batches(producer: Identity, count: int, sequence: int = 0) -> list[bytearray]:
+    """So many batches of one record each."""
+    made = [build([(None, b"%d" % number, (), None)], producer, number, now=1) for number in range(sequence, count)]
+    return [batch for some in made for batch, _ in some]
+
+
 def committed_values(broker: Broker, topic: str) -> list[bytes | None]:
     return [record.value for record in broker.records(topic, isolation_level="read_committed")]
 
@@ -161,3 +167,42 @@ def test_a_topic_that_another_one_makes_first_is_taken(kop_broker: Broker) -> No
         kop_broker.fail("Metadata", "UNKNOWN_TOPIC_OR_PARTITION")
         assert client.make_topic("t") is False
         assert [seen.outcome for seen in kop_broker.requests() if seen.api == "CreateTopics"]
+
+
+@pytest.mark.parametrize("error", ["", "NOT_ENOUGH_REPLICAS", "NOT_LEADER_OR_FOLLOWER"])
+@pytest.mark.parametrize("request_number", [1, 3])
+def test_batches_of_a_partition_are_written_in_order_several_at_a_time(
+    kop_broker: Broker, name: str, error: str, request_number: int
+) -> None:
+    kop_broker.create_topic(name, partitions=2)
+    with closing(client_of(kop_broker)) as client:
+        producer = client.init_producer(None, -1)
+        client.produce_all(producer, {(name, 0): batches(producer, 1)})
+        if error:
+            kop_broker.delay("Produce", 0.05, times=request_number - 1)
+            kop_broker.fail("Produce", error)
+        client.produce_all(producer, {(name, 0): batches(producer, 20, 1), (name, 1): batches(producer, 3)})
+        written = {partition: [r.value for r in kop_broker.records(name, partition)] for partition in range(2)}
+    assert written == {0: [b"%d" % number for number in range(20)], 1: [b"0", b"1", b"2"]}
+
+
+def test_the_first_batch_of_a_producer_goes_alone(kop_broker: Broker, name: str) -> None:
+    kop_broker.create_topic(name)
+    with closing(client_of(kop_broker)) as client:
+        producer = client.init_producer(None, -1)
+        kop_broker.fail("Produce", "NOT_ENOUGH_REPLICAS")
+        client.produce_all(producer, {(name, 0): batches(producer, 6)})
+    assert [record.value for record in kop_broker.records(name)] == [b"%d" % number for number in range(6)]
+    assert len([seen for seen in kop_broker.requests() if seen.api == "Produce"]) == 7
+
+
+def test_a_batch_that_is_refused_ends_what_is_behind_it(kop_broker: Broker, name: str) -> None:
+    kop_broker.create_topic(name, configs={"max.message.bytes": 1_000})
+    with closing(client_of(kop_broker)) as client:
+        producer = client.init_producer(None, -1)
+        some = batches(producer, 3)
+        ((large, _),) = build([(None, b"x" * 2_000, (), None)], producer, 3, now=1)
+        behind = batches(producer, 6, 4)
+        with pytest.raises(errors.MessageSizeTooLargeError):
+            client.produce_all(producer, {(name, 0): [*some, large, *behind]})
+    assert [record.value for record in kop_broker.records(name)] == [b"0", b"1", b"2"]

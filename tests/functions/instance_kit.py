@@ -66,7 +66,7 @@ class Killer:
     Instances that begin while `spare` is set live on.
     """
 
-    METHODS = ("add_partitions", "produce", "commit", "commit_in_transaction", "end_transaction")
+    METHODS = ("add_partitions", "produce_all", "commit", "commit_in_transaction", "end_transaction")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.armed: tuple[str, str, int] | None = None

@@ -20,10 +20,10 @@ from kop.functions.context import (
     Nacked,
     Publish,
     RecordId,
-    StateError,
 )
 from kop.functions.function import FunctionCode
 from kop.functions.spec import InputSpec
+from kop.functions.state import StateError
 
 UserFile = Callable[..., FunctionCode]
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from support.waiting import wait_until
 
@@ -50,6 +51,50 @@ def test_route_by_content(kop_broker: Broker, kop_functions: Functions) -> None:
     assert jsons(kop_broker, "orders-de") == [orders[0], orders[2]]
     assert jsons(kop_broker, "orders-other") == [orders[1], orders[3]]
     assert kop_broker.committed("public/default/RouteFunction") == {("orders", 0): 4}
+
+
+def test_enrich_from_a_table_topic(kop_broker: Broker, kop_functions: Functions) -> None:
+    function = run(kop_functions, "enrich.py")
+    kop_broker.produce("orders", ['{"id": 1, "customer": "c1"}'])
+    wait_until(lambda: function.failures == 1)
+    kop_broker.produce("customers", [("c1", '{"name": "Ann"}')])
+    wait_until(lambda: function.processed == 2)
+    kop_broker.produce("customers", [("c1", '{"name": "Bob"}')])
+    wait_until(lambda: function.processed == 3)
+    kop_broker.produce("orders", ['{"id": 2, "customer": "c1"}'])
+    wait_until(lambda: function.processed == 4)
+    kop_broker.produce("customers", [("c1", None)])
+    wait_until(lambda: function.processed == 5)
+    failures = function.failures
+    kop_broker.produce("orders", ['{"id": 3, "customer": "c1"}'])
+    wait_until(lambda: function.failures > failures)
+    function.stop()
+    assert jsons(kop_broker, "named-orders") == [
+        {"id": 1, "customer": "c1", "name": "Ann"},
+        {"id": 2, "customer": "c1", "name": "Bob"},
+    ]
+
+
+def test_word_count(kop_broker: Broker, kop_functions: Functions) -> None:
+    function = run(kop_functions, "word_count.py")
+    kop_broker.produce("lines", ["to be or not to be", "not 2 be"])
+    wait_until(lambda: function.processed == 2)
+    state = function.query_state("be")
+    assert state is not None
+    assert state.number == 3
+    function.stop()
+    lines = [record.value for record in kop_broker.records("counts", isolation_level="read_committed")]
+    assert lines == [b"to=2 be=2 or=1 not=1", b"not=2 2=1 be=3"]
+
+
+def test_windowed_average(kop_broker: Broker, kop_functions: Functions) -> None:
+    function = run(kop_functions, "average.py")
+    kop_broker.produce("temperatures", [f'{{"celsius": {number}}}' for number in (20, 21.5, 23)])
+    wait_until(lambda: kop_broker.committed("public/default/average") == {("temperatures", 0): 3})
+    function.stop()
+    averages: list[Any] = jsons(kop_broker, "averages")
+    assert sum(window["readings"] for window in averages) == 3
+    assert sum(window["average"] * window["readings"] for window in averages) == 64.5
 
 
 def test_dead_letters(kop_broker: Broker, kop_functions: Functions) -> None:

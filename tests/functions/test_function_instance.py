@@ -12,19 +12,28 @@ import pytest
 from confluent_kafka import Producer
 from functions.instance_kit import KilledError, Killer, consume, produce, values
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import NewPartitions
 from kafka.errors import MessageSizeTooLargeError
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError
+from kop.functions import acks, committing
 from kop.functions.instance import ReplacedError
+from kop.functions.triggers import TriggerAnswer
 from kop.testing import Broker
 from kop.testing.functions import Functions
 
 GUARANTEES = ("ATLEAST_ONCE", "ATMOST_ONCE", "EFFECTIVELY_ONCE")
+ALL_GUARANTEES = (*GUARANTEES, "MANUAL")
 GROUP = "public/default/exclaim"
 
 
 def exclaim(text: str) -> str:
+    return text + "!"
+
+
+def exclaim_and_ack(text: str, context: Any) -> str:
+    context.ack(context.get_message_id(), context.get_current_message_topic_name())
     return text + "!"
 
 
@@ -36,7 +45,12 @@ def numbered(count: int) -> list[str]:
     return [str(number) for number in range(count)]
 
 
-@pytest.fixture(params=["memory:", "sqlite"])
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "FIRST_SECONDS", 0.02)
+
+
+@pytest.fixture(params=["memory:", pytest.param("sqlite", marks=pytest.mark.slow)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     store = request.param if request.param != "sqlite" else f"sqlite:{tmp_path / 'kop.db'}"
     with Broker(store=store) as made:
@@ -128,15 +142,15 @@ def test_publishes_go_where_the_function_says(broker: Broker, functions: Functio
 # -- failures of the function
 
 
-def failing(times: int, text: str = "1") -> Callable[[str], str]:
-    """A function that fails so many times at a text."""
+def failing(times: int, text: str = "1") -> Callable[[str, Any], str]:
+    """A function that fails so many times at a text, and acknowledges what it takes."""
     left = [times]
 
-    def exclaim(given: str) -> str:
+    def exclaim(given: str, context: Any) -> str:
         if given == text and left[0]:
             left[0] -= 1
             raise ValueError(f"not {given}")
-        return given + "!"
+        return exclaim_and_ack(given, context)
 
     return exclaim
 
@@ -170,7 +184,7 @@ def test_a_message_that_fails_at_most_once_is_lost(broker: Broker, functions: Fu
     assert values(broker, "out") == ["0!", "2!"]
 
 
-@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE", "MANUAL"])
 def test_a_message_that_fails_too_often_is_a_dead_letter(broker: Broker, functions: Functions, guarantee: str) -> None:
     function = functions(
         failing(-1),
@@ -201,7 +215,7 @@ def test_a_failed_message_holds_its_offset_until_it_is_done(broker: Broker, func
     assert broker.committed(GROUP) == {("in", 0): 1}
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
 def test_an_input_that_the_serde_refuses_is_as_a_call_that_fails(
     broker: Broker, functions: Functions, guarantee: str
 ) -> None:
@@ -214,7 +228,7 @@ def test_an_input_that_the_serde_refuses_is_as_a_call_that_fails(
         assert values(broker, "in-public-default-add_one-DLQ") == ["one"]
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
 @pytest.mark.parametrize("result", [object(), "x" * 900_000])
 def test_a_result_that_cannot_be_written_is_as_a_call_that_fails(
     broker: Broker, functions: Functions, guarantee: str, result: object
@@ -238,14 +252,16 @@ def test_a_result_that_cannot_be_written_is_as_a_call_that_fails(
         assert values(broker, "dead") == ["1"]
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
 def test_an_output_that_the_server_refuses_ends_the_function(
     broker: Broker, functions: Functions, guarantee: str
 ) -> None:
+    def wide(text: str, context: Any) -> str:
+        context.ack(context.get_message_id(), context.get_current_message_topic_name())
+        return text * 1_000
+
     broker.create_topic("out", configs={"max.message.bytes": 1_000})
-    function = functions(
-        lambda text: text * 1_000, name="exclaim", inputs="in", output="out", processing_guarantees=guarantee
-    )
+    function = functions(wide, name="exclaim", inputs="in", output="out", processing_guarantees=guarantee)
     broker.produce("in", ["ab"])
     with pytest.raises(MessageSizeTooLargeError):
         function.wait()
@@ -303,6 +319,39 @@ def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Fu
     assert tries == ["a", "a"]
 
 
+# -- triggers
+
+
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
+def test_a_trigger_answers_when_its_message_is_done(broker: Broker, functions: Functions, guarantee: str) -> None:
+    function = functions(exclaim_and_ack, name="exclaim", inputs="in", output="out", processing_guarantees=guarantee)
+    assert function.trigger("a", b"key") == TriggerAnswer(b"a!")
+    assert values(broker, "out") == ["a!"]
+    (sent,) = broker.records("in")
+    assert (sent.key, sent.value) == (b"key", b"a")
+
+
+def test_a_trigger_answers_with_nothing_and_with_the_exception(broker: Broker, functions: Functions) -> None:
+    def strict(number: int) -> None:
+        if number < 0:
+            raise ValueError(f"{number} is negative")
+
+    function = functions(strict, inputs="in")
+    assert function.trigger("1") == TriggerAnswer()
+    assert function.trigger("-1") == TriggerAnswer(error="ValueError: -1 is negative")
+    assert function.trigger("one").error == "SerdeError: the value is no int: b'one'"
+
+
+def test_a_trigger_says_if_it_is_not_done_in_time(broker: Broker, functions: Functions) -> None:
+    go_on = threading.Event()
+    function = functions(lambda text: go_on.wait(30) and None, name="slow", inputs="in")
+    try:
+        answer = function.trigger("a", seconds=0.2)
+    finally:
+        go_on.set()
+    assert answer.error == "the message is written to in, and not done in 0.2 s"
+
+
 # -- asynchronous functions
 
 
@@ -329,8 +378,16 @@ def test_asynchronous_calls_run_side_by_side_and_give_their_results_in_order(
 # -- the end of an instance
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["add_partitions", "produce", "commit_in_transaction", "end_transaction"])
+KILLS = [
+    ("before", "produce_all"),
+    ("after", "produce_all"),
+    ("after", "commit_in_transaction"),
+    ("after", "end_transaction"),
+]
+"""Between any two requests of a batch; with EFFECTIVELY_ONCE another one is before them."""
+
+
+@pytest.mark.parametrize(("when", "method"), [("before", "add_partitions"), *KILLS])
 def test_effectively_once_a_killed_instance_changes_nothing(
     broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
 ) -> None:
@@ -351,31 +408,51 @@ def test_effectively_once_a_killed_instance_changes_nothing(
     assert values(broker, "out") == [text + "!" for text in numbered(100)] * 3
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["produce", "commit_in_transaction", "end_transaction"])
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "MANUAL"])
+@pytest.mark.parametrize(("when", "method"), KILLS)
 def test_at_least_once_a_killed_instance_loses_nothing(
-    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str, guarantee: str
 ) -> None:
     killer = Killer(monkeypatch)
-    first = functions(exclaim, inputs="in", output="out")
+    config = {"name": "exclaim", "inputs": "in", "output": "out", "processing_guarantees": guarantee}
+    first = functions(exclaim_and_ack, **config)
     killer.arm(when, method)
     broker.produce("in", numbered(100))
     with pytest.raises(KilledError):
         first.wait()
     killer.heal()
-    functions(exclaim, inputs="in", output="out")
+    functions(exclaim_and_ack, **config)
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 100})
     assert set(values(broker, "out")) == {text + "!" for text in numbered(100)}
 
 
-@pytest.mark.parametrize("guarantee", [*GUARANTEES, "MANUAL"])
-def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions, guarantee: str) -> None:
-    def exclaim(text: str, context: Any) -> str:
-        context.ack(context.get_message_id(), context.get_current_message_topic_name())
-        return text + "!"
+@pytest.mark.parametrize(("when", "method"), [("before", "commit_in_transaction"), *KILLS])
+def test_at_most_once_a_killed_instance_repeats_nothing(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, method: str, when: str
+) -> None:
+    killer = Killer(monkeypatch)
+    config = {"inputs": "in", "output": "out", "processing_guarantees": "ATMOST_ONCE"}
+    first = functions(exclaim, **config)
+    killer.arm(when, method)
+    broker.produce("in", numbered(100))
+    with pytest.raises(KilledError):
+        first.wait()
+    killer.heal()
+    functions(exclaim, **config)
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 100})
+    broker.produce("in", ["last"])
+    wait_until(lambda: values(broker, "out")[-1:] == ["last!"])
+    came = values(broker, "out")[:-1]
+    was_written = (when, method) == ("after", "produce_all")
+    was_committed = method in {"end_transaction", "produce_all"}
+    assert came == [text + "!" for text in numbered(100)] if was_written or not was_committed else came == []
 
-    first = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
-    second = functions(exclaim, inputs="in", output="out", processing_guarantees=guarantee)
+
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
+def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions, guarantee: str) -> None:
+    config = {"name": "exclaim", "inputs": "in", "output": "out", "processing_guarantees": guarantee}
+    first = functions(exclaim_and_ack, **config)
+    second = functions(exclaim_and_ack, **config)
     broker.produce("in", ["a"])
     with pytest.raises(ReplacedError, match=r"another one has begun with .*kop\.functions/public/default/exclaim/0"):
         first.wait()
@@ -383,6 +460,18 @@ def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions
     second.stop()
     got = values(broker, "out")
     assert got == ["a!"] if guarantee in {"EFFECTIVELY_ONCE", "ATMOST_ONCE"} else set(got) == {"a!"}
+
+
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
+def test_an_idle_instance_that_was_replaced_notices_it(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    monkeypatch.setattr(committing, "RENEW_SECONDS", 0.2)
+    config = {"name": "exclaim", "inputs": "in", "output": "out", "processing_guarantees": guarantee}
+    first = functions(exclaim_and_ack, **config)
+    functions(exclaim_and_ack, **config)
+    with pytest.raises(ReplacedError):
+        first.wait()
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -408,7 +497,7 @@ def test_a_stop_finishes_the_message_and_commits_it(broker: Broker, functions: F
     wait_until(lambda: values(broker, "out") == ["0!", "1!", "2!"])
 
 
-@pytest.mark.parametrize("guarantee", [*GUARANTEES, "MANUAL"])
+@pytest.mark.parametrize("guarantee", ALL_GUARANTEES)
 def test_without_transactions_at_least_once_works_and_the_rest_is_refused(
     broker: Broker, functions: Functions, guarantee: str
 ) -> None:
@@ -447,3 +536,33 @@ def test_an_offset_that_is_gone_is_read_on_from_the_first(broker: Broker, functi
     functions(exclaim, inputs="in", output="out")
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 8})
     assert values(broker, "out")[-1] == "4!"
+
+
+# -- partitions that come later
+
+
+def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
+    broker: Broker, functions: Functions
+) -> None:
+    broker.produce("in-1", ["before"])
+    function = functions(exclaim, topics_pattern="in-.*", output="out")
+    broker.produce("in-2", numbered(3))
+    wait_until(lambda: function.processed == 3)
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({"in-1": NewPartitions(2)})
+    produce(broker.bootstrap, "in-1", [(None, "late")], partition=1)
+    wait_until(lambda: function.processed == 4)
+    function.stop()
+    assert broker.committed(GROUP) == {("in-1", 0): 1, ("in-1", 1): 1, ("in-2", 0): 3}
+    assert sorted(values(broker, "out")) == ["0!", "1!", "2!", "late!"]
+
+
+def test_partitions_that_came_while_the_function_was_away_are_read_from_their_beginning(
+    broker: Broker, functions: Functions
+) -> None:
+    functions(exclaim, inputs="in", output="out").stop()
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({"in": NewPartitions(2)})
+    produce(broker.bootstrap, "in", [(None, "late")], partition=1)
+    functions(exclaim, inputs="in", output="out")
+    wait_until(lambda: values(broker, "out") == ["late!"])

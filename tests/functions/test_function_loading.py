@@ -138,7 +138,11 @@ def test_a_file_is_read_again_each_time_and_another_may_have_its_name(user_file:
             "without arguments: .*x",
         ),
         ("def process(input: 'Order'): pass", "code", "the annotation 'Order' of code_of_user means nothing"),
-        ("def process(input): pass", "other_module.process", "there is no module other_module beside the file"),
+        (
+            "def process(input): pass",
+            "other_module.process",
+            "there is no module other_module in the files of the function",
+        ),
         ("def process(input): pass", "code..process", "is no name of a class"),
     ],
 )

@@ -17,6 +17,7 @@ from kop.functions.spec import (
     InputSpec,
     SecretPlace,
     SpecError,
+    WindowSpec,
     from_flags,
     read,
 )
@@ -151,7 +152,7 @@ def test_manual_is_without_acknowledgements_of_its_own() -> None:
 
 @pytest.mark.parametrize("field", sorted(REFUSED))
 def test_what_would_be_another_function_is_refused_by_name(field: str) -> None:
-    value = {"windowConfig": {"windowLengthCount": 3}, "exposePulsarAdminClientEnabled": True, "cryptoConfig": {"a": 1}}
+    value = {"exposePulsarAdminClientEnabled": True, "cryptoConfig": {"a": 1}}
     given = {field: value.get(field, "x")}
     if field == "cryptoConfig":
         assert mistakes_of(producerConfig=given) == [
@@ -166,10 +167,9 @@ def test_what_would_be_another_function_is_refused_by_name(field: str) -> None:
 @pytest.mark.parametrize("path", sorted(WITHOUT_EFFECT), ids=".".join)
 def test_what_has_no_effect_is_noted(path: tuple[str, ...]) -> None:
     number = path[-1] in {
-        *("maxPendingMessages", "maxPendingMessagesAcrossPartitions", "receiverQueueSize", "cpu", "disk", "ram"),
-        "timeoutMs",
+        *("maxPendingMessages", "maxPendingMessagesAcrossPartitions", "receiverQueueSize", "cpu", "disk"),
     }
-    truth = path[-1] in {"useThreadLocalProducers", "poolMessages", "cleanupSubscription"}
+    truth = path[-1] in {"useThreadLocalProducers", "poolMessages"}
     names = path[-1] in {"consumerProperties", "schemaProperties"}
     value: Any = 1 if number else truth or ({"a": "b"} if names else "x")
     for part in reversed(path):
@@ -215,6 +215,7 @@ def test_names_of_users_are_no_fields() -> None:
             "serdeClassName: a schema type is given",
         ),
         ({"output": "o", "outputSchemaType": "json", "outputSerdeClassName": "a.B"}, "a schema type is given too"),
+        ({"resources": {"ram": 1}}, "resources.ram: must be 67108864 bytes or more"),
         ({"topicsPattern": "("}, "topicsPattern: is no regular expression: "),
         ({"inputSpecs": {"(": {"isRegexPattern": True}}}, "inputSpecs.(: is no regular expression: "),
         ({"secrets": {"p": {}}}, 'secrets.p: must be {"env": VARIABLE} or {"file": PATH}'),
@@ -335,11 +336,10 @@ def test_flags_alone() -> None:
 
 
 def test_flags_go_before_the_file() -> None:
-    text = json.dumps(LEAST | {"output": "o", "resources": {"ram": 1, "cpu": 2}})
-    spec, notes = from_flags({"inputs": "b", "ram": 7}, (text, "f.json"))
-    assert (list(spec.inputs), spec.output, spec.ram) == (["b"], "o", 7)
+    text = json.dumps(LEAST | {"output": "o", "resources": {"ram": 10**8, "cpu": 2}})
+    spec, notes = from_flags({"inputs": "b", "ram": 10**9}, (text, "f.json"))
+    assert (list(spec.inputs), spec.output, spec.ram) == (["b"], "o", 10**9)
     assert notes == [
-        f"--ram: has no effect: {WITHOUT_EFFECT['resources', 'ram']}",
         f"f.json, line 1: resources.cpu: has no effect: {WITHOUT_EFFECT['resources', 'cpu']}",
     ]
 
@@ -362,7 +362,7 @@ def test_a_mistake_in_a_flag_names_the_flag() -> None:
                 "user-config": "{",
                 "input-specs": '{"x": {"schemaType": 1}}',
                 "parallelism": "many",
-                "window-length-count": 3,
+                "window-length-count": 0,
             }
         )
     assert sorted(mistake.split(": ")[0] for mistake in caught.value.mistakes) == [
@@ -379,5 +379,71 @@ def test_each_flag_sets_a_field_that_there_is() -> None:
     fields = {info.alias for info in FunctionConfig.model_fields.values()}
     assert {flag.path[0] for flag in FLAGS.values()} <= fields
     assert {path[0] for path in WITHOUT_EFFECT} <= fields
-    without_flag = {"exposePulsarAdminClientEnabled", "maxPendingAsyncRequests", "runtime"}
+    without_flag = {"exposePulsarAdminClientEnabled", "maxPendingAsyncRequests", "runtime", "stateScope"}
     assert fields - {flag.path[0] for flag in FLAGS.values()} == without_flag
+
+
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [
+        ({"windowLengthCount": 3}, WindowSpec(length_count=3, sliding_count=3)),
+        ({"windowLengthCount": 3, "slidingIntervalCount": 1}, WindowSpec(length_count=3, sliding_count=1)),
+        ({"windowLengthDurationMs": 10}, WindowSpec(length_ms=10, sliding_ms=10)),
+        (
+            {
+                "windowLengthDurationMs": 10.0,
+                "slidingIntervalDurationMs": 5,
+                "timestampExtractorClassName": "w.Time",
+                "maxLagMs": 7,
+                "watermarkEmitIntervalMs": 100,
+                "lateDataTopic": "late",
+            },
+            WindowSpec(
+                length_ms=10,
+                sliding_ms=5,
+                timestamp_extractor="w.Time",
+                max_lag_ms=7,
+                watermark_ms=100,
+                late_data_topic="late",
+            ),
+        ),
+    ],
+)
+def test_windows(given: dict[str, Any], window: WindowSpec) -> None:
+    assert spec_of(windowConfig=given).window == window
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "windowConfig: must have one of windowLengthCount and windowLengthDurationMs"),
+        ({"windowLengthCount": 1, "windowLengthDurationMs": 1}, "windowConfig: must have one of"),
+        ({"windowLengthCount": 0}, "windowConfig.windowLengthCount: Input should be greater than or equal to 1, got 0"),
+        ({"windowLengthCount": 3, "slidingIntervalDurationMs": 1}, "goes with windowLengthDurationMs alone"),
+        ({"windowLengthDurationMs": 3, "slidingIntervalCount": 1}, "goes with windowLengthCount alone"),
+        ({"windowLengthCount": 3, "lateDataTopic": "l"}, "lateDataTopic: needs timestampExtractorClassName"),
+        ({"windowLengthCount": 3, "windowLenghtCount": 3}, "there is no such field; is it windowLengthCount?"),
+    ],
+)
+def test_windows_that_are_none(given: dict[str, Any], told: str) -> None:
+    (mistake,) = mistakes_of(windowConfig=given)
+    assert mistake.startswith("f.json, line 1: windowConfig")
+    assert told in mistake
+
+
+def test_windows_and_what_they_do_not_go_with() -> None:
+    window = {"windowLengthCount": 3}
+    assert "is not for MANUAL" in mistakes_of(windowConfig=window, processingGuarantees="MANUAL")[0]
+    assert "needs stateScope partition" in mistakes_of(windowConfig=window, parallelism=2)[0]
+    assert spec_of(windowConfig=window, parallelism=2, stateScope="partition").state_scope == "partition"
+    _, notes = read(json.dumps(LEAST | {"windowConfig": window | {"maxLagMs": 1}}), "f.json")
+    assert notes == [
+        "f.json, line 1: windowConfig.maxLagMs: has no effect: there is no timestampExtractorClassName",
+    ]
+
+
+def test_state_of_partitions_needs_one_topic() -> None:
+    assert spec_of().state_scope == "function"
+    assert "needs one topic as input" in mistakes_of(stateScope="partition", inputs=["a", "b"])[0]
+    assert "needs one topic as input" in mistakes_of(stateScope="partition", inputs=None, topicsPattern="a.*")[0]
+    assert "stateScope" in mistakes_of(stateScope="key")[0]

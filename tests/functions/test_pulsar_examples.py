@@ -9,35 +9,14 @@ import pytest
 from functions.function_kit import context_with, spec_with
 
 from kop.functions import stand_in
-from kop.functions.context import Effect, Publish, StateError
+from kop.functions.context import Effect, Publish
 from kop.functions.function import FunctionLoadError, load
 from kop.functions.serdes import input_serde, output_serde
 from kop.functions.spec import InputSpec
+from kop.functions.state import LocalState, StateChanges, StateError
 
 THE_ONE_THAT_CANNOT_RUN = "thumb" + "nailer"
 """Its calls of PIL have never been right."""
-
-
-class Counters:
-    """Counters that are there."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def incr(self, key: str, amount: int) -> None:
-        self.counts[key] = self.get_amount(key) + amount
-
-    def get_amount(self, key: str) -> int:
-        return self.counts.get(key, 0)
-
-    def delete_key(self, key: str) -> None:
-        self.counts.pop(key, None)
-
-    def put(self, key: str, value: Any) -> None:
-        raise NotImplementedError
-
-    def get_value(self, key: str) -> Any:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -119,9 +98,15 @@ def test_the_one_that_raises(pulsar_home: Path, effects: list[Effect]) -> None:
 
 def test_the_one_that_counts(pulsar_home: Path, effects: list[Effect]) -> None:
     name = "wordcount_function.WordCountFunction"
-    counters = Counters()
-    assert run(pulsar_home, name, b"to be or not to be", effects, state=counters) == b"to be or not to be!"
-    assert counters.counts == {"to": 2, "be": 2, "or": 1, "not": 1}
+    changes = StateChanges(LocalState().partition(0))
+    result = run(pulsar_home, name, b"to be or not to be", effects, state=lambda partition: changes)
+    assert result == b"to be or not to be!"
+    assert {word: changes.get_amount(word) for word in ("to", "be", "or", "not")} == {
+        "to": 2,
+        "be": 2,
+        "or": 1,
+        "not": 1,
+    }
     with pytest.raises(StateError, match="state is not there"):
         run(pulsar_home, name, b"to be", effects)
 

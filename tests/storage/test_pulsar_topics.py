@@ -417,6 +417,22 @@ async def test_a_listing_finds_what_the_watcher_missed(monkeypatch: pytest.Monke
         assert pulsar.asked["metadata"] - before <= 8  # not for the topic that stays
 
 
+async def test_a_topic_of_two_underscores_is_seen_where_a_gateway_has_made_it() -> None:
+    """Pulsar's own topics begin so, too; they have no id."""
+    pulsar = FakePulsar()
+    topic_id = str(new_uuid())
+    pulsar.add("__ours", 1, **{ID_PROPERTY: topic_id, NAME_PROPERTY: full("__ours")})
+    pulsar.add("__change_events")
+    async with loaded(pulsar) as engine:
+        assert [info.name for info in engine.topics.all()] == ["__ours"]
+        assert not topic(engine, "__ours").internal
+        assert pulsar.topics[full("__change_events")].properties == {}
+        before = pulsar.asked["metadata"]
+        await engine.topics.load()
+        assert {info.name for info in engine.topics.all()} == {"__ours"}
+        assert pulsar.asked["metadata"] - before <= 2  # Pulsar's own is passed over
+
+
 async def test_a_look_finds_what_nobody_told_of_yet() -> None:
     pulsar = FakePulsar()
     for name in ("goes", "made again"):

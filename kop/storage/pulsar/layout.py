@@ -77,6 +77,8 @@ clock.
 """
 
 _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
+_PULSARS_OWN: Final = "__"
+"""Begins the name of a topic that Pulsar makes for itself, such as __change_events."""
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
 _SYSTEM: Final = "pulsar"
 """The name of Pulsar's own tenant."""
@@ -151,9 +153,14 @@ class TopicNaming:
             hidden = local in {OWN_TOPIC, BROKERS_TOPIC} or local.startswith(PROBE_TOPIC)
             return None if hidden else (local, True)
         if namespace == self.namespace:
-            return None if local.startswith("__") else (local, False)
+            return local, False
         name = f"{namespace}/{local}"
         return (name, False) if may_be_named(name) else None
+
+
+def may_be_pulsars(full_name: str) -> bool:
+    """Return if a topic without an id is Pulsar's own by its name. Gateways give an id to each topic that they make."""
+    return full_name.rpartition("/")[2].startswith(_PULSARS_OWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from kop.storage.pulsar.layout import (
     configs_of,
     id_of,
     is_copied,
+    may_be_pulsars,
     repaired,
     topic_of,
 )
@@ -142,7 +143,7 @@ class PulsarTopics(TopicTable):
         """Pulsar's names of topics that could not be read, with the waits before they are tried again."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._passed_over: set[str] = set()
-        """Topics of the metadata namespace that are Pulsar's own."""
+        """Topics of the two namespaces that are Pulsar's own."""
         self._scanned = 0
         self._listed_at = float("-inf")
         """The loop's time at which the last listing began."""
@@ -738,7 +739,7 @@ class PulsarTopics(TopicTable):
         try:
             partitions, raw = await self._ids.metadata(full_name)
             plain = partitions == 0
-            if ID_PROPERTY not in raw and internal:
+            if ID_PROPERTY not in raw and (internal or may_be_pulsars(full_name)):
                 self._passed_over.add(full_name)
                 return None  # Pulsar's own, such as __transaction_buffer_snapshot
             properties = await self._usable(full_name, plain, raw)

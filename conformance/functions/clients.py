@@ -1,0 +1,189 @@
+"""The clients of a run, none of them this project's: who writes the inputs, who reads all topics when it is over.
+
+Owns: how inputs are written, some of them in transactions that are aborted; how a topic is read wholly.
+Must not know: functions, faults, and what is right.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from conformance.functions.oracle import Message, Output, Place
+
+ANSWER_SECONDS = 30.0
+ABORTED = 0.15
+"""The share of transactions that are aborted."""
+KEYS = 23
+BURST = 10
+"""Messages that are written one after the other."""
+
+
+class Source:
+    """Writes two topics: one by an idempotent producer, one with keys in transactions.
+
+    What is stored is read in the end, so nothing is noted here: where an answer was lost it may be there or not.
+    """
+
+    def __init__(self, bootstrap: str, plain: Place, keyed: Place, seed: int, rate: float) -> None:
+        """`plain` and `keyed` are topics, with the number of their partitions."""
+        self._settings = {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 2,
+            "reconnect.backoff.max.ms": 200,
+            "message.timeout.ms": 120_000,
+            "log_level": 0,
+        }
+        self._plain = plain
+        self._keyed = keyed
+        self._rng = random.Random(f"{seed} source")
+        self._pause = 2 * BURST / rate
+        self.sent = 0
+
+    def write_plain(self, stop: threading.Event) -> None:
+        """Write the topic without keys until `stop`."""
+        producer = Producer(self._settings)
+        topic, partitions = self._plain
+        number = 0
+        while not stop.wait(self._pause):
+            for _ in range(BURST):
+                if len(producer) < 5_000:
+                    producer.produce(topic, f"plain-{number}", partition=number % partitions)
+                    number += 1
+                    self.sent += 1
+            producer.poll(0)
+        producer.flush(4 * ANSWER_SECONDS)
+
+    def write_keyed(self, stop: threading.Event) -> None:
+        """Write the topic with keys until `stop`, transaction by transaction."""
+        number = 0
+        while not stop.is_set():
+            producer = Producer(
+                self._settings | {"transactional.id": f"{self._keyed[0]}-source", "message.timeout.ms": 30_000}
+            )
+            try:
+                producer.init_transactions(ANSWER_SECONDS)
+                while not stop.wait(self._pause):
+                    producer.begin_transaction()
+                    for _ in range(BURST):
+                        key = f"key{self._rng.randrange(KEYS)}"
+                        producer.produce(self._keyed[0], f"keyed-{number}", key)
+                        number += 1
+                        self.sent += 1
+                    producer.flush(ANSWER_SECONDS)
+                    if self._rng.random() < ABORTED:
+                        producer.abort_transaction(ANSWER_SECONDS)
+                    else:
+                        _commit(producer)
+            except KafkaException:
+                time.sleep(0.2)  # the next producer does not come at once to a server that is away
+
+
+def _commit(producer: Producer) -> None:
+    until = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            producer.commit_transaction(ANSWER_SECONDS)
+            return
+        except KafkaException as failed:
+            error: KafkaError = failed.args[0]
+            if error.txn_requires_abort():
+                producer.abort_transaction(ANSWER_SECONDS)
+                return
+            if not error.retriable() or time.monotonic() > until:
+                raise
+
+
+class Reader:
+    """Reads topics and offsets when nobody writes any more."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._settings = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._admin = AdminClient(self._settings | {"reconnect.backoff.max.ms": 500})
+
+    def ends(self, places: Iterable[Place], *, stable: bool) -> dict[Place, int]:
+        """Return the ends of partitions: the last stable offsets, or the high watermarks."""
+        level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
+        asked = {TopicPartition(*place): OffsetSpec.latest() for place in places}
+        answers = self._patiently(
+            lambda: self._admin.list_offsets(asked, isolation_level=level, request_timeout=ANSWER_SECONDS)
+        )
+        return {(place.topic, place.partition): answer.offset for place, answer in answers.items()}
+
+    def committed(self, group: str) -> dict[Place, int]:
+        """Return what a group has committed."""
+        asked = [ConsumerGroupTopicPartitions(group)]
+        answers = self._patiently(
+            lambda: self._admin.list_consumer_group_offsets(asked, request_timeout=ANSWER_SECONDS)
+        )
+        (answer,) = answers.values()
+        return {(place.topic, place.partition): place.offset for place in answer.topic_partitions}
+
+    def _patiently(self, ask: Callable[[], dict]) -> dict:  # type: ignore[type-arg]  # its annotations have none
+        until = time.monotonic() + 2 * ANSWER_SECONDS
+        while True:
+            try:
+                return {asked: future.result() for asked, future in ask().items()}
+            except KafkaException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.3)  # a server that was started just now does not know all
+
+    def messages(self, places: Iterable[Place]) -> list[Message]:
+        """Return the committed records of some partitions, which are inputs."""
+        return [
+            Message(place[0], place[1], offset, key.decode(), (value or b"").decode())
+            for place in places
+            for offset, _, key, value in self.records(place)
+        ]
+
+    def outputs(self, places: Iterable[Place]) -> list[Output]:
+        """Return the committed records of some partitions, which are outputs."""
+        return [
+            Output(place[0], place[1], offset, at / 1000, (value or b"").decode())
+            for place in places
+            for offset, at, _, value in self.records(place)
+        ]
+
+    def records(self, place: Place) -> list[tuple[int, int, bytes, bytes | None]]:
+        """Return offset, time, key and value of each committed record. OSError if the end was not reached."""
+        consumer = Consumer(
+            self._settings
+            | {
+                "group.id": "whole",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 100,
+            }
+        )
+        consumer.assign([TopicPartition(*place, 0)])
+        records = []
+        until = time.monotonic() + 2 * ANSWER_SECONDS
+        try:
+            while time.monotonic() < until:
+                for message in consumer.consume(1_000, 0.5):
+                    error = message.error()
+                    if error is None:
+                        row = message.offset(), message.timestamp()[1], message.key() or b"", message.value()
+                        records.append(row)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        return records
+        finally:
+            consumer.close()
+        raise OSError(f"{place[0]}-{place[1]} could not be read to its end")

@@ -1,0 +1,196 @@
+"""A member of a consumer group whose one partition is a right: who is in the group, and who has it.
+
+Owns: the membership, by kafka-python's consumer, which keeps the partition where it is while others come and go.
+Must not know: what the right is for, what is in the topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition, errors
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.structs import MemberState
+
+from kop import clock
+from kop.client.write_client import MemberIdentity
+
+log = logging.getLogger(__name__)
+
+POLL_MS: Final = 200
+SETTLE_SECONDS: Final = 30.0
+"""How long a group waits for a member to join again, and a member for a group that deals partitions."""
+LOOK_SECONDS: Final = 1.0
+"""How often it is asked who is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPeer:
+    """A member of the group, by its client id."""
+
+    client_id: str
+    holds: bool
+    """True if it has the partition."""
+
+
+class Membership:
+    """Keeps `client_id` in a group, by a thread of its own. The rest is for any thread.
+
+    `settings` are kafka-python's; `changed` is called if somebody came or went, or another one has the partition.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        client_id: str,
+        group: str,
+        topic: str,
+        changed: Callable[[], None],
+        session_seconds: float,
+    ) -> None:
+        self._settings = {**settings, "client_id": client_id}
+        self._group = group
+        self._partition = TopicPartition(topic, 0)
+        self._changed = changed
+        self._session_ms = int(session_seconds * 1000)
+        self._peers: tuple[GroupPeer, ...] = ()
+        self._consumer: Any = None
+        self._held = False
+        self._anew = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kop-group-member", daemon=True)
+
+    def start(self) -> None:
+        """Join the group."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def peers(self) -> tuple[GroupPeer, ...]:
+        """Return who is in the group, as of a second ago."""
+        return self._peers
+
+    def holding(self) -> MemberIdentity | None:
+        """Return as which member this one has the partition; None if it does not."""
+        consumer = self._consumer
+        if consumer is None or not self._held or self._anew:
+            return None
+        metadata = consumer.group_metadata()
+        if metadata.generation_id < 0 or not metadata.member_id:
+            return None
+        return MemberIdentity(metadata.member_id, metadata.generation_id)
+
+    def rejoin(self) -> None:
+        """Leave the group and join it again: what this member was told may be out of date."""
+        self._anew = True
+
+    # -- its thread
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._be_member()
+            except Exception as error:
+                log.warning("not in the group %s for the moment: %r", self._group, error)
+                self._over.wait(LOOK_SECONDS)
+
+    def _be_member(self) -> None:
+        admin = consumer = None
+        try:
+            admin = KafkaAdminClient(**_known(self._settings, KafkaAdminClient.DEFAULT_CONFIG))
+            consumer = KafkaConsumer(
+                **_known(self._settings, KafkaConsumer.DEFAULT_CONFIG),
+                group_id=self._group,
+                enable_auto_commit=False,
+                auto_offset_reset="latest",
+                partition_assignment_strategy=[CooperativeStickyAssignor],
+                session_timeout_ms=self._session_ms,
+                heartbeat_interval_ms=self._session_ms // 6,
+                max_poll_interval_ms=int(SETTLE_SECONDS * 1000),
+            )
+            self._consumer, self._anew = consumer, False
+            # Known before it joins, the topic gives no reason to join once more: kafka-python loses a join that takes
+            # longer than a poll if only what is known of topics was the reason.
+            consumer.partitions_for_topic(self._partition.topic)
+            consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
+            look = settled = clock.monotonic()
+            while not self._over.is_set() and not self._anew:
+                consumer.poll(timeout_ms=POLL_MS)
+                if consumer.group_metadata().state is MemberState.STABLE:
+                    settled = clock.monotonic()
+                elif clock.monotonic() > settled + SETTLE_SECONDS:
+                    raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
+                if clock.monotonic() >= look:
+                    look = clock.monotonic() + LOOK_SECONDS
+                    self._look(admin)
+        finally:
+            self._held, self._consumer = False, None
+            for client in (consumer, admin):
+                if client is not None:
+                    with suppress(Exception):
+                        client.close()
+
+    def _look(self, admin: Any) -> None:
+        try:
+            described = admin.describe_groups([self._group])[self._group]
+        except errors.KafkaError as error:
+            log.debug("the group %s cannot be looked at: %r", self._group, error)
+            return
+        if described["error"] is not None:
+            return
+        peers = [
+            GroupPeer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+        ]
+        in_order = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        if in_order != self._peers:
+            self._peers = in_order
+            self._changed()
+
+    def _has_it(self, assignment: Any) -> bool:
+        if not isinstance(assignment, Mapping):
+            return False  # none is dealt at the moment
+        return any(topic["topic"] == self._partition.topic for topic in assignment["assigned_partitions"])
+
+    def note(self, *, held: bool) -> None:
+        """Take what the listener was told."""
+        self._held = held
+        self._changed()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Told by the consumer, on a thread that must not wait."""
+
+    def __init__(self, membership: Membership, consumer: Any) -> None:
+        self._membership = membership
+        self._consumer = consumer
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """Take the partition, which this consumer does not read."""
+        for partition in assigned:
+            self._consumer.seek(partition, 0)
+            self._consumer.pause(partition)
+        if assigned:
+            self._membership.note(held=True)
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """Give it up."""
+        if revoked:
+            self._membership.note(held=False)
+
+    def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        """Give it up: another one may have it already."""
+        if lost:
+            self._membership.note(held=False)
+
+
+def _known(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in defaults}

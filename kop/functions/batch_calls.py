@@ -1,0 +1,275 @@
+"""The calls of a function that takes record batches of Arrow: `process_batch(record_batch, context)`.
+
+Owns: what a batch is given as, what may come back, to which topics and partitions its rows go, and what becomes of a
+batch that the function does not take: it fails as a whole.
+Must not know: where batches come from, when outputs are written and offsets committed.
+
+Nothing here makes a Python object for each record, but for dead letters and while a trigger is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kop import clock
+from kop.client.offsets import TopicPartition
+from kop.functions.acks import Acks
+from kop.functions.calling import RECORD_BYTES, NackedError, OutputError, dead_letter
+from kop.functions.context import Effect, FunctionContext, InputRecord, Nacked, Publish
+from kop.functions.function import FunctionCode
+from kop.functions.reading import Taken
+from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.state import StateChanges
+from kop.functions.stats import Stats
+from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
+from kop.functions.writing import Outputs
+from kop.records import arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: Final = ("key", "value", "headers", "timestamp", "topic")
+"""The columns that a result may have."""
+
+
+class BatchCalls:
+    """The calls of one instance, as `kop.functions.calling.Calls` has them for single messages."""
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        code: FunctionCode,
+        outputs: Outputs,
+        *,
+        context: Callable[[list[Effect]], FunctionContext],
+        stopping: Callable[[], bool],
+        calling: MutableSequence[int],
+        partitions: Mapping[TopicPartition, int],
+        logger: logging.Logger,
+        stats: Stats,
+        triggers: Triggers,
+    ) -> None:
+        self._spec = spec
+        self._code = code
+        self._outputs = outputs
+        self._stopping = stopping
+        self._calling = calling
+        self._partitions = partitions
+        self._logger = logger
+        self._stats = stats
+        self._triggers = triggers
+        self._answers: list[bytes] = []
+        self._acks = Acks(spec.max_message_retries)
+        """Of each batch its first offset alone; the partition waits while a batch is tried again."""
+        self._tries = spec.processing_guarantees is not Guarantee.ATMOST_ONCE
+        self._open: dict[TopicPartition, pa.RecordBatch] = {}
+        """The batches that are tried again."""
+        self._callbacks: list[Publish] = []
+        self._effects: list[Effect] = []
+        self._context = context(self._effects)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+    def waiting(self) -> Collection[TopicPartition]:
+        """Return the partitions of which no further batch is to be taken now."""
+        return self._open.keys()
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return the offsets up to which all is done, of partitions that had batches. For any thread."""
+        return self._acks.positions()
+
+    def take(self, taken: Taken, deadline: float) -> int:
+        """Call a batch; returns the number of its rows."""
+        partition, batch, behind = taken
+        if len(batch):
+            self._stats.took(len(batch))
+            self._acks.taken(partition, _first(batch))
+            self._call(partition, batch)
+        self._acks.passed(partition, behind)
+        return len(batch)
+
+    def retry(self) -> bool:
+        """Call what is due again; returns True if there was any."""
+        due = self._acks.due(clock.monotonic())
+        for partition, _ in due:
+            if self._stopping():
+                break
+            self._call(partition, self._open.pop(partition))
+        return bool(due)
+
+    def next_due(self) -> float | None:
+        """Return when a batch is to be tried again."""
+        return self._acks.next_due()
+
+    def committable(self) -> dict[TopicPartition, int]:
+        """Return the offsets that have moved since the last time, once what is done is written."""
+        return self._acks.committable()
+
+    def written(self) -> None:
+        """Tell the callbacks of publishes, and who waits for a message, that theirs is written."""
+        answers, self._answers = self._answers, []
+        for number in answers:
+            self._triggers.answer(number, TriggerAnswer())
+        callbacks, self._callbacks = self._callbacks, []
+        for publish in callbacks:
+            try:
+                publish.tell(True, None)
+            except Exception:
+                self._logger.exception("the callback of a publish to %s failed", publish.topic)
+
+    # -- one batch
+
+    def _call(self, partition: TopicPartition, batch: pa.RecordBatch) -> None:
+        first, effects = _first(batch), self._effects
+        effects.clear()
+        self._calling[GENERATION] += 1
+        self._calling[OFFSET] = first
+        self._calling[PARTITION] = self._partitions[partition]
+        began = clock.monotonic()
+        try:
+            self._context.begin(partition, (first, -1, None, None, ()))
+            result = self._code.call(batch, self._context)
+            rows = self._rows(partition, result)
+            self._check(effects)
+        except Exception as error:
+            self._failed(partition, batch, error)
+            return
+        finally:
+            self._calling[PARTITION] = NOT_CALLING
+        for place, some in rows:
+            self._outputs.add_rows(place, arrow.rows_in(some))
+        for effect in effects:
+            if isinstance(effect, Publish):
+                self._outputs.add(
+                    effect.topic, partition[1], (effect.key, effect.value, effect.headers, effect.timestamp)
+                )
+                if effect.callback is not None:
+                    self._callbacks.append(effect)
+            elif isinstance(effect, StateChanges):
+                effect.apply()
+        self._acks.done(partition, first)
+        self._stats.called(len(batch), clock.monotonic() - began)
+        self._answers.extend(self._numbers(batch))
+
+    @staticmethod
+    def _check(effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish) and len(effect.value) + len(effect.key or b"") > RECORD_BYTES:
+                raise OutputError(f"a publish to {effect.topic} has {len(effect.value)} bytes, {RECORD_BYTES} at most")
+            if isinstance(effect, Nacked):
+                raise NackedError("the function called context.nack")
+
+    def _numbers(self, batch: pa.RecordBatch) -> list[bytes]:
+        """Return the ids of the messages in a batch that somebody waits for."""
+        if not self._triggers:
+            return []
+        numbers = (self._triggers.number_of(headers) for _, _, _, _, headers in records_of(batch))
+        return [number for number in numbers if number is not None]
+
+    def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
+        """Let a batch wait for its next attempt, make its messages dead letters, or give it up."""
+        self._stats.failed(error, by_function=not isinstance(error, OutputError))
+        for number in self._numbers(batch):
+            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+        first, now = _first(batch), clock.monotonic()
+        where = f"{partition[0]}-{partition[1]} from offset {first} to {batch.column('offset')[len(batch) - 1]}"
+        if not self._tries:
+            self._logger.error("the batch of %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
+            self._acks.done(partition, first)
+            return
+        due = self._acks.failed(partition, first, now)
+        if due is not None:
+            self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+            self._open[partition] = batch
+            return
+        for record in records_of(batch):
+            topic, letter = dead_letter(self._spec, partition, record, error)
+            self._outputs.add(topic, partition[1], letter)
+        self._logger.error("the batch of %s goes to %s: the function failed", where, topic, exc_info=error)
+        self._acks.done(partition, first)
+
+    # -- its result
+
+    def _rows(self, source: TopicPartition, result: Any) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+        """Return what is to be written to which partition; OutputError for a result that cannot be."""
+        import pyarrow as pa  # noqa: PLC0415 - an extra, which functions that take batches alone need
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        if result is None:
+            return []
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        if isinstance(result, pa.Array):
+            result = pa.RecordBatch.from_arrays([result], ["value"])
+        if not isinstance(result, pa.RecordBatch):
+            raise OutputError(
+                f"process_batch returned a {type(result).__name__}: return a pyarrow.RecordBatch with a column value, "
+                "an array of values, or None"
+            )
+        names = result.schema.names
+        others = sorted(set(names) - {*COLUMNS})
+        if others or "value" not in names or len(set(names)) != len(names):
+            raise OutputError(
+                f"the result has the columns {', '.join(names)}: select value, and if they are wanted "
+                f"{', '.join(name for name in COLUMNS if name != 'value')}, once each"
+            )
+        self._check_types(result)
+        placed: list[tuple[TopicPartition, pa.RecordBatch]] = []
+        for topic, rows in self._by_topic(result):
+            count = self._outputs.count(topic)
+            if "key" not in names or count == 1:
+                placed.append(((topic, source[1] % count), rows))
+                continue
+            numbers = pc.fill_null(arrow.partitions(rows.column("key"), count), source[1] % count)
+            placed += [((topic, number), rows.filter(pc.equal(numbers, number))) for number in _values(numbers)]
+        return [(place, rows) for place, rows in placed if len(rows)]
+
+    def _by_topic(self, result: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        if "topic" not in result.schema.names:
+            return [(self._spec.output, result)] if self._spec.output else []
+        topics = pc.fill_null(result.column("topic").cast(pa.string()), self._spec.output)
+        result = result.drop_columns(["topic"])
+        return [(topic, result.filter(pc.equal(topics, topic))) for topic in _values(topics) if topic]
+
+    @staticmethod
+    def _check_types(result: pa.RecordBatch) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        try:
+            arrow.rows_in(result)
+            if "topic" in result.schema.names:
+                result.column("topic").cast(pa.string())
+        except (TypeError, pa.ArrowException) as error:
+            raise OutputError(f"the result cannot be written: {error}") from None
+        sizes = pa.scalar(0, pa.int64())
+        for name in ("key", "value"):
+            if name in result.schema.names and not pa.types.is_null(result.column(name).type):
+                sizes = pc.add(sizes, pc.fill_null(pc.binary_length(result.column(name)).cast(pa.int64()), 0))
+        largest = sizes.as_py() if isinstance(sizes, pa.Scalar) else pc.max(sizes).as_py()
+        if (largest or 0) > RECORD_BYTES:
+            raise OutputError(f"a row of the result has {largest} bytes, and {RECORD_BYTES} are the most")
+
+
+def _first(batch: pa.RecordBatch) -> int:
+    first: int = batch.column("offset")[0].as_py()
+    return first
+
+
+def _values(array: pa.Array) -> Sequence[Any]:
+    values: list[Any] = array.unique().to_pylist()
+    return values
+
+
+def records_of(batch: pa.RecordBatch) -> Iterable[InputRecord]:
+    """Return the rows of a batch as single messages."""
+    for row in batch.to_pylist():
+        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+        yield row["offset"], int(row["timestamp"].timestamp() * 1000), row["key"], row["value"], headers

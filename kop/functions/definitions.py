@@ -1,0 +1,222 @@
+"""What workers tell each other through topics: definitions, assignments, requests, answers; and their JSON.
+
+Owns: these data, their keys and values in records, what a worker's client id says.
+Must not know: topics, who writes, what a request does.
+
+Every reader takes fields that it does not know, since a newer worker may have written them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from kop.client.offsets import TopicPartition
+from kop.functions.spec import FunctionSpec
+from kop.functions.spec import read as read_spec
+from kop.functions.topics import HOME, TopicNames
+
+InstanceName: TypeAlias = tuple[str, int]
+"""The full name of a function, and the number of one of its instances."""
+Kind: TypeAlias = Literal["create", "update", "delete", "start", "stop", "restart", "rebalance", "drain"]
+NOT_YET: Final = -1
+"""In the place of a revision: there is none."""
+_WORKER_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
+_CLIENT_ID: Final = re.compile(r"([\w.-]+)@(.+):(\d+)", re.ASCII)
+_adapter: Final[Callable[[Any], TypeAdapter[Any]]] = cache(TypeAdapter)
+
+
+class DamagedRecordError(Exception):
+    """A record that cannot be read; the text says what is wrong with it."""
+
+
+class _RecordJson:
+    """Something that is the value of a record."""
+
+    def to_json(self) -> bytes:
+        """Return it as JSON."""
+        return _adapter(type(self)).dump_json(self)
+
+    @classmethod
+    def from_json(cls, value: bytes | None) -> Self:
+        """Return what a value says; DamagedRecordError if it is something else."""
+        try:
+            read: Self = _adapter(cls).validate_json(value or b"")
+        except ValidationError as error:
+            raise DamagedRecordError(_mistake(error)) from None
+        return read
+
+
+def _mistake(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition(_RecordJson):
+    """A function as it is wanted."""
+
+    fqfn: str
+    config: Mapping[str, Any]
+    """Pulsar's FunctionConfig."""
+    revision: int
+    """Offset of the request that made it what it is. It grows, and no other definition ever has it."""
+    version: int
+    """Revision of the last request that changed configuration or code: what its instances run."""
+    package: str = ""
+    """The SHA-256 of its code."""
+    package_name: str = ""
+    """The name of the file with its code."""
+    stopped: frozenset[int] = frozenset()
+    """Instances that do not run because somebody stopped them."""
+    restarts: Mapping[int, int] = field(default_factory=dict)
+    """Instance to the revision of the last request that it be started anew, where it is of this version."""
+    topic_names: TopicNames = HOME
+    """What names of topics in its configuration mean on this cluster."""
+    kind: str = ""
+    by: str = ""
+    at_ms: int = 0
+    """The request that made it what it is: what it wanted, of whom it came, when."""
+
+    @cached_property
+    def spec(self) -> FunctionSpec:
+        """The function, checked; SpecError."""
+        return spec_of(self.config, self.topic_names)
+
+    def runs(self, instance: int) -> int:
+        """Return the revision that an instance runs: it is started anew if this is another one."""
+        return max(self.version, self.restarts.get(instance, NOT_YET))
+
+
+def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
+    """Return the function of a FunctionConfig; SpecError has all mistakes."""
+    return read_spec(to_json(dict(config)).decode(), "functionConfig", topic_names)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment(_RecordJson):
+    """Which worker runs an instance, and on which partitions."""
+
+    worker: str
+    revision: int
+    """What `Definition.runs` says of the instance."""
+    partitions: tuple[TopicPartition, ...]
+    number: int
+    """That of the instance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(_RecordJson):
+    """What somebody wants of the leader."""
+
+    id: str
+    kind: Kind
+    fqfn: str = ""
+    expects: int | None = None
+    """The revision that the definition has by then; None if there is none."""
+    config: Mapping[str, Any] | None = None
+    package: str = ""
+    package_name: str = ""
+    instance: int | None = None
+    """None means all."""
+    worker: str = ""
+    """Which one is drained."""
+    by: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderAnswer(_RecordJson):
+    """What became of a request. `status` is one of HTTP: below 300 it won."""
+
+    request: str
+    status: int
+    reason: str = ""
+    revision: int | None = None
+    """That of the definition from then on; None if there is none."""
+    offset: int = NOT_YET
+    """That of the request."""
+
+    @property
+    def won(self) -> bool:
+        """True if the request was done."""
+        return self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker that lives."""
+
+    worker_id: str
+    host: str
+    port: int
+    is_leader: bool = False
+
+    def client_id(self) -> str:
+        """Return the client id by which the others know it."""
+        return f"{self.worker_id}@{self.host}:{self.port}"
+
+    @classmethod
+    def of_client_id(cls, client_id: str, *, is_leader: bool = False) -> WorkerInfo | None:
+        """Return the worker that has a client id; None if it is no worker's."""
+        match = _CLIENT_ID.fullmatch(client_id)
+        return None if match is None else cls(match[1], match[2], int(match[3]), is_leader)
+
+
+def is_worker_id(text: str) -> bool:
+    """Return if a text may be the id of a worker."""
+    return _WORKER_ID.fullmatch(text) is not None
+
+
+# -- records: keys, and the two kinds of values that the topic of requests has
+
+
+def instance_key(name: InstanceName) -> bytes:
+    """Return the key of an assignment: TENANT/NAMESPACE/NAME/INSTANCE."""
+    return f"{name[0]}/{name[1]}".encode()
+
+
+def instance_of(key: bytes | None) -> InstanceName:
+    """Return of which instance a key is; DamagedRecordError if it is of none."""
+    fqfn, _, number = text_of(key).rpartition("/")
+    if not fqfn or not number.isdecimal():
+        raise DamagedRecordError(f"the key {key!r} is not TENANT/NAMESPACE/NAME/INSTANCE")
+    return fqfn, int(number)
+
+
+def text_of(key: bytes | None) -> str:
+    """Return a key as text; DamagedRecordError if it is none."""
+    try:
+        return (key or b"").decode()
+    except UnicodeDecodeError:
+        raise DamagedRecordError(f"the key {key!r} is no text") from None
+
+
+def to_log(said: Request | LeaderAnswer) -> bytes:
+    """Return the value that a request or an answer has in the topic of requests."""
+    name = b"request" if isinstance(said, Request) else b"answer"
+    return b'{"%s":%s}' % (name, said.to_json())
+
+
+def from_log(value: bytes | None) -> Request | LeaderAnswer:
+    """Return the request or the answer that a value is; DamagedRecordError."""
+    try:
+        read = from_json(value or b"")
+    except ValueError as error:
+        raise DamagedRecordError(f"no JSON: {error}") from None
+    kinds: dict[str, type[Request | LeaderAnswer]] = {"request": Request, "answer": LeaderAnswer}
+    for name, kind in kinds.items():
+        if isinstance(read, dict) and name in read:
+            try:
+                said: Request | LeaderAnswer = _adapter(kind).validate_python(read[name])
+            except ValidationError as error:
+                raise DamagedRecordError(f"{name}.{_mistake(error)}") from None
+            return said
+    raise DamagedRecordError("neither a request nor an answer")

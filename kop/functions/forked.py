@@ -1,0 +1,15 @@
+"""What the fork server of functions has loaded: imported by it alone, and by the processes that it makes.
+
+Owns: the list of these modules; that they stay in pages that all processes share.
+Must not know: what is done with them.
+"""
+
+import gc
+
+import kop.functions.checking
+import kop.functions.running  # noqa: F401
+from kop.allocator import share_arenas
+
+share_arenas()
+# Python's garbage collector writes to what it looks at, and a page that is written is a process's own.
+gc.freeze()

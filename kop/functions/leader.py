@@ -1,0 +1,275 @@
+"""What becomes of requests: the first one that knows the definition as it is wins, the others are told who won.
+
+Owns: what each kind of request does to definitions, which request was answered how, which workers are drained.
+Must not know: topics, transactions, threads, where partitions and packages come from.
+
+The leader's decisions are void unless the transaction with them is committed: then, and only then, it may decide
+further; else it is forgotten as a whole, and another one is made from what the topics have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kop.client.offsets import TopicPartition
+from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of
+from kop.functions.scheduler import Wish
+from kop.functions.spec import FunctionSpec, SpecError
+from kop.functions.topics import HOME, TopicNames
+
+KNOWN_REQUESTS: Final = 1_000
+"""How many of the last requests get their first answer again if they are sent again."""
+MAX_BYTES: Final = 512 * 1024
+"""How large a definition may be: it has to fit into a record."""
+OK: Final = 200
+WRONG: Final = 400
+NOT_THERE: Final = 404
+LOST: Final = 409
+NO_PACKAGE: Final = 412
+"""The package is not whole in its topic: whoever sent the request has to send both again."""
+
+DEFECT: Final = 500
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What is to be written, in one transaction, for a request."""
+
+    answer: LeaderAnswer
+    definitions: Mapping[str, Definition | None] = field(default_factory=dict)
+    """What a function is from now on; None if it is not there any more."""
+    begins: Mapping[str, FunctionSpec | None] = field(default_factory=dict)
+    """Functions with topics that are read from where their definitions say, and not from the first record: those that
+    this one did not read before; None if it read none."""
+    cleaned: Collection[str] = ()
+    """Consumer groups that end with their function, once that is committed."""
+    packages: Collection[str] = ()
+    """Digests that no definition names any more."""
+    drained: Mapping[str, bool] = field(default_factory=dict)
+    """Workers that are given no instances from now on, or some again."""
+    schedules: bool = True
+    """True if assignments may change."""
+
+
+class Leader:
+    """What the leader has decided. `answers` are the last ones that there are, in their order."""
+
+    def __init__(
+        self,
+        definitions: Mapping[str, Definition],
+        answers: Iterable[LeaderAnswer] = (),
+        drained: Collection[str] = (),
+        topic_names: TopicNames = HOME,
+    ) -> None:
+        self.definitions = dict(definitions)
+        self.drained = set(drained)
+        self._topic_names = topic_names
+        self._answers: dict[str, LeaderAnswer] = {}
+        for answer in answers:
+            self._note(answer)
+
+    # -- requests
+
+    def take(
+        self, offset: int, request: Request, *, is_whole: Callable[[str], bool], workers: Collection[str]
+    ) -> Effects:
+        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there."""
+        before = self._answers.get(request.id)
+        if before is not None:
+            return Effects(before, schedules=False)
+        try:
+            effects = self._decide(offset, request, is_whole, workers)
+        except Exception as error:  # the requests behind it are not to wait for ever
+            reason = f"nothing was changed, by a defect of the leader: {error!r}"
+            effects = Effects(LeaderAnswer(request=request.id, status=DEFECT, reason=reason, offset=offset))
+        for fqfn, definition in effects.definitions.items():
+            if definition is None:
+                del self.definitions[fqfn]
+            else:
+                self.definitions[fqfn] = definition
+        for worker, drained in effects.drained.items():
+            (self.drained.add if drained else self.drained.discard)(worker)
+        self._note(effects.answer)
+        return effects
+
+    def _note(self, answer: LeaderAnswer) -> None:
+        self._answers.setdefault(answer.request, answer)
+        if len(self._answers) > KNOWN_REQUESTS:
+            del self._answers[next(iter(self._answers))]
+
+    def _decide(
+        self, offset: int, request: Request, is_whole: Callable[[str], bool], workers: Collection[str]
+    ) -> Effects:
+        def refused(status: int, reason: str) -> Effects:
+            now = None if there is None else there.revision
+            return Effects(LeaderAnswer(request=request.id, status=status, reason=reason, revision=now, offset=offset))
+
+        there = self.definitions.get(request.fqfn)
+        if request.kind in {"rebalance", "drain"}:
+            if request.kind == "drain" and request.worker not in workers:
+                return refused(NOT_THERE, f"there is no worker {request.worker}")
+            drained = {request.worker: True} if request.kind == "drain" else {}
+            return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
+        lost = self._lost(request, there)
+        if lost is not None:
+            return refused(*lost)
+        if request.kind == "delete":
+            assert there is not None
+            return self._deleted(offset, request, there)
+        if request.kind in {"create", "update"}:
+            try:
+                made = _configured(offset, request, there, self._topic_names)
+                spec = made.spec
+            except SpecError as error:
+                return refused(WRONG, str(error))
+            if spec.fqfn != request.fqfn:
+                return refused(WRONG, f"the configuration is that of {spec.fqfn}, not of {request.fqfn}")
+            if len(made.to_json()) > MAX_BYTES:
+                return refused(WRONG, f"the definition of {request.fqfn} takes more than {MAX_BYTES} bytes")
+            if not made.package or not is_whole(made.package):
+                return refused(NO_PACKAGE, f"the package of {request.fqfn} is not there as a whole: send it again")
+            begins = {request.fqfn: _read_before(there, spec)}
+            return self._changed(offset, request, there, made, begins)
+        assert there is not None
+        every = range(there.spec.parallelism)
+        if request.instance is not None and request.instance not in every:
+            return refused(NOT_THERE, f"{request.fqfn} has no instance {request.instance}, but {len(every)} from 0 on")
+        chosen = set(every if request.instance is None else [request.instance])
+        stopped, restarts = set(there.stopped), dict(there.restarts)
+        if request.kind == "stop":
+            stopped |= chosen
+        else:
+            stopped -= chosen
+        if request.kind == "restart":
+            restarts |= dict.fromkeys(chosen, offset)
+        return self._changed(offset, request, there, replace(there, stopped=frozenset(stopped), restarts=restarts), {})
+
+    def _lost(self, request: Request, there: Definition | None) -> tuple[int, str] | None:
+        """Return status and reason of a request that knows another definition than there is."""
+        fqfn, expects = request.fqfn, request.expects
+        if there is None:
+            if request.kind == "create" and expects is None:
+                return None
+            if expects is None:
+                return NOT_THERE, f"there is no function {fqfn}"
+            return NOT_THERE, f"{fqfn} was deleted meanwhile: revision {expects} is not there any more"
+        if request.kind == "create" and expects is None:
+            return (
+                LOST,
+                f"{fqfn} exists already: {_who(there)} (revision {there.revision}); update it, or delete it first",
+            )
+        if expects != there.revision:
+            expected = "none" if expects is None else f"revision {expects}"
+            return (
+                LOST,
+                f"{fqfn} was changed meanwhile: {_who(there)}, and it has revision {there.revision} now; expected was "
+                f"{expected}: read it, then try again",
+            )
+        return None
+
+    def _changed(
+        self,
+        offset: int,
+        request: Request,
+        there: Definition | None,
+        made: Definition,
+        begins: Mapping[str, FunctionSpec | None],
+    ) -> Effects:
+        made = replace(made, revision=offset, kind=request.kind, by=request.by, at_ms=request.at_ms)
+        return Effects(
+            LeaderAnswer(request=request.id, status=OK, revision=offset, offset=offset),
+            definitions={request.fqfn: made},
+            begins=begins,
+            packages=self._unnamed(there, made.package),
+        )
+
+    def _deleted(self, offset: int, request: Request, there: Definition) -> Effects:
+        spec = there.spec
+        others = {d.spec.group for fqfn, d in self.definitions.items() if fqfn != request.fqfn}
+        return Effects(
+            LeaderAnswer(request=request.id, status=OK, offset=offset),
+            definitions={request.fqfn: None},
+            cleaned=[spec.group] if spec.cleanup_subscription and spec.group not in others else [],
+            packages=self._unnamed(there, ""),
+        )
+
+    def _unnamed(self, there: Definition | None, now: str) -> list[str]:
+        """Return the package that a definition had, unless it or another one has it still."""
+        if there is None or there.package == now:
+            return []
+        others = (d.package for fqfn, d in self.definitions.items() if fqfn != there.fqfn)
+        return [] if there.package in others else [there.package]
+
+    # -- workers
+
+    def workers(self, alive: Collection[str]) -> list[str]:
+        """Return the workers that may have instances. One that is gone is not drained when it comes again."""
+        return sorted(set(alive) - self.drained)
+
+    def gone(self, alive: Collection[str]) -> set[str]:
+        """Return drained workers that are not there any more, and forget them."""
+        gone = self.drained - set(alive)
+        self.drained -= gone
+        return gone
+
+    def wishes(self, partitions: Mapping[str, Collection[TopicPartition]]) -> dict[str, Wish]:
+        """Return what the functions need, given the partitions of their inputs."""
+        return {
+            fqfn: Wish(
+                {n: definition.runs(n) for n in range(definition.spec.parallelism) if n not in definition.stopped},
+                tuple(sorted(partitions.get(fqfn, ()))),
+            )
+            for fqfn, definition in self.definitions.items()
+        }
+
+
+def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]) -> list[InstanceName]:
+    """Return the instances that lose partitions, so that another one may have them: they have to be fenced."""
+    return sorted(
+        name
+        for name, assignment in current.items()
+        if set(assignment.partitions) - set(then[name].partitions if name in then else ())
+    )
+
+
+def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
+    """Return what a create or an update makes of a function: an update changes the fields that it gives."""
+    given = {name: value for name, value in (request.config or {}).items() if value is not None}
+    if there is None:
+        return Definition(
+            fqfn=request.fqfn,
+            config=given,
+            revision=offset,
+            version=offset,
+            package=request.package,
+            package_name=request.package_name,
+            topic_names=topic_names,
+        )
+    config = {**there.config, **given}
+    package, name = request.package or there.package, request.package_name or there.package_name
+    if (config, package) == (dict(there.config), there.package):
+        return there
+    every = range(spec_of(config, topic_names).parallelism)
+    return replace(
+        there,
+        config=config,
+        version=offset,
+        package=package,
+        package_name=name,
+        stopped=frozenset(there.stopped.intersection(every)),
+        restarts={},
+        topic_names=topic_names,
+    )
+
+
+def _read_before(there: Definition | None, now: FunctionSpec) -> FunctionSpec | None:
+    """Return the function whose inputs have offsets already that the new one goes on from."""
+    return there.spec if there is not None and there.spec.group == now.group else None
+
+
+def _who(definition: Definition) -> str:
+    at = datetime.fromtimestamp(definition.at_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
+    return f"{definition.by or 'somebody'} has sent {definition.kind} at {at}"

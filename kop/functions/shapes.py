@@ -1,0 +1,186 @@
+"""The JSON of Pulsar's REST for functions: what its tools send, and in which shape they want an answer.
+
+Owns: names of Pulsar's fields for status, statistics and state; which fields of an update Pulsar's tools make up.
+Must not know: HTTP, workers, where numbers come from.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Final
+
+_COUNTS: Final = {
+    "receivedTotal": "received",
+    "processedSuccessfullyTotal": "processed",
+    "systemExceptionsTotal": "system_exceptions",
+    "userExceptionsTotal": "user_exceptions",
+}
+"""Fields of Pulsar's statistics, and those of a StatsSnapshot."""
+_MADE_UP: Final = {"outputSchemaType": "", "forwardSourceMessageProperty": True, "subscriptionPosition": "Latest"}
+"""Fields that Pulsar's tools send with every request, although nobody gave them."""
+
+Json = dict[str, Any]
+
+
+def config_of_pulsar_tools(config: Json, *, is_update: bool) -> Json:
+    """Return a FunctionConfig as its author wrote it: Pulsar's tools add fields, and turn whole numbers into 1.0.
+
+    An update has only what it gives, so what they add is dropped, and so is the path of a file on their machine.
+    """
+    given = dict(config)
+    if is_update:
+        for field, value in _MADE_UP.items():
+            if given.get(field) == value:
+                del given[field]
+        given.pop("py", None)
+    if isinstance(given.get("userConfig"), dict):
+        given["userConfig"] = _whole(given["userConfig"])
+    return given
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+
+
+def config_with_package(config: Json, package_name: str) -> Json:
+    """Return a FunctionConfig whose file is that of its package."""
+    return {**config, "py": PurePath(package_name).name}
+
+
+# -- status
+
+
+def instance_status(status: Mapping[str, Any] | None, worker_id: str | None) -> Json:
+    """Return the status of an instance; `status` is an InstanceStatus, None if no worker has told of it.
+
+    Beside Pulsar's fields it has `at`, the record that is called, `since`, `stderr` and `lag`.
+    """
+    if status is None:
+        waits = "no worker has it" if worker_id is None else f"the worker {worker_id} does not tell of it"
+        status = {"running": False, "error": waits}
+    stats = status.get("stats") or {}
+    return {
+        "running": bool(status["running"]),
+        "error": status.get("error") or "",
+        "numRestarts": status.get("restarts", 0),
+        "numReceived": stats.get("received", 0),
+        "numSuccessfullyProcessed": stats.get("processed", 0),
+        "numUserExceptions": stats.get("user_exceptions", 0),
+        "latestUserExceptions": _exceptions(stats.get("latest_user_exceptions", ())),
+        "numSystemExceptions": stats.get("system_exceptions", 0),
+        "latestSystemExceptions": _exceptions(stats.get("latest_system_exceptions", ())),
+        "averageLatency": _average(stats.get("latency_sum_ms", 0), stats.get("latency_count", 0)) or 0.0,
+        "lastInvocationTime": stats.get("last_invocation_ms") or 0,
+        "workerId": worker_id or "",
+        "at": status.get("at") or stats.get("at"),
+        "since": status.get("since_ms"),
+        "stderr": list(status.get("stderr") or ()),
+        "lag": stats.get("lag") or {},
+    }
+
+
+def _exceptions(latest: Sequence[Mapping[str, Any]]) -> list[Json]:
+    return [{"exceptionString": each["text"], "timestampMs": each["at_ms"]} for each in latest]
+
+
+def _average(total: float, count: int) -> float | None:
+    return total / count if count else None
+
+
+def function_status(instances: Mapping[int, Json]) -> Json:
+    """Return the status of a function from those of its instances."""
+    return {
+        "numInstances": len(instances),
+        "numRunning": sum(status["running"] for status in instances.values()),
+        "instances": [{"instanceId": number, "status": status} for number, status in sorted(instances.items())],
+    }
+
+
+# -- statistics
+
+
+def instance_stats(stats: Mapping[str, Any] | None) -> Json:
+    """Return the statistics of an instance; `stats` is a StatsSnapshot."""
+    given = stats or {}
+    return {
+        **_totals([given], ""),
+        "1min": _totals([given], "_1min"),
+        "lastInvocation": given.get("last_invocation_ms") or None,
+        "userMetrics": {
+            name: total / count if count else 0.0 for name, (count, total) in (given.get("user_metrics") or {}).items()
+        },
+    }
+
+
+def function_stats(instances: Mapping[int, Mapping[str, Any] | None]) -> Json:
+    """Return the statistics of a function from the StatsSnapshots of its instances."""
+    given = [stats or {} for stats in instances.values()]
+    return {
+        **_totals(given, ""),
+        "1min": _totals(given, "_1min"),
+        "lastInvocation": max((stats.get("last_invocation_ms") or 0 for stats in given), default=0) or None,
+        "instances": [
+            {"instanceId": number, "metrics": instance_stats(stats)} for number, stats in sorted(instances.items())
+        ],
+    }
+
+
+def _totals(given: Sequence[Mapping[str, Any]], span: str) -> Json:
+    totals: Json = {field: sum(stats.get(name + span, 0) for stats in given) for field, name in _COUNTS.items()}
+    latency = sum(stats.get(f"latency_sum_ms{span}", 0) for stats in given)
+    totals["avgProcessLatency"] = _average(latency, sum(stats.get(f"latency_count{span}", 0) for stats in given))
+    return totals
+
+
+# -- state
+
+_VALUES: Final = ("stringValue", "byteValue", "numberValue")
+
+
+def state_answer(key: str, value: Mapping[str, Any]) -> Json:
+    """Return a value of the state; `byteValue` is in base64."""
+    return {"key": key, **{name: value.get(name) for name in _VALUES}, "version": value.get("version", 0)}
+
+
+def state_given(key: str, given: Mapping[str, Any]) -> Json:
+    """Return the one value that a request has for a key; ValueError says what is wrong with it."""
+    if given.get("key") not in {None, "", key}:
+        raise ValueError(f"the state is of the key {given['key']}, and the path names {key}")
+    values = {name: given[name] for name in _VALUES if given.get(name) is not None}
+    if len(values) != 1:
+        raise ValueError(f"a state has one of {', '.join(_VALUES)}")
+    ((name, value),) = values.items()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number is not (name == "numberValue") or not (is_number or isinstance(value, str)):
+        raise ValueError(f"{name} is a {type(value).__name__}")
+    if name == "byteValue":
+        try:
+            base64.b64decode(value, validate=True)
+        except binascii.Error:
+            raise ValueError("byteValue is no base64") from None
+    return {name: int(value) if name == "numberValue" else value}
+
+
+def state_told(number: int | None, value: bytes | None) -> Json:
+    """Return what an instance tells of a counter, or of the bytes of a value."""
+    if number is not None:
+        return {"numberValue": number}
+    data = value or b""
+    try:
+        return {"stringValue": data.decode()}
+    except UnicodeDecodeError:
+        return {"byteValue": base64.b64encode(data).decode()}
+
+
+def state_kept(given: Mapping[str, Any]) -> int | bytes:
+    """Return what an instance keeps for the value of a request: a counter, or bytes."""
+    if "numberValue" in given:
+        return int(given["numberValue"])
+    return base64.b64decode(given["byteValue"]) if "byteValue" in given else str(given["stringValue"]).encode()

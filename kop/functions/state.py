@@ -1,0 +1,327 @@
+"""The state of a function in the process that uses it: what its calls read and change, and what goes to the changelog.
+
+Owns: what a value is, the changes of a call until they count, the bounded copy in memory before a file, how an entry of
+the changelog looks.
+Must not know: sockets, threads, where the changelog is (`kop.functions.changelog`).
+
+The truth is the changelog. What is here is a copy of it: as long as it is small it is in memory alone, else its oldest
+entries are in a file of SQLite without a name, which is gone with the process. An entry of the changelog is a record:
+the key as UTF-8, a counter as 8 bytes big-endian (as Pulsar has them) or the bytes of a value, and the header KIND,
+which tells the two apart. Keys that begin with 0xff, which is no UTF-8, are marks of windows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Final, TypeAlias
+
+Value: TypeAlias = int | bytes
+"""A counter, or what `put_state` was given."""
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+Entry: TypeAlias = tuple[bytes, bytes | None, Headers]
+"""Key, value (None: there is none any more) and headers of a record of the changelog."""
+Record: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
+"""Offset, timestamp, key, value and headers, as kop.client.batches reads them."""
+
+KIND: Final = "kop.state"
+MOST_ENTRIES: Final = 100_000
+"""How many entries of all partitions are in memory at most once a batch has ended."""
+MOST_BYTES: Final = 64 << 20
+"""How many bytes their keys and values may have."""
+VALUE_BYTES: Final = 880_000
+"""As large may key and value be together: they are one record."""
+_ENTRY_BYTES: Final = 150
+"""About what Python needs for an entry beside its bytes."""
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
+_COUNTER: Final[Headers] = [(KIND, b"counter")]
+_VALUE: Final[Headers] = [(KIND, b"value")]
+_MARK: Final[Headers] = [(KIND, b"mark")]
+_KINDS: Final = frozenset({b"counter", b"value", b"mark"})
+
+
+class StateError(Exception):
+    """State that is not there, or a use of it that is refused."""
+
+
+class ForeignEntryError(Exception):
+    """A record of a changelog that no function wrote; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateValue:
+    """An entry as it is shown: the number of a counter, or the bytes of a value."""
+
+    key: str
+    number: int | None
+    value: bytes | None
+
+
+class StateChanges:
+    """What one call does to the state of a partition. Nothing of it counts until `apply`.
+
+    Amounts are added when they count, so asynchronous calls that run at the same time lose nothing.
+    """
+
+    __slots__ = ("_puts", "_state", "_sums")
+
+    def __init__(self, state: PartitionState) -> None:
+        self._state = state
+        self._sums: dict[str, int] = {}
+        self._puts: dict[str, Value | None] = {}
+        """What was set or deleted; a key is in one of the two."""
+
+    def incr(self, key: str, amount: int) -> None:
+        """Add to a counter."""
+        if type(amount) is not int:
+            amount = index(amount)
+        if self._puts and key in self._puts:
+            self._puts[key] = _in_range(key, _number(key, self._puts[key]) + amount)
+            return
+        base = self._state.values.get(key)
+        if type(base) is not int:
+            base = self._state.number(key)
+        total = self._sums.get(key, 0) + amount
+        if not _LEAST <= base + total <= _MOST:
+            _in_range(key, base + total)
+        self._sums[key] = total
+
+    def get_amount(self, key: str) -> int | None:
+        """Return a counter; None if there is none, as for Pulsar's functions."""
+        value = self.get(key)
+        return None if value is None else _number(key, value)
+
+    def get_value(self, key: str) -> bytes | None:
+        """Return the bytes of a value; those of a counter are its 8, big-endian."""
+        value = self.get(key)
+        return value.to_bytes(8, "big", signed=True) if isinstance(value, int) else value
+
+    def put(self, key: str, value: bytes | str) -> None:
+        """Set a value; a text is its UTF-8."""
+        data = value.encode() if isinstance(value, str) else value
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"put_state takes a str or bytes, not a {type(value).__name__}: encode it first")
+        self.set(key, bytes(data))
+
+    def delete_key(self, key: str) -> None:
+        """Forget a counter or a value."""
+        self.set(key, None)
+
+    def get(self, key: str) -> Value | None:
+        """Return a counter or a value."""
+        if key in self._puts:
+            return self._puts[key]
+        value = self._state.get(key)
+        return value if key not in self._sums else _number(key, value) + self._sums[key]
+
+    def set(self, key: str, value: Value | None) -> None:
+        """Set a counter or a value; None forgets it."""
+        size = len(key.encode()) + (len(value) if isinstance(value, bytes) else 0)
+        if size > VALUE_BYTES:
+            raise StateError(f"key and value of {key[:60]!r} have {size} bytes, and {VALUE_BYTES} are the most")
+        if isinstance(value, int):
+            _in_range(key, value)
+        self._sums.pop(key, None)
+        self._puts[key] = value
+
+    def apply(self) -> None:
+        """Let the changes count: later calls see them, and the next flush writes them."""
+        state = self._state
+        values, changed = state.values, state.changed
+        for key, amount in self._sums.items():
+            number = values.get(key)
+            values[key] = amount + (number if type(number) is int else state.number(key))
+            changed[key] = None
+        for key, value in self._puts.items():
+            values[key] = value
+            changed[key] = None
+
+
+def _number(key: str, value: Value | None) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int):
+        raise StateError(f"{key!r} is a value of put_state, and no counter: use another key, or del_counter first")
+    return value
+
+
+def _in_range(key: str, number: int) -> int:
+    if not _LEAST <= number <= _MOST:
+        raise StateError(f"the counter {key!r} would be {number}, which has no room in 8 bytes")
+    return number
+
+
+class PartitionState:
+    """The state of one partition of the changelog."""
+
+    def __init__(self, number: int, file: _File) -> None:
+        self.values: dict[str, Value | None] = {}
+        """What is in memory; None: there is no such entry. What is not here may be in the file."""
+        self.changed: dict[str, None] = {}
+        """The keys that the changelog does not have yet."""
+        self.marks: dict[bytes, bytes | None] = {}
+        """What windows have noted; always in memory."""
+        self.changed_marks: dict[bytes, None] = {}
+        self._number = number
+        self._file = file
+
+    def get(self, key: str) -> Value | None:
+        """Return a counter or a value; None if there is none."""
+        values = self.values
+        if key in values:
+            return values[key]
+        key.encode()  # a text that is no UTF-8 can be no key of a record
+        value = values[key] = self._file.get(self._number, key)
+        return value
+
+    def number(self, key: str) -> int:
+        """Return a counter, 0 if there is none; StateError if there is a value."""
+        return _number(key, self.get(key))
+
+    def set_mark(self, key: bytes, value: bytes | None) -> None:
+        """Note something for windows under a key of theirs."""
+        if self.marks.get(key) != value:
+            self.marks[key] = value
+            self.changed_marks[key] = None
+
+    def restore(self, records: Iterable[Record]) -> int:
+        """Take records of the changelog in their order, and return about how many bytes they need."""
+        values = self.values
+        size = 0
+        for offset, _, key, data, headers in records:
+            kind = headers[0][1] if len(headers) == 1 and headers[0][0] == KIND else None
+            if key is None or kind is None or kind not in _KINDS:
+                raise ForeignEntryError(f"offset {offset} has no key, or no header {KIND} with a kind that is known")
+            if (key[:1] == b"\xff") is not (kind == b"mark"):
+                raise ForeignEntryError(f"offset {offset} has a key that no {kind.decode()} has")
+            size += len(key) + len(data or b"") + _ENTRY_BYTES
+            if kind == b"mark":
+                self.marks[key] = data
+                continue
+            if kind == b"counter" and data is not None and len(data) != 8:
+                raise ForeignEntryError(f"offset {offset} has {len(data)} bytes, and a counter has 8")
+            try:
+                text = key.decode()
+            except UnicodeDecodeError:
+                raise ForeignEntryError(f"the key of offset {offset} is no UTF-8") from None
+            values[text] = int.from_bytes(data, "big", signed=True) if data and kind == b"counter" else data
+        return size
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what the changelog does not have yet, each key once, and take it as written."""
+        changed, self.changed = self.changed, {}
+        values = self.values
+        for key in changed:
+            value = values[key]
+            if isinstance(value, int):
+                yield key.encode(), value.to_bytes(8, "big", signed=True), _COUNTER
+            else:
+                yield key.encode(), value, _VALUE
+        marks, self.changed_marks = self.changed_marks, {}
+        for mark in marks:
+            yield mark, self.marks[mark], _MARK
+
+    def bytes_in_memory(self) -> int:
+        """Return about how many bytes the entries in memory need."""
+        sizes = (len(value) if isinstance(value, bytes) else 0 for value in self.values.values())
+        return sum(map(len, self.values)) + sum(sizes) + _ENTRY_BYTES * len(self.values)
+
+    def let_go(self, count: int) -> None:
+        """Move so many of the oldest entries in memory into the file. All must be in the changelog."""
+        oldest = [entry for entry, _ in zip(self.values.items(), range(count), strict=False)]
+        self._file.put(self._number, oldest)
+        for key, _ in oldest:
+            del self.values[key]
+
+
+class LocalState:
+    """The state of a function in one process, by partitions of its changelog."""
+
+    def __init__(self, most_entries: int = MOST_ENTRIES, most_bytes: int = MOST_BYTES) -> None:
+        self._most_entries = most_entries
+        self._most_bytes = most_bytes
+        self._partitions: dict[int, PartitionState] = {}
+        self._file = _File()
+        self._bytes = 0
+        """At least what the entries in memory need."""
+
+    @property
+    def partitions(self) -> Mapping[int, PartitionState]:
+        """The partitions that were asked for."""
+        return self._partitions
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._partitions.clear()
+        self._file.close()
+
+    def partition(self, number: int) -> PartitionState:
+        """Return the state of a partition."""
+        state = self._partitions.get(number)
+        if state is None:
+            state = self._partitions[number] = PartitionState(number, self._file)
+        return state
+
+    def restore(self, number: int, records: Iterable[Record]) -> None:
+        """Take records of a partition of the changelog."""
+        self._bytes += self.partition(number).restore(records)
+        self._bound()
+
+    def flush(self) -> Iterator[tuple[int, Entry]]:
+        """Yield the entries that have changed, each once, with their partitions, and take them as written."""
+        for number, state in self._partitions.items():
+            for entry in state.entries():
+                self._bytes += len(entry[0]) + len(entry[1] or b"") + _ENTRY_BYTES
+                yield number, entry
+        self._bound()
+
+    def _bound(self) -> None:
+        """Keep memory small. Nothing may be changed that the changelog does not have."""
+        count = sum(len(state.values) for state in self._partitions.values())
+        if self._bytes > self._most_bytes:
+            self._bytes = sum(state.bytes_in_memory() for state in self._partitions.values())
+        share = min(self._most_entries / max(count, 1), self._most_bytes / max(self._bytes, 1))
+        if share < 1:
+            for state in self._partitions.values():
+                state.let_go(len(state.values) - int(len(state.values) * share * 0.75))
+            self._bytes = sum(state.bytes_in_memory() for state in self._partitions.values())
+
+
+class _File:
+    """Entries that have no room in memory. SQLite deletes the file itself; it is made when it is needed."""
+
+    def __init__(self) -> None:
+        self._database: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def get(self, partition: int, key: str) -> Value | None:
+        if self._database is None:
+            return None
+        row = self._database.execute(
+            "select value from entries where part = ? and key = ?", (partition, key)
+        ).fetchone()
+        value: Value | None = row[0] if row else None
+        return value
+
+    def put(self, partition: int, entries: Iterable[tuple[str, Value | None]]) -> None:
+        database = self._database
+        if database is None:
+            database = self._database = sqlite3.connect("", isolation_level=None)
+            database.execute("pragma journal_mode = off")
+            database.execute("pragma synchronous = off")
+            database.execute("pragma cache_size = -8192")
+            database.execute(
+                "create table entries (part integer, key text, value, primary key (part, key)) without rowid"
+            )
+        database.execute("begin")
+        database.executemany(
+            "insert or replace into entries values (?, ?, ?)", ((partition, key, value) for key, value in entries)
+        )
+        database.execute("commit")

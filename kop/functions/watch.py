@@ -1,0 +1,63 @@
+"""When a function has to be ended: a call that takes too long, too much memory.
+
+Owns: the numbers by which an instance tells where it is, and what is too long and too much.
+Must not know: clocks, processes, who ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from kop.client.offsets import TopicPartition
+
+Calling: TypeAlias = Sequence[int]
+"""Where an instance is, in three numbers at these indexes."""
+GENERATION: Final = 0
+"""A number that is another one for each lot of messages that is called, and for each retry."""
+PARTITION: Final = 1
+"""The index of the partition among the instance's; NOT_CALLING if no code of the user runs."""
+OFFSET: Final = 2
+"""The record that is called."""
+NOT_CALLING: Final = -1
+
+LEAST_RAM: Final = 64 << 20
+"""Bytes that an instance has by itself."""
+LOOK_SECONDS: Final = 1.0
+"""How much time lies between two looks at most."""
+
+
+class CallWatch:
+    """Looks at one instance from time to time."""
+
+    def __init__(self, timeout_ms: int | None, ram: int | None) -> None:
+        self._timeout_ms = timeout_ms
+        self._ram = ram
+        self._seen: tuple[int, ...] = ()
+        self._since = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """How much time lies between two looks; None if there is nothing to look for."""
+        if self._timeout_ms is not None:
+            return min(LOOK_SECONDS, self._timeout_ms / 4000)
+        return None if self._ram is None else LOOK_SECONDS
+
+    def look(self, calling: Calling, rss: int, now: float) -> str | None:
+        """Return why the instance has to be ended, if it has. `rss` is in bytes, 0 if nobody knows."""
+        seen = tuple(calling)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if self._timeout_ms is not None and seen[PARTITION] != NOT_CALLING:
+            taken = now - self._since
+            if taken * 1000 >= self._timeout_ms:
+                return f"a call has taken longer than timeoutMs, {self._timeout_ms} ms"
+        if self._ram is not None and rss > self._ram:
+            return f"it has {rss >> 20} MiB in memory, and resources.ram is {self._ram >> 20} MiB"
+        return None
+
+
+def place_of(calling: Calling, partitions: Sequence[TopicPartition]) -> tuple[TopicPartition, int] | None:
+    """Return partition and offset of the record that is called; None if there is none."""
+    index = calling[PARTITION]
+    return (partitions[index], calling[OFFSET]) if 0 <= index < len(partitions) else None

@@ -1,0 +1,99 @@
+"""What workers tell each other, and records that are no such thing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kop.functions.definitions import (
+    Assignment,
+    DamagedRecordError,
+    Definition,
+    LeaderAnswer,
+    Request,
+    WorkerInfo,
+    from_log,
+    instance_key,
+    instance_of,
+    to_log,
+)
+from kop.functions.topics import TopicNames
+
+DEFINITION = Definition(
+    fqfn="a/b/c",
+    config={"tenant": "a", "namespace": "b", "name": "c", "className": "x.y", "py": "x.py", "inputs": ["in"]},
+    revision=9,
+    version=3,
+    package="sha",
+    package_name="x.py",
+    stopped=frozenset({1}),
+    restarts={0: 9},
+    topic_names=TopicNames("t/n", has_namespaces=True),
+    kind="restart",
+    by="ada",
+    at_ms=1,
+)
+ASSIGNMENT = Assignment(worker="w", revision=3, partitions=(("in", 0), ("in", 2)), number=1)
+REQUEST = Request(id="r", kind="stop", fqfn="a/b/c", expects=3, instance=1, by="ada", at_ms=5)
+ANSWER = LeaderAnswer(request="r", status=200, revision=6, offset=6)
+
+
+def test_everything_comes_back_as_it_was() -> None:
+    assert Definition.from_json(DEFINITION.to_json()) == DEFINITION
+    assert Assignment.from_json(ASSIGNMENT.to_json()) == ASSIGNMENT
+    assert from_log(to_log(REQUEST)) == REQUEST
+    assert from_log(to_log(ANSWER)) == ANSWER
+    assert instance_of(instance_key(("a/b/c", 12))) == ("a/b/c", 12)
+
+
+def test_fields_of_newer_workers_are_taken() -> None:
+    told = json.loads(DEFINITION.to_json()) | {"colour": {"is": "new"}}
+    assert Definition.from_json(json.dumps(told).encode()) == DEFINITION
+    log = json.loads(to_log(REQUEST))
+    log["request"]["colour"] = log["more"] = 1
+    assert from_log(json.dumps(log).encode()) == REQUEST
+
+
+def test_an_instance_runs_the_last_change_that_it_has_to_notice() -> None:
+    assert (DEFINITION.runs(0), DEFINITION.runs(1)) == (9, 3)
+    assert DEFINITION.spec.fqfn == "a/b/c"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "no JSON"),
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[]", "neither a request nor an answer"),
+        (b'{"answer": {"request": "r"}}', "answer.status: Field required"),
+        (b'{"request": {"id": "r", "kind": "explode"}}', "request.kind: Input should be"),
+        (b'{"request": 3}', "request"),
+    ],
+)
+def test_what_is_wrong_with_a_damaged_record_is_told(value: bytes | None, why: str) -> None:
+    with pytest.raises(DamagedRecordError) as told:
+        from_log(value)
+    assert why in str(told.value)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x", b"[]", b"{}", b'{"worker": 1}'])
+def test_damaged_assignments_and_definitions_are_told(value: bytes | None) -> None:
+    for kind in (Assignment, Definition):
+        with pytest.raises(DamagedRecordError):
+            kind.from_json(value)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"a/b/c", b"a/b/c/x", b"\xff/1"])
+def test_damaged_keys_are_told(key: bytes | None) -> None:
+    with pytest.raises(DamagedRecordError):
+        instance_of(key)
+
+
+def test_a_client_id_says_which_worker_it_is() -> None:
+    for host in ("127.0.0.1", "::1", "a.example"):
+        worker = WorkerInfo("w-1.x", host, 6750, is_leader=True)
+        assert WorkerInfo.of_client_id(worker.client_id(), is_leader=True) == worker
+    assert WorkerInfo.of_client_id("some-consumer") is None

@@ -1,0 +1,152 @@
+"""Workers in this process, whose instances are processes: from a request to what the function writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import until
+
+from kop.client.errors import ClientError
+from kop.client.properties import connection
+from kop.functions.packages import Package
+from kop.functions.scheduler import schedule
+from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
+from kop.testing import Broker
+
+FQFN = "public/default/shout"
+SHOUT = Package("shout.py", b"def process(text: str) -> str:\n    return text + '!'\n")
+CONFIG = {"className": "shout", "py": "shout.py", "inputs": ["in"], "output": "out", "parallelism": 2}
+SECONDS = 40.0
+
+
+@asynccontextmanager
+async def workers(broker: Broker, folder: Path, count: int = 2) -> AsyncIterator[list[Worker]]:
+    settings = connection({"bootstrap.servers": broker.bootstrap}, "kop-functions").settings
+    made = [
+        Worker(settings, 20.0, WorkerOptions(worker_id=f"w{n}", folder=folder / str(n), port=0)) for n in range(count)
+    ]
+    try:
+        await asyncio.gather(*(worker.start() for worker in made))
+        await until(lambda: not any(worker.not_ready() for worker in made), "all to be ready", SECONDS)
+        await until(lambda: all(len(worker.workers()) == count for worker in made), "all to know all", SECONDS)
+        yield made
+    finally:
+        await asyncio.gather(*(worker.close() for worker in made))
+
+
+async def values(broker: Broker, topic: str) -> list[bytes]:
+    records = await asyncio.to_thread(broker.records, topic, isolation_level="read_committed")
+    return sorted(record.value or b"" for record in records)
+
+
+async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_path: Path) -> None:
+    with Broker() as broker:
+        broker.create_topic("in", partitions=2)
+        async with workers(broker, tmp_path) as (first, second):
+            answer = await first.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            assert answer.won, answer
+            assert first.names("public", "default") == ["shout"]
+            await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
+            assert {assignment.worker for assignment in first.assignments().values()} == {"w0", "w1"}
+
+            async def runs() -> bool:
+                return [s["running"] for s in (await second.status(FQFN, None)).values()] == [True, True]
+
+            await until(runs, "both to run", SECONDS)
+            await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
+
+            async def written() -> bool:
+                return await values(broker, "out") == [b"a!", b"b!", b"c!"]
+
+            await until(written, "what it writes", SECONDS)
+            for worker in (first, second):
+                for instance in (0, 1):
+                    asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
+                    assert (await worker.ask(FQFN, instance, asked))["output"] == "aGkh"
+            assert "no instance" in (await first.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
+
+            revision = answer.revision
+            config = {"output": "louder", "parallelism": 1}
+            wrong = await second.request("update", FQFN, expects=revision, config={"className": "shout.No"}, by="bob")
+            assert wrong.status == 400
+            changed = await second.request("update", FQFN, expects=revision, config=config, by="bob")
+            assert changed.won
+            lost = await first.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
+            assert (lost.status, lost.revision) == (409, changed.revision)
+            assert "bob has sent update" in lost.reason
+            for worker in (second, first):  # the instance that is being replaced is not asked
+                asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
+                assert (await worker.ask(FQFN, None, asked))["output"] == "aGkh"
+            await asyncio.to_thread(broker.produce, "in", ["d", "e"])
+
+            async def moved() -> bool:
+                return {b"d!", b"e!"} <= set(await values(broker, "louder"))
+
+            await until(moved, "the new output", SECONDS)
+            deleted = await first.request("delete", FQFN, expects=changed.revision, by="ada")
+            assert deleted.won
+            assert first.functions() == []
+            told = await first.history(FQFN)
+            assert [(row["kind"], row["by"], row["status"]) for row in told] == [
+                ("create", "ada", 200),
+                ("update", "bob", 200),
+                ("update", "ada", 409),
+                ("delete", "ada", 200),
+            ]
+
+
+async def test_one_worker_alone(tmp_path: Path) -> None:
+    with Broker() as broker:
+        broker.create_topic("in", partitions=2)
+        async with workers(broker, tmp_path, 1) as (worker,):
+            for package, config, reason in (
+                (Package("shout.py", b"def process(x):\n  retrun x"), {}, "line 2: SyntaxError"),
+                (SHOUT, {"paralelism": 2}, "is it parallelism?"),
+                (SHOUT, {"className": "shout.Missing"}, "Missing"),
+                (None, {}, "the package is missing"),
+            ):
+                refused = await worker.request("create", FQFN, config=CONFIG | config, package=package, by="ada")
+                assert refused.status == 400
+                assert reason in refused.reason
+            assert await worker.request("update", FQFN, config={"output": "o"}, by="ada") is not None
+
+            await worker.upload("code/shout.py", SHOUT.data)
+            assert await worker.download("code/shout.py") == SHOUT.data
+            assert await worker.download("code/other.py") is None
+
+            created = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            assert created.won
+            assert await worker.package(FQFN) == SHOUT
+            again = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="bob")
+            assert (again.status, again.revision) == (409, created.revision)
+
+            async def started(number: int) -> Any:
+                return (await worker.status(FQFN, number)).get(number, {}).get("running")
+
+            await until(lambda: started(1), "it to run", SECONDS)
+            stopped = await worker.request("stop", FQFN, expects=created.revision, instance=1, by="ada")
+            assert stopped.won
+            await until(lambda: [number for _, number in worker.assignments()] == [0], "it to stop", SECONDS)
+            with pytest.raises(ClientError, match="there is no worker w9"):
+                await worker.drain("w9")
+            await worker.drain("w0")
+            assert not worker.assignments()
+
+
+def test_a_worker_has_a_name_that_others_can_read() -> None:
+    assert default_worker_id(6750).endswith("-6750")
+    with pytest.raises(ClientError, match="may have letters, digits"):
+        Worker({}, 1.0, WorkerOptions(worker_id="a b", folder=Path()))
+
+
+def test_another_scheduler_is_named_as_module_and_function() -> None:
+    assert scheduler_named("") is schedule
+    assert scheduler_named("kop.functions.scheduler.schedule") is schedule
+    for name in ("nowhere.schedule", "kop.functions.scheduler.other", "schedule"):
+        with pytest.raises(ClientError, match="name a scheduler"):
+            scheduler_named(name)
