@@ -6,7 +6,6 @@ Must not know: any mechanism, requests, sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 
@@ -21,8 +20,9 @@ class Exchange(Protocol):
 
     principal: str | None
     """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
-    is_valid: Callable[[], bool]
-    """Returns false once the login would not succeed any more: the user is gone, or has another password."""
+
+    def is_valid(self) -> bool:
+        """Return false once the login would not succeed any more: the user is gone, or has another password."""
 
     def step(self, token: bytes) -> bytes:
         """Return the answer to the client's next token. AuthenticationError ends the exchange."""
