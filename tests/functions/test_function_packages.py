@@ -229,7 +229,7 @@ def test_serdes_are_checked_too(tmp_path: Path) -> None:
 def test_functions_of_windows_and_of_batches_are_checked_as_they_are_called(tmp_path: Path) -> None:
     window: dict[str, Any] = {"window-length-count": 3}
     assert mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return texts[0]\n", **window) == []
-    serde = {"input-specs": '{"a": {"serdeClassName": "checked.NoSuch"}}'}
+    serde: dict[str, Any] = {"input-specs": '{"a": {"serdeClassName": "checked.NoSuch"}}'}
     (got,) = mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return ''\n", **window, **serde)
     assert "NoSuch" in got
     batches = "class B:\n  def process_batch(self, batch, context):\n    return batch\n"
