@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 revision_option = click.option(
     "--revision", metavar="N", type=click.IntRange(0), help="Only if the function is of this revision."
 )
+partition_option = click.option(
+    "--partition", metavar="N", type=click.IntRange(0), help="Whose state, with stateScope partition."
+)
 
 
 # -- definitions
@@ -381,13 +384,14 @@ def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
 @click.command("querystate", short_help="Print a value of the state of a function.")
 @function_name
 @click.option("-k", "--key", metavar="KEY", required=True, help="Key of the value.")
+@partition_option
 @admin_options
 @json_option
-def query_state(worker: WorkerRest, fqfn: str, key: str, as_json: bool) -> None:
+def query_state(worker: WorkerRest, fqfn: str, key: str, partition: int | None, as_json: bool) -> None:
     """Print a value of the state of a function: a text, a number, or base64 of bytes."""
     from urllib.parse import quote
 
-    value = worker.function("GET", fqfn, f"/state/{quote(key, safe='')}").json()
+    value = worker.function("GET", fqfn, f"/state/{quote(key, safe='')}{_of(partition)}").json()
     if as_json:
         print_json(value)
         return
@@ -400,8 +404,9 @@ def query_state(worker: WorkerRest, fqfn: str, key: str, as_json: bool) -> None:
 @click.option(
     "-s", "--state", metavar="JSON", required=True, help="key, and stringValue, numberValue or byteValue (base64)."
 )
+@partition_option
 @admin_options
-def put_state(worker: WorkerRest, fqfn: str, state: str) -> None:
+def put_state(worker: WorkerRest, fqfn: str, state: str, partition: int | None) -> None:
     """Set a value of the state of a function."""
     from urllib.parse import quote
 
@@ -411,8 +416,13 @@ def put_state(worker: WorkerRest, fqfn: str, state: str) -> None:
         key = json.loads(state)["key"]
     except (ValueError, KeyError, TypeError):
         raise CliUsageError('--state must be JSON as {"key": "k", "stringValue": "v"}') from None
-    worker.function("POST", fqfn, f"/state/{quote(str(key), safe='')}", form={"state": FormPart(state.encode())})
+    path = f"/state/{quote(str(key), safe='')}{_of(partition)}"
+    worker.function("POST", fqfn, path, form={"state": FormPart(state.encode())})
     click.echo(f"set {key} of {fqfn}")
+
+
+def _of(partition: int | None) -> str:
+    return "" if partition is None else f"?partition={partition}"
 
 
 # -- files

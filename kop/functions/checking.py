@@ -9,13 +9,16 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 from kop import clock
 from kop.client.errors import ClientError
 from kop.functions import forking, stand_in
-from kop.functions.function import CodePlace, FunctionLoadError, load_place
+from kop.functions.function import CodePlace, FunctionCode, FunctionLoadError, load_place
+from kop.functions.instance import check_batches
 from kop.functions.serdes import SerdeError, input_serde, output_serde
 from kop.functions.spec import FunctionSpec
 from kop.functions.windowing import extractor_of, of_elements
@@ -81,6 +84,15 @@ def _shortened(text: str, place: CodePlace) -> str:
     return text
 
 
+def _needs(spec: FunctionSpec, code: FunctionCode) -> list[Callable[[], object]]:
+    """Return what an instance makes of the code at its start."""
+    if code.is_batch:
+        return [lambda: check_batches(spec)]
+    of_messages = of_elements(code) if spec.window else code
+    inputs = [partial(input_serde, spec, name, of_messages) for name in spec.inputs]
+    return [*inputs, lambda: output_serde(spec, code), lambda: extractor_of(spec, code)]
+
+
 def _look(answering: Connection, spec: FunctionSpec, place: CodePlace, seconds: float) -> None:
     faulthandler.dump_traceback_later(max(_DUMP_SECONDS, seconds - _DUMP_SECONDS))
     stand_in.install()
@@ -90,16 +102,10 @@ def _look(answering: Connection, spec: FunctionSpec, place: CodePlace, seconds: 
     except FunctionLoadError as error:
         mistakes.append(str(error))
     else:
-        of_messages = of_elements(code) if spec.window else code
-        for name in spec.inputs:
+        for needed in _needs(spec, code):
             try:
-                input_serde(spec, name, of_messages)
-            except (SerdeError, FunctionLoadError) as error:
+                needed()
+            except (SerdeError, FunctionLoadError, ClientError) as error:
                 mistakes.append(str(error))
-        try:
-            output_serde(spec, code)
-            extractor_of(spec, code)
-        except (SerdeError, FunctionLoadError, ClientError) as error:
-            mistakes.append(str(error))
     answering.send_bytes(json.dumps(list(dict.fromkeys(mistakes))).encode())
     os._exit(0)  # threads that the module has begun do not hold it up

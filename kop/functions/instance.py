@@ -181,7 +181,7 @@ class Instance:
             writer = WriteClient(self._settings, self._patience)
             stack.callback(writer.close)
             identity = self._fence(writer)
-            reading = ReadClient(self._settings, int(self._patience * 1000))
+            reading = self._new_reader()
             try:
                 positions = self._positions(writer, reading, identity)
                 once = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE
@@ -194,7 +194,9 @@ class Instance:
             except BaseException:
                 reading.close()
                 raise
-            self._reader = ReadAhead(reading, positions, self._fail, self._fetch, batches=self._code.is_batch)
+            self._reader = ReadAhead(
+                reading, self._new_reader, positions, self._fail, self._fetch, batches=self._code.is_batch
+            )
             stack.callback(self._reader.close, self._end_seconds)
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
@@ -234,7 +236,7 @@ class Instance:
             known = writer.committed(self._spec.group, new)
             positions = {partition: offset for partition, (offset, _) in known.items()}
             if missing := [partition for partition in new if partition not in positions]:
-                reader = ReadClient(self._settings, int(self._patience * 1000))
+                reader = self._new_reader()
                 stack.callback(reader.close)
                 positions |= reader.list_offsets(dict.fromkeys(missing, EARLIEST), READ_COMMITTED)
         for partition in new:
@@ -314,12 +316,15 @@ class Instance:
             return EARLIEST
         return EARLIEST if spec.subscription_position == "Earliest" and not spec.skip_to_latest else LATEST
 
+    def _new_reader(self) -> ReadClient:
+        return ReadClient(self._settings, int(self._patience * 1000))
+
     def _new_state(self, writer: WriteClient, identity: Identity | None) -> FunctionState:
         self._state = FunctionState(
             self._spec,
             self.partitions,
             writer,
-            lambda: ReadClient(self._settings, int(self._patience * 1000)),
+            self._new_reader,
             refused=_NO_STATE.format(self._spec.fqfn) if identity is None else None,
             failed=self._fail,
             wake=self._wake,

@@ -1,4 +1,4 @@
-"""The records of an instance's partitions, read ahead by a thread of its own.
+"""The records of an instance's partitions, read ahead by threads of their own, one for each server that leads some.
 
 Owns: which partitions are read on from where, how much is kept in memory, and what is done if records of them are gone.
 Must not know: what becomes of the records.
@@ -58,19 +58,21 @@ class _Ahead:
 
 
 class ReadAhead:
-    """Reads partitions and gives their records to one other thread. `failed` is told of the error that ends it."""
+    """Reads partitions and gives their records to one other thread. `failed` is told of an error that ends a thread."""
 
     def __init__(
         self,
         client: ReadClient,
+        another: Callable[[], ReadClient],
         positions: Mapping[TopicPartition, int],
         failed: Callable[[BaseException], None],
         fetch: FetchSettings,
         *,
         batches: bool = False,
     ) -> None:
-        """`batches`: records come as record batches of Arrow."""
-        self._client = client
+        """`another` makes a client like the first one; both are closed here. `batches`: records come as record batches
+        of Arrow.
+        """
         self._batches = batches
         self._fetch = fetch
         self._failed = failed
@@ -81,8 +83,23 @@ class ReadAhead:
         self._over = False
         self._woken = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="kop-function-read", daemon=True)
-        self._thread.start()
+        # A server that has no records answers late: the partitions of the others do not wait for it.
+        try:
+            self._thread_of = _by_leader(client, positions)
+        except BaseException:
+            client.close()
+            raise
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(number, another if number else lambda: client),
+                name=f"kop-function-read-{number}",
+                daemon=True,
+            )
+            for number in range(max(self._thread_of.values(), default=0) + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- for the thread that takes
 
@@ -113,6 +130,7 @@ class ReadAhead:
         """Read further partitions from these offsets on. For any thread."""
         with self._changed:
             for partition, position in positions.items():
+                self._thread_of.setdefault(partition, 0)
                 self._ahead.setdefault(partition, _Ahead(position))
             self._changed.notify_all()
 
@@ -123,11 +141,13 @@ class ReadAhead:
             self._changed.notify_all()
 
     def close(self, seconds: float) -> None:
-        """End the thread, which closes its client; waits so many seconds for it."""
+        """End the threads, which close their clients; waits so many seconds for them."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._thread.join(seconds)
+        end = clock.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - clock.monotonic()))
 
     def _ready(self, waiting: Collection[TopicPartition]) -> bool:
         return any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting)
@@ -151,37 +171,42 @@ class ReadAhead:
             taken.append(Taken(partition, some, behind))
         return got
 
-    # -- the thread that reads
+    # -- the threads that read
 
-    def _run(self) -> None:
+    def _run(self, number: int, make: Callable[[], ReadClient]) -> None:
+        client = None
         try:
-            while (positions := self._wanted()) is not None:
-                answers = self._client.fetch_many(positions, self._fetch)
+            client = make()
+            while (positions := self._wanted(number)) is not None:
+                answers = client.fetch_many(positions, self._fetch)
                 for partition, answer in answers.items():
-                    self._put(partition, positions[partition], answer)
+                    self._put(client, partition, positions[partition], answer)
                 if any(isinstance(answer, TEMPORARY) for answer in answers.values()):
                     time.sleep(RETRY_SECONDS)
         except Exception as error:
             self._failed(error)
         finally:
-            self._client.close()
+            if client is not None:
+                client.close()
 
-    def _wanted(self) -> Offsets | None:
+    def _wanted(self, number: int) -> Offsets | None:
         """Return which partitions are fetched from where; waits until there is room. None at the end."""
         with self._changed:
             while not self._over:
                 if self._bytes < AHEAD_BYTES:
                     wanted = {
-                        p: ahead.position for p, ahead in self._ahead.items() if ahead.bytes < PARTITION_AHEAD_BYTES
+                        partition: ahead.position
+                        for partition, ahead in self._ahead.items()
+                        if self._thread_of[partition] == number and ahead.bytes < PARTITION_AHEAD_BYTES
                     }
                     if wanted:
                         return wanted
                 self._changed.wait()
         return None
 
-    def _put(self, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
+    def _put(self, client: ReadClient, partition: TopicPartition, position: int, answer: Fetched | Exception) -> None:
         if isinstance(answer, OUT_OF_RANGE):
-            first = self._first(partition, position)
+            first = self._first(client, partition, position)
             with self._changed:
                 self._ahead[partition].position = first
             return
@@ -222,12 +247,25 @@ class ReadAhead:
             self._bytes += len(answer.records)
             self._changed.notify_all()
 
-    def _first(self, partition: TopicPartition, position: int) -> int:
+    @staticmethod
+    def _first(client: ReadClient, partition: TopicPartition, position: int) -> int:
         """Return where a partition is read on that does not have an offset, and say so."""
-        first = self._client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
+        first = client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
         what = "was deleted before it was read" if first > position else "is behind the end of the log"
         log.warning(
             "records may be lost: offset %d of %s-%d %s; it is read on from offset %d, its first",
             position, *partition, what, first,
         )  # fmt: skip
         return first
+
+
+def _by_leader(client: ReadClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return a number for each partition, from 0 on, the same for those that one server leads."""
+    topics = client.topics({topic for topic, _ in partitions})
+    numbers: dict[int, int] = {}
+    return {
+        (topic, partition): numbers.setdefault(
+            topics[topic].leaders.get(partition, -1) if topic in topics else -1, len(numbers)
+        )
+        for topic, partition in partitions
+    }

@@ -484,15 +484,41 @@ class _Functions:
         return web.Response(body=base64.b64decode(answer["output"]), content_type="application/octet-stream")
 
     async def query_state(self, request: web.Request) -> web.Response:
-        """Return a value of the state."""
+        """Return a value of the state.
+
+        If each partition has a state of its own, all are asked; `?partition=N` names one.
+        """
         fqfn, _ = self._one(request)
         key = request.match_info["key"]
-        answer = await self._service.ask(fqfn, None, {"ask": "state", "key": key, "seconds": ASK_SECONDS})
-        if answer.get("error"):
-            raise RestError(400, str(answer["error"]))
-        if answer.get("value") is None:
+        values: dict[int | None, Json] = {}
+        for partition in self._state_partitions(request, fqfn):
+            question = {"ask": "state", "key": key, "seconds": ASK_SECONDS}
+            if partition is not None:
+                question["partition"] = partition
+            answer = await self._service.ask(fqfn, None, question)
+            if answer.get("error"):
+                raise RestError(400, str(answer["error"]))
+            if answer.get("value") is not None:
+                values[partition] = answer["value"]
+        if not values:
             raise RestError(404, f"key '{key}' doesn't exist.")
-        return web.json_response(shapes.state_answer(key, answer["value"]))
+        if len(values) > 1:
+            numbers = ", ".join(map(str, values))
+            raise RestError(400, f"key '{key}' is in the states of the partitions {numbers}: name one, ?partition=N")
+        (value,) = values.values()
+        return web.json_response(shapes.state_answer(key, value))
+
+    def _state_partitions(self, request: web.Request, fqfn: str) -> Sequence[int | None]:
+        """Return the partitions whose states are asked; None for the one that the function has."""
+        given = request.query.get("partition")
+        if given is not None:
+            if not given.isdecimal():
+                raise RestError(400, f"partition must be a number, not {given!r}")
+            return [int(given)]
+        if self._needed(fqfn).config.get("stateScope") != "partition":
+            return [None]
+        assigned = [dealt.partitions for (name, _), dealt in self._service.assignments().items() if name == fqfn]
+        return sorted({number for partitions in assigned for _, number in partitions}) or [None]
 
     async def put_state(self, request: web.Request) -> web.Response:
         """Set a value of the state."""
@@ -505,7 +531,10 @@ class _Functions:
             value = shapes.state_given(key, form["state"].json())
         except ValueError as error:
             raise RestError(400, str(error)) from None
-        answer = await self._service.ask(fqfn, None, {"ask": "putstate", "key": key, "seconds": ASK_SECONDS, **value})
+        question = {"ask": "putstate", "key": key, "seconds": ASK_SECONDS, **value}
+        if "partition" in request.query:
+            question["partition"] = self._state_partitions(request, fqfn)[0]
+        answer = await self._service.ask(fqfn, None, question)
         if answer.get("error"):
             raise RestError(400, str(answer["error"]))
         return web.Response(status=204)

@@ -51,6 +51,8 @@ ANSWER_SECONDS: Final = 30.0
 """How long a request waits for its answer: longer than it takes until another worker leads."""
 SEEN_SECONDS: Final = 2.0
 """How long it is waited for what an answer says to be seen here."""
+LOOK_SECONDS: Final = 0.005
+"""How often it is looked if it is."""
 ASK_SECONDS: Final = 15.0
 NOBODY: Final = 503
 
@@ -113,7 +115,6 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
         self._changed = asyncio.Event()
-        self._seen = asyncio.Condition()
         self._follower: asyncio.Task[None] | None = None
         self._is_closing = False
         # of `_follow`
@@ -185,8 +186,6 @@ class Worker:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            async with self._seen:
-                self._seen.notify_all()
             try:
                 await asyncio.to_thread(self._run_assigned)
             except Exception:
@@ -332,9 +331,7 @@ class Worker:
                 return there is None
             return there is not None and there.revision >= revision
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SEEN_SECONDS), self._seen:
-                await self._seen.wait_for(seen)
+        await _until(seen, SEEN_SECONDS)
 
     async def rebalance(self) -> None:
         """Deal the instances anew."""
@@ -441,8 +438,8 @@ class Worker:
             registry = self._open()
             return registry.view.uploads.get(path) == package.digest and registry.packages.is_whole(package.digest)
 
-        async with asyncio.timeout(ANSWER_SECONDS), self._seen:
-            await self._seen.wait_for(seen)
+        if not await _until(seen, ANSWER_SECONDS):
+            raise TimeoutError(f"the file is not in its topic as a whole within {ANSWER_SECONDS:g} s")
 
     async def download(self, path: str) -> bytes | None:
         """Return a file that was uploaded; None if there is none."""
@@ -511,6 +508,16 @@ class Worker:
             return await self._others.ask(self._worker(worker), fqfn, instance, question, seconds)
         except OtherWorkerError as error:
             return {"error": str(error)}
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds; False if it does not in time."""
+    end = clock.monotonic() + seconds
+    while clock.monotonic() < end:
+        if condition():
+            return True
+        await asyncio.sleep(LOOK_SECONDS)
+    return False
 
 
 def _unknown(error: str) -> dict[str, Any]:

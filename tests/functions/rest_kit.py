@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from email.message import Message
 from typing import Any, NamedTuple
 
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
@@ -71,6 +72,7 @@ class FakeService:
         self.values: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, int | None, dict[str, Any]]] = []
         self.answers: dict[str, dict[str, Any]] = {}
+        self.partitions_of_keys: dict[str, list[int]] = {}
         self.moved: list[str] = []
         self.why_not_ready: str | None = None
 
@@ -141,6 +143,9 @@ class FakeService:
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((fqfn, instance, question))
         if question["ask"] == "state":
+            where = self.partitions_of_keys.get(question["key"])
+            if where is not None and question["partition"] not in where:
+                return {"value": None}
             return {"value": self.values.get(question["key"])}
         if question["ask"] == "putstate":
             names = ("stringValue", "byteValue", "numberValue")
@@ -194,7 +199,7 @@ class Response(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str]
+    headers: Message
 
     def json(self) -> Any:
         """The body, which is JSON."""
@@ -228,7 +233,7 @@ class Rest:
                 return Response(response.status, response.read(), response.headers)
         except urllib.error.HTTPError as error:
             with error:
-                return Response(error.code, error.read(), dict(error.headers))
+                return Response(error.code, error.read(), error.headers)
 
     def create(self, name: str = "f", **config: Any) -> Response:
         """Create a function as pulsar-admin does."""

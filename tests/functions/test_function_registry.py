@@ -168,9 +168,10 @@ def test_nothing_that_is_produced_after_create_is_missed(broker: Broker, alone: 
     broker.produce("in", ["before"] * 8)
     before = {record.partition: (record.offset or 0) + 1 for record in broker.records("in")}
     assert alone.create().won
-    assert broker.committed(FQFN) == {("in", partition): before.get(partition, 0) for partition in range(4)}
+    offsets = {("in", partition): before.get(partition, 0) for partition in range(4)}
+    wait_until(lambda: broker.committed(FQFN) == offsets, "the ends, once the transaction has ended there, too")
     assert alone.create("public/default/g", subscriptionPosition="Earliest").won
-    assert set(broker.committed("public/default/g").values()) == {0}
+    wait_until(lambda: set(broker.committed("public/default/g").values()) == {0}, "the beginnings")
 
 
 def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
@@ -183,13 +184,13 @@ def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
     broker.create_topic("log-b", partitions=1)
     broker.produce("log-b", ["first"])
     alone.until(lambda view: ("log-b", 0) in view.assignments[FQFN, 0].partitions)
-    assert broker.committed(FQFN) == {("log-a", 0): 1, ("log-b", 0): 0}
+    wait_until(lambda: broker.committed(FQFN) == {("log-a", 0): 1, ("log-b", 0): 0}, "end and beginning")
     settings = connection({"bootstrap.servers": broker.bootstrap}, "test").settings
     writer = WriteClient(settings)
     writer.partitions_at_least("log-b", 2)
     writer.close()
     alone.until(lambda view: ("log-b", 1) in view.assignments[FQFN, 0].partitions)
-    assert broker.committed(FQFN)["log-b", 1] == 0
+    wait_until(lambda: broker.committed(FQFN).get(("log-b", 1)) == 0, "the beginning")
 
 
 def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: WorkerOfTest) -> None:
@@ -211,7 +212,7 @@ def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: 
 
 def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Broker, alone: WorkerOfTest) -> None:
     created = alone.create()
-    assert broker.committed(FQFN)
+    wait_until(lambda: broker.committed(FQFN), "offsets")
     assert alone.ask("delete", expects=created.revision).won
     alone.until(lambda view: not view.definitions and not view.assignments)
     alone.until(lambda _: not alone.registry.packages.digests())

@@ -72,9 +72,9 @@ def said(pulsar_home: Path, tmp_path: Path) -> dict[str, str]:
     with Broker() as broker, working(broker.bootstrap, tmp_path / "cache") as url:
         broker.create_topic("a", partitions=2)
         (tmp_path / "client.conf").write_text(f"webServiceUrl={url}\nbrokerServiceUrl=pulsar://127.0.0.1:1\n")
-        shell: list[str | Path] = [pulsar_home / "bin" / "pulsar-shell", "--no-progress"]
+        shell = [str(pulsar_home / "bin" / "pulsar-shell"), "--no-progress"]
         output = subprocess.run(
-            [*shell, "-c", tmp_path / "client.conf", "-f", tmp_path / "commands"],
+            [*shell, "-c", str(tmp_path / "client.conf"), "-f", str(tmp_path / "commands")],
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

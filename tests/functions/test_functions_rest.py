@@ -260,6 +260,24 @@ def test_state(created: Rest) -> None:
     ] * 3
 
 
+def test_state_of_partitions(api: Rest) -> None:
+    """Whoever asks knows the key, and not in which partition the messages were that made the value."""
+    api.create(stateScope="partition", parallelism=2)
+    for number in (0, 1):
+        api.service.statuses["public/default/f", number] = status_of()
+    api.service.partitions_of_keys = {"here": [1], "both": [0, 1]}
+    api.service.values = {"here": {"numberValue": 5}, "both": {"numberValue": 6}}
+    assert api("GET", f"{F}/state/here").json()["numberValue"] == 5
+    assert api("GET", f"{F}/state/nowhere").status == 404
+    answer = api("GET", f"{F}/state/both")
+    assert (answer.status, "of the partitions 0, 1: name one" in answer.json()["reason"]) == (400, True)
+    assert api("GET", f"{F}/state/both?partition=1").json()["numberValue"] == 6
+    assert api("GET", f"{F}/state/both?partition=x").status == 400
+    part = ("state", None, None, b'{"stringValue": "x"}')
+    assert api("POST", f"{F}/state/k?partition=1", [part]).status == 204
+    assert api.service.asked[-1][2]["partition"] == 1
+
+
 def test_upload_and_download(created: Rest) -> None:
     parts = [("data", "f.py", "application/octet-stream", b"\x00x"), ("path", None, "text/plain", b"public/f.py")]
     assert created("POST", "/admin/v3/functions/upload", parts).status == 204
