@@ -198,7 +198,7 @@ class Processes:
             return {name: _told(slot, now) for name, slot in self._slots.items() if slot.wanted is not None}
 
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of an instance; a field `error` says why there is none.
+        """Return the answer of an instance; a field `error` says why there is none, `later` if another try may help.
 
         One that is being started, or replaced by another one of its name, is waited for.
         """
@@ -208,7 +208,7 @@ class Processes:
             child = None if slot is None else slot.child
         if child is None:
             why = f": {slot.error}" if slot is not None and slot.error else ""
-            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}"}
+            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}", "later": not why}
         return _answer(self._question(child, {"seconds": seconds, **question}), seconds)
 
     def _is_coming(self, name: InstanceName) -> bool:

@@ -9,6 +9,7 @@ process ends, too.
 
 from __future__ import annotations
 
+import _thread
 import base64
 import json
 import logging
@@ -80,11 +81,15 @@ class Control:
         if self._stopped.is_set():
             instance.stop()
 
-    def stop(self, *_signal: Any) -> None:
+    def stop(self) -> None:
         """Let the instance end."""
         self._stopped.set()
         if self._instance is not None:
             self._instance.stop()
+
+    def stop_at_signal(self, *_signal: Any) -> None:
+        """Let the instance end, on another thread: the one that has the signal may be about to wait for a lock."""
+        _thread.start_new_thread(self.stop, ())
 
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
@@ -138,7 +143,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
     """Run an instance until it is told to stop; ends the process."""
     code = 0
     control = Control(connection)
-    signal.signal(signal.SIGTERM, control.stop)
+    signal.signal(signal.SIGTERM, control.stop_at_signal)
     logs_to_stderr()
     numbers: Any = memoryview(calling).cast("B").cast("q")
     try:

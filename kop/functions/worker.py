@@ -22,6 +22,7 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.functions.checking import check
 from kop.functions.definitions import (
+    NOT_YET,
     Assignment,
     Definition,
     InstanceName,
@@ -217,9 +218,9 @@ class Worker:
             wanted[name] = WantedInstance(
                 definition.spec, place, assignment.partitions, assignment.revision, assignment.number
             )
-        self._wanted, self._unusable = wanted, unusable
         if not self._is_closing:
             self._processes.want(wanted)
+        self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
         """Return where the code of a package lies here; PackageError."""
@@ -249,6 +250,8 @@ class Worker:
         by: str,
     ) -> LeaderAnswer:
         """Ask the leader for something, once the code was tried here; what it answers."""
+        if expects is not None:  # another worker may have told of it, a moment before it is seen here
+            await _until(lambda: self._revision(fqfn) >= expects, SEEN_SECONDS)
         there = self.definition(fqfn)
         made = Request(
             id=clock.uuid4().hex,
@@ -318,20 +321,19 @@ class Worker:
             return LeaderAnswer(request=request.id, status=NOBODY, reason=reason)
         finally:
             self._waiting.pop(request.id, None)
-        if answer.won:
-            await self._until_seen(request.fqfn, answer.revision)
+        if answer.won:  # until that is seen here, too: the topics are read side by side
+            after = answer.revision
+            await _until(
+                lambda: (
+                    self.definition(request.fqfn) is None if after is None else self._revision(request.fqfn) >= after
+                ),
+                SEEN_SECONDS,
+            )
         return answer
 
-    async def _until_seen(self, fqfn: str, revision: int | None) -> None:
-        """Wait until what was answered is seen here, too: the topics are read side by side."""
-
-        def seen() -> bool:
-            there = self.definition(fqfn)
-            if revision is None:
-                return there is None
-            return there is not None and there.revision >= revision
-
-        await _until(seen, SEEN_SECONDS)
+    def _revision(self, fqfn: str) -> int:
+        there = self.definition(fqfn)
+        return NOT_YET if there is None else there.revision
 
     async def rebalance(self) -> None:
         """Deal the instances anew."""
@@ -459,11 +461,22 @@ class Worker:
         return {name: asdict(status) for name, status in {**self._processes.status(), **self._unusable}.items()}
 
     async def local_ask(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance of this worker."""
+        """Ask an instance of this worker. What is assigned to it now is waited for."""
         if self._processes is None:
             return {"error": "the worker has not started yet"}
+        await _until(lambda: self._is_applied((fqfn, instance)), SEEN_SECONDS)
         seconds = float(question.get("seconds", ASK_SECONDS))
         return await asyncio.to_thread(self._processes.ask, (fqfn, instance), question, seconds)
+
+    def _is_applied(self, name: InstanceName) -> bool:
+        """Return if the processes know what is assigned of an instance."""
+        assignment, wanted = self.assignments().get(name), self._wanted.get(name)
+        if assignment is None or assignment.worker != self.worker_id or name in self._unusable:
+            return wanted is None
+        return wanted is not None and (wanted.revision, wanted.partitions) == (
+            assignment.revision,
+            assignment.partitions,
+        )
 
     async def status(self, fqfn: str, instance: int | None) -> dict[int, dict[str, Any]]:
         """Return the InstanceStatus, as JSON, of all assigned instances of a function or of one."""
@@ -491,9 +504,13 @@ class Worker:
             raise OtherWorkerError(f"the worker {worker_id} is gone, and its instances are about to be given to others")
         return living
 
+    def _owners(self, fqfn: str) -> dict[int, Assignment]:
+        return {number: assignment for (name, number), assignment in self.assignments().items() if name == fqfn}
+
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
         """Ask an instance, the one that has the answer if none is named."""
-        owners = {number: a for (name, number), a in self.assignments().items() if name == fqfn}
+        await _until(lambda: bool(self._owners(fqfn)), SEEN_SECONDS)  # it may have been defined just now
+        owners = self._owners(fqfn)
         if instance is None:
             there = self.definition(fqfn)
             by_partition = there is not None and there.spec.state_scope == "partition"

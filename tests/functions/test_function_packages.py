@@ -227,18 +227,18 @@ def test_serdes_are_checked_too(tmp_path: Path) -> None:
     assert "Neither" in got[1]
 
 
+def test_functions_of_windows_and_of_batches_are_checked_as_they_are_called(tmp_path: Path) -> None:
+    window: dict[str, Any] = {"window-length-count": 3}
+    assert mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return texts[0]\n", **window) == []
+    serde: dict[str, Any] = {"input-specs": '{"a": {"serdeClassName": "checked.NoSuch"}}'}
+    (got,) = mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return ''\n", **window, **serde)
+    assert "NoSuch" in got
+    batches = "class B:\n  def process_batch(self, batch, context):\n    return batch\n"
+    assert mistakes(tmp_path, batches, "checked.B") == []
+
+
 def test_the_timestamp_extractor_of_windows_is_checked_too(tmp_path: Path) -> None:
     window = WindowSpec(length_ms=1, sliding_ms=1, timestamp_extractor="checked.when")
     spec = spec_with(class_name="checked", window=window)
     (told,) = check(spec, unpack(Package("checked.py", SHOUT.encode()), tmp_path))
     assert "the timestamp extractor checked.when: it cannot be had: checked has no when" in told
-
-
-def test_functions_of_windows_and_of_batches_are_checked_as_they_are_called(tmp_path: Path) -> None:
-    window: dict[str, Any] = {"window-length-count": 3}
-    assert mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return texts[0]\n", **window) == []
-    serde = {"input-specs": '{"a": {"serdeClassName": "checked.NoSuch"}}'}
-    (got,) = mistakes(tmp_path, "def process(texts: list[str], context) -> str:\n    return ''\n", **window, **serde)
-    assert "NoSuch" in got
-    batches = "class B:\n  def process_batch(self, batch, context):\n    return batch\n"
-    assert mistakes(tmp_path, batches, "checked.B") == []

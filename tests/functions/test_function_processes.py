@@ -269,7 +269,10 @@ def test_a_process_answers_what_it_is_asked(machine: Machine) -> None:
 
 def test_what_is_asked_of_nobody_is_answered(machine: Machine) -> None:
     ask: Callable[..., dict[str, Any]] = machine.processes.ask
-    assert ask(("a/b/c", 0), {"ask": "trigger"}, 1) == {"error": "instance 0 of a/b/c does not run here"}
+    assert ask(("a/b/c", 0), {"ask": "trigger"}, 1) == {
+        "error": "instance 0 of a/b/c does not run here",
+        "later": True,
+    }
     machine.wants("good", GOOD)
     machine.begun("good")
     assert "nobody answers 'weather'" in ask(("public/default/good", 0), {"ask": "weather"}, 5)["error"]

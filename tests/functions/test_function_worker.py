@@ -72,11 +72,16 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
 
             revision = answer.revision
             config = {"output": "louder", "parallelism": 1}
+            wrong = await second.request("update", FQFN, expects=revision, config={"className": "shout.No"}, by="bob")
+            assert wrong.status == 400
             changed = await second.request("update", FQFN, expects=revision, config=config, by="bob")
             assert changed.won
             lost = await first.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
             assert (lost.status, lost.revision) == (409, changed.revision)
             assert "bob has sent update" in lost.reason
+            for worker in (second, first):  # the instance that is being replaced is not asked
+                asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
+                assert (await worker.ask(FQFN, None, asked))["output"] == "aGkh"
             await asyncio.to_thread(broker.produce, "in", ["d", "e"])
 
             async def moved() -> bool:

@@ -99,10 +99,8 @@ def test_the_one_that_raises(pulsar_home: Path, effects: list[Effect]) -> None:
 def test_the_one_that_counts(pulsar_home: Path, effects: list[Effect]) -> None:
     name = "wordcount_function.WordCountFunction"
     changes = StateChanges(LocalState().partition(0))
-    assert (
-        run(pulsar_home, name, b"to be or not to be", effects, state=lambda partition: changes)
-        == b"to be or not to be!"
-    )
+    result = run(pulsar_home, name, b"to be or not to be", effects, state=lambda partition: changes)
+    assert result == b"to be or not to be!"
     assert {word: changes.get_amount(word) for word in ("to", "be", "or", "not")} == {
         "to": 2,
         "be": 2,
