@@ -33,7 +33,7 @@ from conformance.harness.run import (
 from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
 from conformance.progress import ProgressLine
 
-LENGTH = Length(seconds=800.0, spacing=3.0, fast_seconds=36.0, fast_spacing=1.2)
+LENGTH = Length(seconds=800.0, spacing=3.0, fast_seconds=30.0, fast_spacing=1.2)
 SHARES = {"instances": 0.55, "workers": 0.45}
 """The share of the load that each part has, if there are both."""
 LEADERS_SPACING = 5.0

@@ -52,7 +52,7 @@ KINDS = ("kill_leader", "pause_leader", "kill_worker")
 """`kill -9` of the worker that leads, SIGSTOP of it for longer than a session, `kill -9` of another one."""
 SERVER_KINDS = ("kill",)
 SPACING = Spacing(
-    usual=6.0, quiet=5.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
+    usual=6.0, quiet=3.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
 )
 SETTLE_SECONDS = 40.0
 """For requests to be answered and instances to be where they should be, once all workers live."""
@@ -218,7 +218,7 @@ class Leading:
         self._steady_inputs = [(f"{self._name}-steady-in", number) for number in range(STEADY_PARTITIONS)]
         self._steady_outputs = [(f"{self._name}-steady-out", number) for number in range(STEADY_PARTITIONS)]
         known = part.kinds or (*KINDS, *SERVER_KINDS)
-        kinds = [kind for kind in (*KINDS, *KINDS, *target.kinds) if kind in known]
+        kinds = [kind for kind in (*KINDS, *KINDS[:2], *KINDS[:2], *target.kinds) if kind in known]
         self.faults = faults.plan(SPACING, part.seed, part.seconds, part.spacing, kinds, lambda rng, kind: "1")
         self.executor = Executor(target, part.seed, self._workers)
         self.problems: list[str] = []

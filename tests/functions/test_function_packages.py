@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from functions.function_kit import spec_with
 
 from kop.functions.checking import check
 from kop.functions.function import CodePlace, load_place
 from kop.functions.localrun import load_here
 from kop.functions.packages import CHUNK_BYTES, Assembler, Package, PackageError, chunks, read_package, unpack
-from kop.functions.spec import from_flags
+from kop.functions.spec import WindowSpec, from_flags
 
 SHOUT = "def process(text: str) -> str:\n    return text.upper()\n"
 
@@ -234,3 +235,10 @@ def test_functions_of_windows_and_of_batches_are_checked_as_they_are_called(tmp_
     assert "NoSuch" in got
     batches = "class B:\n  def process_batch(self, batch, context):\n    return batch\n"
     assert mistakes(tmp_path, batches, "checked.B") == []
+
+
+def test_the_timestamp_extractor_of_windows_is_checked_too(tmp_path: Path) -> None:
+    window = WindowSpec(length_ms=1, sliding_ms=1, timestamp_extractor="checked.when")
+    spec = spec_with(class_name="checked", window=window)
+    (told,) = check(spec, unpack(Package("checked.py", SHOUT.encode()), tmp_path))
+    assert "the timestamp extractor checked.when: it cannot be had: checked has no when" in told
