@@ -34,7 +34,10 @@ class PulsarGateway:
             "kop.pulsar.metadata.namespace": f"{pulsar.namespace}-{cluster}",
         }
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        self._config = Config.load(overrides=FAST | ours | given, environ={})
+        chosen = FAST | ours | given
+        if "listeners" in chosen:
+            del chosen["listen"]
+        self._config = Config.load(overrides=chosen, environ={})
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
