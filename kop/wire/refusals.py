@@ -21,7 +21,7 @@ _LISTS: Final = {
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "partition_responses": ("partition_data",),
     "partitions": ("partitions", "partition_indexes"),
-    "results": ("topics", "groups_names", "creations", "resources"),
+    "results": ("topics", "groups_names", "creations", "resources", "deletions", "upsertions"),
     "coordinators": ("coordinator_keys",),
     "filter_results": ("filters",),
     "transaction_states": ("transactional_ids",),
@@ -31,7 +31,7 @@ _LISTS: Final = {
     "partition_result": ("partitions",),
 }
 """The lists of a request that a list of its answer goes through, if that has another name."""
-_FIELDS: Final = {"partition_index": ("partition_index", "partition")}
+_FIELDS: Final = {"partition_index": ("partition_index", "partition"), "user": ("name",)}
 """As `_LISTS`, for the fields of a row."""
 _KEYS: Final = ("name", "group_id", "key", "transactional_id", "partition_index", "partition_id")
 """The fields that a plain name or number of the request may stand for."""
@@ -57,7 +57,7 @@ def _rows_of(struct: Any, asked: Any, version: int, code: ErrorCode) -> Iterator
             row_struct = field.array_of
             names = [inner.name for inner in row_struct.fields.values() if inner.for_version_q(version)]
             candidates = _LISTS.get(field.name, (field.name,))
-            items = next((items for name in candidates if (items := getattr(asked, name, None))), None)
+            items = [item for name in candidates for item in getattr(asked, name, None) or ()]
             if items and any(name.endswith("error_code") or _holds_lists(row_struct, name) for name in names):
                 yield field.name, [_row(field, names, item, version, code) for item in items]
 
