@@ -239,7 +239,7 @@ class ClientTopics:
 
     def snapshot(self) -> TopicsSnapshot:
         """Return how many topics and partitions are known."""
-        topics = self._engine.topics.all()
+        topics = self.all()
         return TopicsSnapshot(len(topics), sum(topic.partitions for topic in topics))
 
     def collect(self) -> Iterable[Metric]:

@@ -23,7 +23,7 @@ _LISTS: Final = {
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "partition_responses": ("partition_data",),
     "partitions": ("partitions", "partition_indexes"),
-    "results": ("topics", "groups_names", "creations", "resources"),
+    "results": ("topics", "groups_names", "creations", "resources", "deletions", "upsertions"),
     "coordinators": ("coordinator_keys",),
     "filter_results": ("filters",),
     "transaction_states": ("transactional_ids",),
@@ -35,7 +35,7 @@ _LISTS: Final = {
 """The names of lists in a request, by the name of the list in its answer that has a row for each of their items, if
 that differs.
 """
-_FIELDS: Final = {"partition_index": ("partition_index", "partition")}
+_FIELDS: Final = {"partition_index": ("partition_index", "partition"), "user": ("name",)}
 """The names of fields in a row of a request, by the name of the field in the answer that repeats them, if that
 differs.
 """
@@ -65,7 +65,7 @@ def _rows_of(struct: Any, asked: Any, version: int, code: ErrorCode) -> Iterator
             row_struct = field.array_of
             names = [inner.name for inner in row_struct.fields.values() if inner.for_version_q(version)]
             candidates = _LISTS.get(field.name, (field.name,))
-            items = next((items for name in candidates if (items := getattr(asked, name, None))), None)
+            items = [item for name in candidates for item in getattr(asked, name, None) or ()]
             if items and any(name.endswith("error_code") or _holds_lists(row_struct, name) for name in names):
                 yield field.name, [_row(field, names, item, version, code) for item in items]
 
