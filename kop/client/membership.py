@@ -111,6 +111,7 @@ class Membership:
                 **_known(self._settings, KafkaConsumer.DEFAULT_CONFIG),
                 group_id=self._group,
                 enable_auto_commit=False,
+                allow_auto_create_topics=False,
                 auto_offset_reset="latest",
                 partition_assignment_strategy=[CooperativeStickyAssignor],
                 session_timeout_ms=self._session_ms,

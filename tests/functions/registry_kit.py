@@ -73,7 +73,14 @@ class WorkerOfTest:
         return self.answer(self.send(kind, fqfn, **fields))
 
     def create(self, fqfn: str = FQFN, **config: Any) -> LeaderAnswer:
-        """Create a function."""
+        """Create a function, and wait until it is known here: the answer may be seen a moment before."""
+        answer = self.create_unseen(fqfn, **config)
+        if answer.won:
+            self.until(lambda view: fqfn in view.definitions and (fqfn, 0) in view.assignments)
+        return answer
+
+    def create_unseen(self, fqfn: str = FQFN, **config: Any) -> LeaderAnswer:
+        """Create a function, which others may delete at once."""
         name = {"name": fqfn.rpartition("/")[2]}
         return self.ask("create", fqfn, config=CONFIG | name | config, package=PACKAGE.digest, package_name="f.py")
 

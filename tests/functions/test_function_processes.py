@@ -192,6 +192,7 @@ def test_an_instance_that_differs_replaces_the_one_before(machine: Machine) -> N
     machine.broker.produce("in", ["a"])
     wait_until(lambda: values(machine.broker, "out-changes") == ["a1"])
     machine.wants("changes", "def process(text: str) -> str:\n    return text + '2'\n", number=2)
+    assert "error" not in machine.processes.ask(("public/default/changes", 0), {"ask": "stats"}, 20), "it has begun"
     machine.broker.produce("in", ["b"])
     wait_until(lambda: values(machine.broker, "out-changes") == ["a1", "b2"])
     assert machine.status("changes").restarts == 0

@@ -78,7 +78,7 @@ def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: Worker
             fqfn = names[turn % len(names)]
             there = member.registry.view.definitions.get(fqfn)
             if there is None:
-                member.create(fqfn)
+                member.create_unseen(fqfn)
             elif turn == 7:
                 member.ask("delete", fqfn, expects=there.revision)
             else:
@@ -183,7 +183,7 @@ def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
     assert alone.ask("create", config=CONFIG | {"inputs": None, "topicsPattern": "log-.*"}, package=PACKAGE.digest).won
     broker.create_topic("log-b", partitions=1)
     broker.produce("log-b", ["first"])
-    alone.until(lambda view: ("log-b", 0) in view.assignments[FQFN, 0].partitions)
+    alone.until(lambda view: (FQFN, 0) in view.assignments and ("log-b", 0) in view.assignments[FQFN, 0].partitions)
     wait_until(lambda: broker.committed(FQFN) == {("log-a", 0): 1, ("log-b", 0): 0}, "end and beginning")
     settings = connection({"bootstrap.servers": broker.bootstrap}, "test").settings
     writer = WriteClient(settings)
