@@ -41,6 +41,7 @@ Given: TypeAlias = dict[str, tuple[str, str]]
 SPECIAL_ENVIRONMENT = {
     "KOP_CONFIG": "the settings file, as --config",
     "KOP_BOOTSTRAP": "the server that topics, groups, produce, consume and check talk to, as --bootstrap",
+    "KOP_CLIENT_CONFIG": "the file of Kafka's client properties of the same commands, as --client-config",
 }
 """`KOP_*` variables that are no settings. Beside them names under `KOP_TEST_` and `KOP_REQUIRE_` are left to tests."""
 

@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "security": {"coordination", "storage.base", "records", "cluster", "wire.state"},
     "handlers": {"groups", "transactions", "coordination", "cluster", "security", "storage.base", "records", "wire"},
     "server": {"handlers", "security", "wire"},
-    "cli": {"config"},
+    "cli": {"client", "config"},
     "testing": {
         "app",
         "client",

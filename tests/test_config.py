@@ -183,6 +183,7 @@ def test_unknown_variable_names_the_nearest() -> None:
     "variable",
     [
         "KOP_BOOTSTRAP",
+        "KOP_CLIENT_CONFIG",
         "KOP_CONFIG",
         "KOP_TEST_ANYTHING",
         "KOP_REQUIRE_CLIENTS",

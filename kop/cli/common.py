@@ -19,6 +19,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -28,6 +29,7 @@ from kop.address import Address, parse_address
 from kop.errors import ConfigError, ErrorCode
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+_OF_SECURITY = ("security_", "ssl_", "sasl_")
 CONNECT_SECONDS = 3.0
 BOOTSTRAP_MS = 10_000
 """The time in ms that a server may take to answer a command's first requests."""
@@ -36,6 +38,7 @@ CLOSE_MS = 500
 SAY_SECONDS = 5.0
 """The seconds without an answer after which a command says that it waits."""
 SAY_AGAIN_SECONDS = 30.0
+_IF_SECURED = "if it asks for TLS or a login, give a --client-config"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 T = TypeVar("T")
@@ -114,7 +117,23 @@ def debug_option(command: Command) -> Command:
 
 
 def bootstrap_option(command: Command) -> Command:
-    """Add `--bootstrap` and `--debug`."""
+    """Add `--bootstrap`, `--client-config` and `--debug`."""
+    command = click.option(
+        "--client-config",
+        metavar="FILE",
+        envvar="KOP_CLIENT_CONFIG",
+        show_envvar=True,
+        type=click.Path(exists=True, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_remember_connection,
+        help="Kafka's client properties: TLS, user and password. Its bootstrap.servers wins.",
+    )(command)
+    return server_option(command)
+
+
+def server_option(command: Command) -> Command:
+    """Add `--bootstrap` and `--debug`, for commands that have a file of client properties in another way."""
     command = debug_option(command)
     return click.option(
         "-b",
@@ -135,7 +154,33 @@ def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
-def _check_bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
+def _remember_connection(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is None or context.resilient_parsing:
+        return
+    from kop.client.errors import ClientError
+    from kop.client.properties import connection, parse_properties
+
+    try:
+        properties = parse_properties(Path(value).read_text())
+        made = connection({"bootstrap.servers": DEFAULT_BOOTSTRAP} | properties, client_id())
+    except (ClientError, UnicodeDecodeError) as error:
+        raise CliUsageError(f"{value}: {error}") from None
+    if made.unused:
+        note(f"{value}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
+    meta = context.find_root().meta
+    meta["kop.security"] = {name: it for name, it in made.settings.items() if name.startswith(_OF_SECURITY)}
+    meta["kop.servers"] = properties.get("bootstrap.servers")
+
+
+def security() -> dict[str, Any]:
+    """Return kafka-python's settings of TLS and SASL that `--client-config` has; none without that option."""
+    context = click.get_current_context(silent=True)
+    settings: dict[str, Any] = {} if context is None else context.find_root().meta.get("kop.security", {})
+    return settings
+
+
+def _check_bootstrap(context: click.Context, __: click.Parameter, value: str) -> str:
+    value = context.find_root().meta.get("kop.servers") or value
     for item in value.split(","):
         try:
             address = parse_address(item)
@@ -290,7 +335,7 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
     from kop.cli import codecs
 
     codecs.install()
-    settings = {"client_id": client_id(), "reconnect_backoff_max_ms": 1000} | settings
+    settings = {"client_id": client_id(), "reconnect_backoff_max_ms": 1000} | security() | settings
     try:
         made = getattr(kafka, kind)(bootstrap_servers=servers(bootstrap), bootstrap_timeout_ms=BOOTSTRAP_MS, **settings)
     except kafka.errors.KafkaTimeoutError:
@@ -320,7 +365,8 @@ def client_id() -> str:
 
 def no_kafka(bootstrap: str) -> str:
     """Return the error line for a server that accepts connections, but does not answer Kafka's requests."""
-    return f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)"
+    hint = "see that its protocol, user, password and CA are this listener's" if security() else _IF_SECURED
+    return f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s); {hint}"
 
 
 def _manager(made: Any) -> Any:

@@ -18,7 +18,6 @@ from kop.cli.common import (
     Command,
     Ordered,
     StopSignals,
-    bootstrap_option,
     client_id,
     debug_option,
     fail,
@@ -28,6 +27,7 @@ from kop.cli.common import (
     print_table,
     quiet_client,
     reach,
+    server_option,
     servers,
 )
 from kop.cli.functions_flags import config_file, function_options, given_flags, read_token
@@ -94,7 +94,7 @@ def command() -> None:
 
 def connection_options(command: Command) -> Command:
     """Add the flags that say where Kafka is."""
-    command = bootstrap_option(command)
+    command = server_option(command)
     command = click.option(
         "--topic-namespace",
         metavar="TENANT/NAMESPACE",

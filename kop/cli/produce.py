@@ -23,6 +23,7 @@ from kop.cli.common import (
     pairs,
     quiet_client,
     reach,
+    security,
     servers,
     size,
     topic_names,
@@ -138,7 +139,7 @@ def command(
 
     interactive = file.isatty()
     settings = SendSettings(-1 if acks == "all" else int(acks), CODECS[compression], timeout)
-    sender = Sender(topic, servers(bootstrap), client_id(), settings, note, tolerant=interactive)
+    sender = Sender(topic, servers(bootstrap), client_id(), settings, note, tolerant=interactive, security=security())
     form = LineForm(sender, key_separator, as_json, null, extra, partition)
     lines = Lines(file, sender.wake)
     stop = StopSignals()

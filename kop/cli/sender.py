@@ -13,6 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from kafka import errors
@@ -307,7 +308,8 @@ class SendSettings:
 
 
 class Sender:
-    """A sender of records to one topic. `servers` and `client_id` are kafka-python's; `say` tells the user one line.
+    """A sender of records to one topic. `servers`, `client_id` and `security`, the settings of TLS and SASL, are
+    kafka-python's; `say` tells the user one line.
 
     Call `open`, then `add` records and `step` again and again; each step sends and receives what can be. SendError
     names the reason if no more can be sent: a record was refused (unless `tolerant`: then it is said, and the others go
@@ -322,6 +324,7 @@ class Sender:
         settings: SendSettings,
         say: Callable[[str], None],
         tolerant: bool = False,
+        security: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.outbox = Outbox()
         self.partitions: Sequence[int] = ()
@@ -347,6 +350,7 @@ class Sender:
             self._net,
             bootstrap_servers=list(servers),
             client_id=client_id,
+            **security,
             reconnect_backoff_max_ms=1000,
             request_timeout_ms=int(min(30.0, settings.timeout) * 1000),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from kop.cli.common import DEFAULT_BOOTSTRAP, bootstrap_option, fail, note
+from kop.cli.common import DEFAULT_BOOTSTRAP, fail, note, server_option
 
 BOOTSTRAP_VARIABLE = "KOP_BOOTSTRAP"
 SUBMIT_VARIABLE = "PYSPARK_SUBMIT_ARGS"
@@ -36,7 +36,7 @@ def _checked(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
-@bootstrap_option
+@server_option
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[2]. Default: here.")
 @click.option(
     "--conf",

@@ -17,6 +17,7 @@ import traceback
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -92,13 +93,23 @@ def _make_importable(folders: Sequence[str]) -> None:
     importlib.invalidate_caches()
 
 
+class _SourceAlone(SourceFileLoader):
+    """A loader that looks at the source alone: compiled code is known by its second and its size, and a file may change
+    twice in one second.
+    """
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Compile the source."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _execute(path: Path) -> None:
     """Run a user's file as the module of its name, also if one of that name was run before."""
     before = sys.modules.get(path.stem)
     known = before is not None and (hasattr(before, _LOADED) or getattr(before, "__file__", None) == str(path))
     if path.stem in sys.stdlib_module_names or path.stem in {"kop", "pulsar"} or (before is not None and not known):
         raise FunctionLoadError(f"{path.name} has the name of a module of others: give the file another name")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=_SourceAlone(path.stem, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -103,7 +103,10 @@ def test_something_else_listens() -> None:
             stop.set()
             thread.join()
     assert outcome.returncode == 1
-    assert outcome.stderr == f"kop: {address} accepts connections but does not answer as a Kafka server (1 s)\n"
+    assert outcome.stderr == (
+        f"kop: {address} accepts connections but does not answer as a Kafka server (1 s); "
+        "if it asks for TLS or a login, give a --client-config\n"
+    )
 
 
 def test_our_own_mistake_is_called_one(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.cli_support import Kop
@@ -143,3 +144,33 @@ def test_what_is_refused_is_told(guarded: Kop, kop: Kop) -> None:
         disabled = kop("acls", *arguments)
         assert disabled.code == 1
         assert "SECURITY_DISABLED: No Authorizer is configured." in disabled.err
+
+
+def test_commands_log_in_by_a_file_of_client_properties(kop: Kop, tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'kop.db'}"
+    create(kop, "admin", "--store", store)
+    settings: dict[str, Any] = {
+        "store": store,
+        "listeners": "LOGIN://127.0.0.1:0",
+        "listener.security.protocol.map": "LOGIN:SASL_PLAINTEXT",
+        "authorizer.class.name": STANDARD_AUTHORIZER,
+        "super.users": "User:admin",
+    }
+    with Broker(**settings) as broker:
+        properties = tmp_path / "client.properties"
+        properties.write_text(
+            f"bootstrap.servers={broker.bootstrap}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+            "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
+            'username="admin" password="secret";\n'
+        )
+        config = ("--client-config", str(properties))
+        assert kop.ok("topics", "create", "t", *config) == "t: created\n"
+        kop.ok("produce", "t", *config, given=b"a\n")
+        assert kop.ok("consume", "t", "--from-beginning", "-n", "1", *config) == "a\n"
+        assert kop.ok("groups", "list", *config) == ""
+        broker.restart()
+        assert rows(kop.ok("topics", "list", *config)) == [["t", "1"]]
+    properties.write_text("security.protocol=SASL_SSL\nssl.keystore.type=JKS\n")
+    refused = kop("topics", "list", *config)
+    assert refused.code == 2
+    assert str(properties) in refused.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,11 @@ def test_a_function_may_be_an_object() -> None:
         assert code.call(2, None) == 4
         assert (code.input_annotation, code.output_annotation) == (int, int)
     assert of_object(lambda value: value + 1, "plus").call(1, None) == 2
+
+
+def test_a_file_that_changes_twice_in_a_second_is_read_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "changes.py"
+    for result in ("1", "2", "3"):
+        path.write_text(f"def process(text: str) -> str:\n    return '{result}'\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert load(path, "changes").call("", None) == result
