@@ -280,8 +280,8 @@ async def start(
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]
-    connect = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config)).open
-    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, connect)
+    dial = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config))
+    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, dial.connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
@@ -294,7 +294,7 @@ async def start(
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
-    peers = Peers(config.node_id, cluster.peer_address, connect)
+    peers = Peers(config.node_id, cluster.peer_address, dial.open)
     stack.push_async_callback(peers.close)
     ends = TransactionEnds(engine.transactions, groups, cluster, peers)
     transactions = TransactionCoordinator(

@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -142,6 +143,18 @@ class Config(
         present = self.__dict__ | self._by_listener.get(listener or "", {}) | more
         return kind.model_construct(**{name: present[name] for name in kind.model_fields if name in present})
 
+    def problems(self) -> Iterable[str]:
+        """Return a line for each contradiction between the settings of several rooms."""
+        yield from super().problems()
+        if self.kop_workers > 1:
+            ports = sorted({address.port for _, address in self.listeners if address.port})
+            for port, other in pairwise(ports):
+                if other - port <= self.kop_workers:
+                    yield (
+                        f"listeners: the ports {port} and {other} are too near: each of {self.kop_workers} workers has "
+                        "one of its own behind that of each listener"
+                    )
+
     @classmethod
     def load(
         cls,
@@ -183,8 +196,11 @@ class Config(
         except ValidationError as error:
             raise ConfigError(problems + _told(error, fields, general)) from None
         problems += config.problems()
+        names = {listener.name.lower() for listener in config.listeners}
         for listener, special in of_listeners.items():
             prefix = f"listener.name.{listener}."
+            if names and listener not in names:
+                problems.append(f"{prefix}: listeners has no {listener.upper()}; there are {', '.join(sorted(names))}")
             try:
                 whole = cls.model_validate(store | _texts(general | special))
             except ValidationError as error:

@@ -34,6 +34,12 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", validate_default=True, populate_by_name=True, defer_build=True
     )
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Return what `repr` shows: no secret."""
+        for name, value in super().__repr_args__():
+            field = type(self).model_fields.get(name or "")
+            yield name, "[hidden]" if field is not None and "password" in field.metadata and value else value
+
     def problems(self) -> Iterable[str]:
         """Return a line for each contradiction between settings. A room that has some adds them to those of `super`."""
         return ()

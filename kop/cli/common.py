@@ -127,7 +127,7 @@ def bootstrap_option(command: Command) -> Command:
         is_eager=True,
         expose_value=False,
         callback=_remember_connection,
-        help="Kafka's client properties: TLS, user and password. Its bootstrap.servers wins.",
+        help="Kafka's client properties: servers, TLS, user and password.",
     )(command)
     return server_option(command)
 
@@ -180,7 +180,8 @@ def security() -> dict[str, Any]:
 
 
 def _check_bootstrap(context: click.Context, __: click.Parameter, value: str) -> str:
-    value = context.find_root().meta.get("kop.servers") or value
+    if context.get_parameter_source("bootstrap") is not click.core.ParameterSource.COMMANDLINE:
+        value = context.find_root().meta.get("kop.servers") or value
     for item in value.split(","):
         try:
             address = parse_address(item)

@@ -58,16 +58,24 @@ class ClusterView:
 
         `own` is this broker's address as the client knows it.
         """
-        return [(id_, *self.address(id_, own, listener)) for id_ in self._ids if self._has(id_, listener)]
+        addresses = ((id_, self.address(id_, own, listener)) for id_ in self._ids)
+        return [(id_, *address) for id_, address in addresses if address is not None]
 
     def _has(self, broker_id: int, listener: str) -> bool:
         other = self._others.get(broker_id)
         return other is None or other.address_of(listener) is not None
 
-    def address(self, broker_id: int, own: tuple[str, int], listener: str = "") -> tuple[str, int]:
-        """Return host and port of a broker by a listener; by the one between brokers if it does not have that."""
+    def address(self, broker_id: int, own: tuple[str, int], listener: str = "") -> tuple[str, int] | None:
+        """Return host and port of a broker by a listener; None if it does not have that."""
         other = self._others.get(broker_id)
-        return own if other is None else other.address_of(listener) or (other.host, other.port)
+        return own if other is None else other.address_of(listener)
+
+    def leader_for(self, topic_id: UUID, partition: int, listener: str) -> int:
+        """Return the id of the broker that a client of a listener is told to be a partition's leader: this one, if the
+        leader does not have the listener.
+        """
+        leader = self.leader(topic_id, partition)
+        return leader if self._has(leader, listener) else self.broker_id
 
     def peer_address(self, broker_id: int) -> tuple[str, int] | None:
         """Return host and port of another live broker, as it told the others; None if it is not live."""

@@ -31,7 +31,7 @@ async def answers(
 ) -> bool:
     """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure.
 
-    `connect` opens a connection to host and port, and logs in.
+    `connect` opens a connection to host and port; nobody has to log in for this request.
     """
     try:
         async with asyncio.timeout(seconds):

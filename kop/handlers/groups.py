@@ -95,7 +95,10 @@ def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> 
     rows = []
     for key in [request.key] if ctx.version < 4 else request.coordinator_keys:
         code = (error if key_type == _SHARE and ctx.version < _SHARES else _refusal(ctx, key_type, key)) or error
-        broker_id, host, port = _NOBODY if code else _coordinator(gw, ctx, key_type, key)
+        place = None if code else _coordinator(gw, ctx, key_type, key)
+        if place is None and not code:
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        broker_id, host, port = place or _NOBODY
         text = "" if key_type == _SHARE and code is ErrorCode.INVALID_REQUEST else _ERROR_TEXTS.get(code, "")
         rows.append(dict(key=key, node_id=broker_id, host=host, port=port, error_code=code, error_message=text))
     if ctx.version >= 4:
@@ -106,10 +109,12 @@ def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> 
     return ctx.response(**row)
 
 
-def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
+def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int] | None:
+    """Return id, host and port of the coordinator; None if it does not have the client's listener."""
     place = (gw.groups if key_type == _GROUP else gw.transactions).coordinator_of(key)
     broker_id = gw.cluster.broker_id if place is None else gw.cluster.leader(*place)
-    return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address, ctx.conn.listener))
+    address = gw.cluster.address(broker_id, ctx.conn.broker_address, ctx.conn.listener)
+    return None if address is None else (broker_id, *address)
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:

@@ -215,7 +215,7 @@ def _topics(
     version, wanted = ctx.version, request.topics
     if wanted is None or (version == 0 and not wanted):
         for topic in ctx.visible(gw.topics.listed()):
-            yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
+            yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, ctx, topic)
         return
     no_name = None if version >= 12 else ""
     for entry in wanted:
@@ -225,7 +225,7 @@ def _topics(
         by_id = entry.topic_id is not None
         known = ctx.topic(entry.topic_id if by_id else entry.name, AclOperation.DESCRIBE)
         if isinstance(known, TopicInfo):
-            yield 0, known.name, gw.topics.id_of(known), known.internal, _partitions(gw, version, known)
+            yield 0, known.name, gw.topics.id_of(known), known.internal, _partitions(gw, ctx, known)
         elif by_id:
             yield known, no_name, entry.topic_id, False, []
         else:
@@ -239,9 +239,10 @@ def _missing(ctx: Context, name: str, code: ErrorCode) -> ErrorCode:
     return ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
-    leader_of, topic_id = gw.cluster.leader, topic.topic_id
-    leaders = [(index, leader_of(topic_id, index)) for index in range(topic.partitions)]
+def _partitions(gw: Gateway, ctx: Context, topic: TopicInfo) -> list[tuple[Any, ...]]:
+    version, listener = ctx.version, ctx.conn.listener
+    leader_of, topic_id = gw.cluster.leader_for, topic.topic_id
+    leaders = [(index, leader_of(topic_id, index, listener)) for index in range(topic.partitions)]
     if version >= 7:
         return [(0, index, leader, 0, [leader], [leader], []) for index, leader in leaders]
     if version >= 5:
@@ -299,7 +300,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                     offline_replicas=[],
                 )
                 for index in range(first, stop)
-                for leader in [gw.cluster.leader(topic.topic_id, index)]
+                for leader in [gw.cluster.leader_for(topic.topic_id, index, ctx.conn.listener)]
             ],
             topic_authorized_operations=_bits(ctx, name),
         )

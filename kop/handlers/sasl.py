@@ -75,9 +75,13 @@ def _held_back(gw: Gateway, response: Response, reason: str) -> Later:
     """Answer a failed login later, and close the connection behind the answer: guessing takes time."""
     later = Later()
     later.error = LoginRefusedError(reason)
-    delay = gw.settings.connection_failed_authentication_delay_ms / 1000
-    asyncio.get_running_loop().call_later(delay, later.end, response)
+    asyncio.get_running_loop().call_later(failure_seconds(gw), later.end, response)
     return later
+
+
+def failure_seconds(gw: Gateway) -> float:
+    """Return for how many seconds the answer to a failed login is held back."""
+    return gw.settings.connection_failed_authentication_delay_ms / 1000
 
 
 APIS = (Api(17, 0, 1, sasl_handshake), Api(SASL_AUTHENTICATE, 0, 2, sasl_authenticate))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Final
 from kop.errors import ConfigError
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.sasl.scram import HASHES, ScramLogin
+from kop.security.tls import TlsContext
 
 _SASL_HANDSHAKE: Final = 17
 _SASL_AUTHENTICATE: Final = 36
@@ -56,14 +56,21 @@ def broker_login(mechanism: str, jaas: str) -> BrokerLogin:
 class Dialer:
     """Opens connections. `nonce` returns fresh text for each login."""
 
-    def __init__(self, tls: ssl.SSLContext | None, login: BrokerLogin | None, nonce: Callable[[], str]) -> None:
+    def __init__(self, tls: TlsContext | None, login: BrokerLogin | None, nonce: Callable[[], str]) -> None:
         self._tls = tls
         self._login = login
         self._nonce = nonce
 
+    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection that is not logged in, on which ApiVersions alone is answered. OSError."""
+        if self._tls is None:
+            return await asyncio.open_connection(host, port)
+        self._tls.look()
+        return await asyncio.open_connection(host, port, ssl=self._tls.context)
+
     async def open(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection that is logged in. OSError if the other side cannot be reached or refuses."""
-        reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
+        reader, writer = await self.connect(host, port)
         if self._login is not None:
             try:
                 await self._log_in(self._login, reader, writer)

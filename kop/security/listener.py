@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kop.security.login import Login, Mechanisms
-from kop.security.tls import TlsListener
+from kop.security.tls import TlsContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ListenerSecurity:
     """The security of a listener."""
 
     name: str = ""
-    tls: TlsListener | None = None
+    tls: TlsContext | None = None
     """None if TLS is not spoken."""
     mechanisms: Mechanisms = field(default_factory=dict)
     """How clients may log in; empty if they need not."""

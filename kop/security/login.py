@@ -42,6 +42,7 @@ class Login:
         self._exchange: Exchange | None = None
         self._raw = False
         self._asked = False
+        self._has_failed = False
         self.completed: Callable[[], None] | None = None
         """Is called once, when the client has logged in."""
 
@@ -55,14 +56,19 @@ class Login:
         """True if the next frame is a token without any header."""
         return self._raw and self._exchange is not None
 
-    def turn(self, api_key: int) -> Turn:
-        """Return what becomes of the next request, by the API that it is of."""
+    def turn(self, api_key: int, is_served: bool = True) -> Turn:
+        """Return what becomes of the next request, by the API that it is of; `is_served`: in its version, too.
+
+        An ApiVersions of a version that is not served does not count: the client asks again in version 0 (KIP-511).
+        """
+        if self._has_failed:
+            return Turn.CLOSE
         if self._exchange is not None:
             return Turn.SERVE if api_key == _SASL_AUTHENTICATE else Turn.REFUSE
         if api_key == _SASL_HANDSHAKE:
             return Turn.SERVE
         if api_key == _API_VERSIONS and not self._asked:
-            self._asked = True
+            self._asked = is_served
             return Turn.SERVE
         return Turn.CLOSE
 
@@ -83,7 +89,11 @@ class Login:
         exchange = self._exchange
         if exchange is None:
             raise AuthenticationError("SaslHandshake has to come first")
-        answer = exchange.step(token)
+        try:
+            answer = exchange.step(token)
+        except AuthenticationError:
+            self._exchange, self._has_failed = None, True
+            raise
         if exchange.principal is None:
             return answer, None
         if self.completed is not None:

@@ -11,8 +11,9 @@ import logging
 import os
 import ssl
 import tempfile
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from kop.errors import ConfigError
 
@@ -27,8 +28,8 @@ class TlsFiles:
 
     keystore_location: str = ""
     keystore_chain: str = ""
-    keystore_key: str = ""
-    key_password: str = ""
+    keystore_key: str = field(default="", repr=False)
+    key_password: str = field(default="", repr=False)
     truststore_location: str = ""
     truststore_certificates: str = ""
     enabled_protocols: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
@@ -37,36 +38,50 @@ class TlsFiles:
     """True if the name of a server is looked for in its certificate, on the way to other brokers."""
 
 
-class TlsListener:
-    """The context of a listener that is in force. ConfigError if it cannot be made at the start."""
+MakeContext: TypeAlias = Callable[[str, TlsFiles], ssl.SSLContext]
 
-    def __init__(self, name: str, options: TlsFiles) -> None:
+
+class TlsContext:
+    """A context that is made anew if its file has changed. ConfigError if it cannot be made at the start."""
+
+    def __init__(
+        self, name: str, options: TlsFiles, make: Callable[[str, TlsFiles], ssl.SSLContext], file: str
+    ) -> None:
+        """`make` makes the context, of `file` if that is not empty."""
         self._name = name
         self._options = options
-        self._seen = self._stamp()
-        self.context = server_context(name, options)
+        self._make = make
+        self._file = file
+        self._seen = _stamp_of(file)
+        self.context = make(name, options)
         """The context for connections from now on."""
 
     def look(self) -> None:
-        """Read the files again if they have changed. If they are wrong the old certificates stay, with a log line."""
-        stamp = self._stamp()
+        """Read the file again if it has changed. If it is wrong what was read before stays, with a log line."""
+        stamp = _stamp_of(self._file)
         if stamp == self._seen:
             return
         self._seen = stamp
         try:
-            self.context = server_context(self._name, self._options)
+            self.context = self._make(self._name, self._options)
         except ConfigError as error:
-            log.error("listener %s goes on with its old certificate: %s", self._name, error)
+            log.error("listener %s goes on with the old content of %s: %s", self._name, self._file, error)
         else:
-            log.info("listener %s has a new certificate, for connections from now on", self._name)
+            log.info("listener %s has read %s again, for connections from now on", self._name, self._file)
 
-    def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(
-            _stamp_of(path) for path in (self._options.keystore_location, self._options.truststore_location) if path
-        )
+
+def of_listener(name: str, options: TlsFiles) -> TlsContext:
+    """Return the context by which a listener shows its certificate."""
+    return TlsContext(name, options, server_context, options.keystore_location)
+
+
+def of_caller(name: str, options: TlsFiles) -> TlsContext:
+    """Return the context by which a broker calls a listener of others."""
+    return TlsContext(name, options, client_context, options.truststore_location)
 
 
 def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    """Return what changes with the content of a file; None if it is not there."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -85,6 +100,8 @@ def server_context(name: str, options: TlsFiles) -> ssl.SSLContext:
         )
     # The library refuses to renegotiate and compresses nothing; both have been ways in.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # A client that goes without TLS's own end still gets its answers: requests have lengths, so nothing is cut unseen.
+    context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
     _load_chain(context, options, prefix)
     return context
 
@@ -108,6 +125,9 @@ def client_context(name: str, options: TlsFiles) -> ssl.SSLContext:
 
 
 def _choose(context: ssl.SSLContext, options: TlsFiles, prefix: str) -> None:
+    unknown = [name for name in options.enabled_protocols if name not in _VERSIONS]
+    if unknown or not options.enabled_protocols:
+        raise ConfigError([f"{prefix}ssl.enabled.protocols has to be of {', '.join(_VERSIONS)}"])
     versions = [_VERSIONS[name] for name in options.enabled_protocols]
     context.minimum_version, context.maximum_version = min(versions), max(versions)
     if options.cipher_suites:

@@ -14,11 +14,11 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from kop import clock
+from kop.security.sasl.scram import SALT_BYTES
 
 LEAST_ITERATIONS: Final = 4096
 MOST_ITERATIONS: Final = 16_384
 """The iterations that Kafka takes."""
-_SALT_BYTES: Final = 20
 
 
 class Mechanism(IntEnum):
@@ -53,7 +53,7 @@ class ScramCredential:
     ) -> ScramCredential:
         """Return the credential of a password. It takes milliseconds: not for the event loop's thread."""
         if salt is None:
-            salt = bytes.fromhex(clock.token_hex(_SALT_BYTES))
+            salt = bytes.fromhex(clock.token_hex(SALT_BYTES))
         salted = hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
         return cls.of_salted(mechanism, salted, iterations, salt)
 

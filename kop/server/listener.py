@@ -21,7 +21,7 @@ from kop import allocator
 from kop.background import every
 from kop.metrics import Metrics, counter_value
 from kop.security.listener import OPEN, ListenerSecurity
-from kop.security.tls import TlsListener
+from kop.security.tls import TlsContext
 from kop.server.connection import ClientConnection
 from kop.server.limits import MemoryBudget, ReadAdmission
 from kop.server.peer import describe
@@ -88,7 +88,7 @@ class Server:
         self._by_host: Counter[str] = Counter()
         self._most_files = _most_files()
         self._listeners: list[asyncio.Server] = []
-        self._certificates: list[TlsListener] = []
+        self._certificates: list[TlsContext] = []
         self._encrypted = memoryview(bytearray(BUFFER_BYTES))
         """Encrypted bytes of any connection, for a moment."""
         self._sweeps = 0
@@ -140,7 +140,7 @@ class Server:
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
 
-    def _with_tls(self, tls: TlsListener, connection: ClientConnection) -> TlsTransport:
+    def _with_tls(self, tls: TlsContext, connection: ClientConnection) -> TlsTransport:
         def failed(reason: str) -> None:
             self.bad_frame(connection, reason, "tls")
 

@@ -31,7 +31,7 @@ from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError, LoginRefusedError
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
-from kop.handlers.sasl import SASL_AUTHENTICATE, log_in
+from kop.handlers.sasl import SASL_AUTHENTICATE, failure_seconds, log_in
 from kop.metrics import Count
 from kop.security.login import Login, Turn
 from kop.security.rights import ResourceType
@@ -164,7 +164,7 @@ class RequestPipeline:
         if api.reads_tags:
             ctx.request_tags = header_tags(frame, begin)
         body = frame[begin:]
-        if len(body) > _LARGE and served.splits:
+        if len(body) > _LARGE and served.splits and conn.login is None:
             return self._wait(served, ctx, InTask(self._in_parts(served, ctx, memoryview(bytes(body)))), encoded=True)
         request = served.decode(body, version)
         try:
@@ -188,10 +188,10 @@ class RequestPipeline:
         if login.takes_raw_tokens:
             return self._raw_token(login, frame, conn)
         api_key, version, correlation_id, client_id, _ = request_header(frame)
-        turn = login.turn(api_key)
+        served = self._served.get(api_key)
+        turn = login.turn(api_key, served is not None and served.oldest <= version <= served.api.max_version)
         if turn is Turn.SERVE:
             return None
-        served = self._served.get(api_key)
         reason = f"{f'API {api_key}' if served is None else served.name} came before the login: client id "
         refused = LoginRefusedError(reason + _shown(client_id))
         if turn is Turn.CLOSE or served is None or not served.oldest <= version <= served.api.max_version:
@@ -212,7 +212,11 @@ class RequestPipeline:
             token = log_in(conn, login, bytes(frame))
         except AuthenticationError as error:
             self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
-            raise LoginRefusedError(f"its login has failed: {error}") from None
+            later = Later()
+            later.started, later.latencies = self.arrived, served.latencies
+            refused = LoginRefusedError(f"its login has failed: {error}")
+            asyncio.get_running_loop().call_later(failure_seconds(self._gw), later.refuse, refused)
+            return later
         return self._answer(served, (len(token).to_bytes(4, "big") + token,))
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:

@@ -18,7 +18,7 @@ from kop.security.listener import ListenerSecurity
 from kop.security.sasl.exchange import Exchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
-from kop.security.tls import TlsFiles, TlsListener, client_context
+from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
@@ -41,7 +41,7 @@ def listener_security(
             log.warning("listener %s asks for a login without TLS: who listens in reads all records", endpoint.name)
     return ListenerSecurity(
         endpoint.name,
-        TlsListener(endpoint.name, _tls_files(settings)) if endpoint.has_tls else None,
+        of_listener(endpoint.name, _tls_files(settings)) if endpoint.has_tls else None,
         mechanisms,
         server.sasl_server_max_receive_size,
     )
@@ -73,7 +73,7 @@ def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dia
     login = None
     if between.has_sasl:
         login = broker_login(settings.sasl_mechanism_inter_broker_protocol, settings.sasl_jaas_config)
-    tls = client_context(between.name, _tls_files(settings)) if between.has_tls else None
+    tls = of_caller(between.name, _tls_files(settings)) if between.has_tls else None
     return Dialer(tls, login, _nonce)
 
 

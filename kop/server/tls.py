@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 HANDSHAKE_SECONDS: Final = 10.0
-BUFFER_BYTES: Final = 256 * 1024
+BUFFER_BYTES: Final = 64 * 1024
 """Bytes that are read from a socket at a time."""
 _PIECE: Final = 64 * 1024
 """Bytes that are encrypted at a time."""
+_MOST_PENDING: Final = 256 * 1024
+"""Encrypted bytes that wait to be given to the socket."""
 
 
 class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
@@ -151,7 +153,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                     if self._incoming.eof:  # cut off without TLS's own end
                         self._end_of_stream()
                     else:
-                        self._fail(_told(error))
+                        self._fail(f"TLS has failed: {error.reason or error}")
                     break
                 if not count:
                     self._end_of_stream()
@@ -217,6 +219,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             begin = 0
             while begin < len(view):
                 begin += self._tls.write(cast(Any, view[begin : begin + _PIECE]))
+                if self._outgoing.pending >= _MOST_PENDING:  # its memory stays with the connection
+                    self._send()
         self._send()
 
     def write_eof(self) -> None:

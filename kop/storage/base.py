@@ -59,9 +59,12 @@ class LiveBroker:
     """Name, host and port of each listener that has a name."""
 
     def address_of(self, listener: str) -> tuple[str, int] | None:
-        """Return host and port of a listener; None if the broker has none of that name."""
+        """Return host and port of a listener; None if the broker has none of that name.
+
+        An empty name is that of the only kind of listener that a broker without named ones has.
+        """
         if not listener:
-            return self.host, self.port
+            return None if self.endpoints else (self.host, self.port)
         return next(((host, port) for name, host, port in self.endpoints if name == listener), None)
 
 

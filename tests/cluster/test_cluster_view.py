@@ -78,3 +78,18 @@ def test_addresses_are_those_the_others_told_and_our_own_as_the_client_knows_it(
     cluster = ClusterView(FakeBrokers(1, 2), 2)
     assert cluster.endpoints(("seen", 5)) == [(1, "host-1", 9001), (2, "seen", 5)]
     assert cluster.address(1, ("seen", 5)) == ("host-1", 9001)
+
+
+def test_a_broker_that_lacks_the_clients_listener_is_not_told() -> None:
+    brokers = FakeBrokers(1, 2)
+    named = (("OUTSIDE", "outside-2", 9094),)
+    brokers.brokers = [LiveBroker(1, "host-1", 9001), LiveBroker(2, "host-2", 9002, named)]
+    cluster, topic = ClusterView(brokers, 1), uuid4()
+    own = ("me", 1)
+    assert cluster.endpoints(own, "OUTSIDE") == [(1, "me", 1), (2, "outside-2", 9094)]
+    assert cluster.endpoints(own, "INSIDE") == [(1, "me", 1)]
+    assert cluster.endpoints(own) == [(1, "me", 1)]
+    assert cluster.address(2, own, "INSIDE") is None
+    led = next(index for index in range(100) if cluster.leader(topic, index) == 2)
+    assert cluster.leader_for(topic, led, "OUTSIDE") == 2
+    assert cluster.leader_for(topic, led, "INSIDE") == 1

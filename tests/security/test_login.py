@@ -84,3 +84,20 @@ def test_completion_is_told_once() -> None:
     assert answer == b"B"
     assert exchange is not None
     assert (exchange.principal, told) == ("User:u", [1])
+
+
+def test_a_version_that_is_not_served_may_be_asked_for_again() -> None:
+    it = login()
+    assert it.turn(VERSIONS, False) is Turn.SERVE
+    assert it.turn(VERSIONS) is Turn.SERVE
+    assert it.turn(VERSIONS) is Turn.CLOSE
+
+
+def test_nothing_is_served_behind_a_failure() -> None:
+    it = login()
+    it.handshake("M", 1)
+    with pytest.raises(AuthenticationError):
+        it.take(b"wrong")
+    assert {it.turn(api) for api in (VERSIONS, HANDSHAKE, AUTHENTICATE)} == {Turn.CLOSE}
+    with pytest.raises(AuthenticationError):
+        it.take(b"a")

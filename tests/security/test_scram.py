@@ -77,7 +77,7 @@ def refused(*messages: bytes) -> str:
         (b"n,a=other,n=user,r=x", "authorization id"),
         (b"n,,m=ext,n=user,r=x", "extension"),
         (b"n,,n=,r=x", "user name of 0"),
-        (b"n,,n=" + b"u" * 65536 + b",r=x", "user name of 65536"),
+        (b"n,,n=" + b"u" * 65536 + b",r=x", "of 65545 bytes"),
         (b"n,,n=us=er,r=x", "stands neither"),
         (b"n,,n=user,r=", "malformed"),
         (b"n,,n=user", "malformed"),

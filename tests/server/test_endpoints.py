@@ -37,21 +37,21 @@ def test_the_short_form_has_no_names() -> None:
 
 def test_named_listeners() -> None:
     of = settings(
-        listeners="OUTSIDE://*:9093,inside://127.0.0.1:9092",
+        listeners="OUTSIDE://*:9093,inside://127.0.0.1:9192",
         listener_security_protocol_map="outside:SASL_SSL,INSIDE:PLAINTEXT",
         advertised_listeners="OUTSIDE://kafka.example:9093",
         inter_broker_listener_name="INSIDE",
     )
     assert shown(of) == [
         ("OUTSIDE", "SASL_SSL", "*:9093", "kafka.example:9093", False),
-        ("INSIDE", "PLAINTEXT", "127.0.0.1:9092", "", False),
+        ("INSIDE", "PLAINTEXT", "127.0.0.1:9192", "", False),
     ]
     assert between_brokers(of, endpoints(of)) == 1
     assert shown(of, 0) == [
         ("OUTSIDE", "SASL_SSL", "*:9094", "kafka.example:9094", False),
-        ("INSIDE", "PLAINTEXT", "127.0.0.1:9093", "", False),
+        ("INSIDE", "PLAINTEXT", "127.0.0.1:9193", "", False),
         ("OUTSIDE", "SASL_SSL", "*:9093", "kafka.example:9094", True),
-        ("INSIDE", "PLAINTEXT", "127.0.0.1:9092", "", True),
+        ("INSIDE", "PLAINTEXT", "127.0.0.1:9192", "", True),
     ]
 
 
@@ -62,13 +62,18 @@ def test_named_listeners() -> None:
         ({"listeners": "PLAINTEXT://:1", "advertise": "a:2"}, "one form or the other"),
         ({"listeners": "PLAINTEXT://:1,plaintext://:2"}, "more than once"),
         ({"listeners": "MINE://:1"}, "no protocol for listener MINE"),
-        ({"listeners": "127.0.0.1:9092"}, "must be NAME://HOST:PORT"),
+        ({"listeners": "127.0.0.1:9192"}, "must be NAME://HOST:PORT"),
         ({"listeners": "SSL://:1", "advertised.listeners": "PLAINTEXT://a:1"}, "none of listeners"),
         ({"listeners": "SSL://:1", "advertised.listeners": "SSL://0.0.0.0:1"}, "not a wildcard"),
         ({"listeners": "SSL://:1", "inter.broker.listener.name": "OTHER"}, "OTHER is none of listeners"),
         ({"inter.broker.listener.name": "SSL"}, "need listeners"),
         ({"listener.security.protocol.map": "A:B"}, "must be NAME:PROTOCOL"),
         ({"ssl.keystore.type": "JKS"}, "must be 'PEM'"),
+        ({"listeners": "SSL://:1", "listener.name.typo.ssl.keystore.location": "x"}, "listeners has no TYPO"),
+        (
+            {"listeners": "SSL://:9093,PLAINTEXT://:9092", "kop.workers": "2", "store": "pulsar://a:1"},
+            "9092 and 9093 are too near",
+        ),
     ],
 )
 def test_settings_that_contradict_one_another(given: dict[str, str], problem: str) -> None:

@@ -234,6 +234,29 @@ def test_the_order_of_requests_before_a_login(tmp_path: Path, keystore: str) -> 
     run(main())
 
 
+def test_a_huge_token_ends_the_login(tmp_path: Path, keystore: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with secured(tmp_path, keystore) as serving:
+            caplog.clear()
+            client = await RawClient.open("127.0.0.1", port(serving, LOGIN))
+            scram = ScramLogin("SCRAM-SHA-256", "alice", "wrong", "nonce")
+            await client.call(17, 1, mechanism="SCRAM-SHA-256")
+            answer = await client.call(36, 2, auth_bytes=scram.first())
+            final = scram.final(bytes(answer.auth_bytes))
+            answer = await client.call(36, 2, auth_bytes=final.replace(b",p=", b",x=" + b"x" * 17_000 + b",p="))
+            assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert await is_closed(client)
+            assert len(closings(caplog)) == 1
+            # A version of ApiVersions that is not served does not use up the one that is.
+            client = await RawClient.open("127.0.0.1", port(serving, LOGIN))
+            client.send_body(18, 99, b"")
+            assert (await client.receive_frame())[4:6] == b"\0\x23"
+            assert (await client.call(18, 0)).error_code == 0
+            await client.close()
+
+    run(main())
+
+
 def test_tokens_without_headers(tmp_path: Path, keystore: str) -> None:
     async def main() -> None:
         async with secured(tmp_path, keystore) as serving:
@@ -376,10 +399,10 @@ def test_a_new_certificate_holds_for_new_connections(
         async with secured(tmp_path, str(chain)) as serving:
             old = await connected(serving, certificate)
             chain.write_text("no certificate")
-            await until(lambda: any("goes on with its old certificate" in text for text in caplog.messages))
+            await until(lambda: any("goes on with the old content" in text for text in caplog.messages))
             (await connected(serving, certificate)).close()
             chain.write_text(of_other)
-            await until(lambda: any("has a new certificate" in text for text in caplog.messages))
+            await until(lambda: any("has read" in text for text in caplog.messages))
             (await connected(serving, other)).close()
             assert not old.transport.is_closing()
             old.close()

@@ -22,6 +22,10 @@ from kop.security.sasl.exchange import AuthenticationError
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism, by the names of `hashlib`."""
+SALT_BYTES: Final = 20
+"""The bytes of a salt that is made here: an unknown user is told as many."""
+LONGEST_MESSAGE: Final = 4096
+"""The most bytes of a client's message: it is kept until the login ends."""
 LEAST_ITERATIONS: Final = 4096
 """The iterations that an unknown user is told: the default of Kafka's tools."""
 _REFUSED: Final = "Authentication failed during authentication due to invalid credentials with SASL mechanism {}"
@@ -81,6 +85,8 @@ class ScramExchange:
 
     def step(self, token: bytes) -> bytes:
         """Return the answer to the client's next message. AuthenticationError ends the exchange."""
+        if len(token) > LONGEST_MESSAGE:
+            raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
         try:
             text = token.decode()
         except UnicodeDecodeError:
@@ -109,7 +115,7 @@ class ScramExchange:
         self._nonce = nonce + self._nonce
         self._verifier = verifier = self._find(self._name)
         if verifier is None:
-            salt = _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")
+            salt = _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
             iterations = LEAST_ITERATIONS
         else:
             salt, iterations = verifier.salt, verifier.iterations
