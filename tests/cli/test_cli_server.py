@@ -155,7 +155,7 @@ def test_a_line_without_the_separator_ends_with_its_number(kop: Kop, topic: str)
     outcome = kop("produce", topic, "-p", "0", "-K", ":", given=b"a:1\nb2\nc:3\n")
     assert outcome.code == 1
     assert outcome.err == "kop: line 2 has no ':'; 1 of 2 was sent\n"
-    assert kop.ok("consume", topic, "-B", "-t", "5") == "1\n"
+    assert kop.ok("consume", topic, "-B", "-t", "1") == "1\n"
 
 
 def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> None:

@@ -131,6 +131,7 @@ def test_who_has_no_right_learns_nothing(secure: Interop, certificate: str) -> N
     eve = AdminClient(client(secure.other, certificate, "eve"))
     assert topic not in eve.list_topics(timeout=SECONDS).topics
     assert eve.list_topics(topic, timeout=SECONDS).topics[topic].error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    other = secure.name()
     with pytest.raises(KafkaException) as caught:
-        eve.create_topics([NewTopic(secure.name(), 1)]).popitem()[1].result(SECONDS)
+        eve.create_topics([NewTopic(other, 1)])[other].result(SECONDS)
     assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
