@@ -64,7 +64,7 @@ def test_many_partitions_by_one_request(broker: Broker, client: ReadClient, name
         began = time.monotonic()
         answers = client.fetch_many(offsets, SOON, known)
         seen = fetches(broker)  # of the last requests alone
-        assert len([one for one in seen if one.seconds_ago < time.monotonic() - began]) == 1
+        assert len([fetch for fetch in seen if fetch.seconds_ago < time.monotonic() - began]) == 1
         got = {place: values(answer, place, offsets[place]) for place, answer in answers.items()}
         assert got == {(name, 0): [b"b"], (other, 0): [b"0"], (other, 1): [b"1"], (other, 2): []}
     assert client.fetch_many({}, SOON) == {}
