@@ -43,6 +43,8 @@ SPECIAL_ENVIRONMENT = {
     "KOP_CONFIG": "the settings file, as --config",
     "KOP_BOOTSTRAP": "the server that topics, groups, produce, consume and check talk to, as --bootstrap",
     "KOP_CLIENT_CONFIG": "the file of Kafka's client properties of the same commands, as --client-config",
+    "KOP_FUNCTIONS_URL": "the worker that kop functions asks, as --admin-url",
+    "KOP_FUNCTIONS_TOKEN_FILE": "the file of its token, as --token-file",
 }
 """`KOP_*` variables that are no settings. Beside them names under `KOP_TEST_` and `KOP_REQUIRE_` are left to tests."""
 

@@ -184,6 +184,8 @@ def test_unknown_variable_names_the_nearest() -> None:
     [
         "KOP_BOOTSTRAP",
         "KOP_CLIENT_CONFIG",
+        "KOP_FUNCTIONS_TOKEN_FILE",
+        "KOP_FUNCTIONS_URL",
         "KOP_CONFIG",
         "KOP_TEST_ANYTHING",
         "KOP_REQUIRE_CLIENTS",

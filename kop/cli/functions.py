@@ -105,6 +105,7 @@ def connection_options(command: Command) -> Command:
     return click.option(
         "--client-config",
         metavar="FILE",
+        envvar="KOP_CLIENT_CONFIG",
         type=click.Path(exists=True, dir_okay=False),
         help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
     )(command)

@@ -32,7 +32,11 @@ def partitions_of(spec: FunctionSpec, client: ReadClient) -> list[TopicPartition
         (name, partition)
         for name, topic in sorted(topics.items())
         if name in names
-        or (name != spec.output and not _is_own(name, topic) and any(pattern.fullmatch(name) for pattern in patterns))
+        or (
+            name not in spec.own_topics
+            and not _is_own(name, topic)
+            and any(pattern.fullmatch(name) for pattern in patterns)
+        )
         for partition in sorted(topic.leaders)
     ]
 

@@ -48,6 +48,7 @@ from kop.functions.definitions import (
     text_of,
     to_log,
 )
+from kop.functions.growth import OWN_PREFIX
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
 from kop.functions.leader import KNOWN_REQUESTS, Effects, Leader, losers
@@ -618,7 +619,7 @@ def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
     """Return if a function reads a topic. Patterns leave out its output, and topics that are the servers' own."""
     if topic in spec.inputs and not spec.inputs[topic].is_regex:
         return True
-    if internal or topic == spec.output:
+    if internal or topic.startswith(OWN_PREFIX) or topic in spec.own_topics:
         return False
     return any(given.is_regex and re.fullmatch(name, topic) for name, given in spec.inputs.items())
 

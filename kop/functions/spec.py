@@ -120,6 +120,12 @@ class FunctionSpec:
         return f"{self.tenant}/{self.namespace}/{self.name}"
 
     @property
+    def own_topics(self) -> frozenset[str]:
+        """The topics that the function writes by itself: a pattern of its inputs does not mean those."""
+        late = "" if self.window is None else self.window.late_data_topic
+        return frozenset({self.output, self.log_topic, self.dead_letter_topic, late})
+
+    @property
     def group(self) -> str:
         """The consumer group that keeps the offsets."""
         return self.sub_name or self.fqfn
