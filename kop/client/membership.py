@@ -53,6 +53,8 @@ class Membership:
         changed: Callable[[], None],
         session_seconds: float,
     ) -> None:
+        self.failure: str | None = None
+        """Why this client is not in the group at the moment."""
         self._settings = {**settings, "client_id": client_id}
         self._group = group
         self._partition = TopicPartition(topic, 0)
@@ -69,11 +71,11 @@ class Membership:
         """Join the group."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Leave the group."""
+    def close(self, seconds: float | None = None) -> None:
+        """Leave the group; waits at most so many seconds for it."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def peers(self) -> tuple[GroupPeer, ...]:
         """Return who is in the group, as of a second ago."""
@@ -100,7 +102,10 @@ class Membership:
             try:
                 self._be_member()
             except Exception as error:
-                log.warning("not in the group %s for the moment: %r", self._group, error)
+                failure = f"not in the group {self._group} for the moment: {error!r}"
+                if failure != self.failure:
+                    log.warning("%s", failure)
+                self.failure = failure
                 self._over.wait(LOOK_SECONDS)
 
     def _be_member(self) -> None:
@@ -128,6 +133,7 @@ class Membership:
                 consumer.poll(timeout_ms=POLL_MS)
                 if consumer.group_metadata().state is MemberState.STABLE:
                     settled = clock.monotonic()
+                    self.failure = None
                 elif clock.monotonic() > settled + SETTLE_SECONDS:
                     raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
                 if clock.monotonic() >= look:

@@ -43,7 +43,7 @@ from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
-from kop.functions.growth import Growth
+from kop.functions.inputs import LaterPartitions
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
@@ -204,8 +204,8 @@ class Instance:
             end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             if self._look_seconds is not None:
-                growth = Growth(spec, self._settings, self.add, self._look_seconds)
-                stack.callback(growth.close)
+                later = LaterPartitions(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(later.close)
             self.started.set()
             self._work(calls, self._reader, end)
             if self._failure is None:

@@ -74,14 +74,23 @@ class Leader:
     # -- requests
 
     def take(
-        self, offset: int, request: Request, *, is_whole: Callable[[str], bool], workers: Collection[str]
+        self,
+        offset: int,
+        request: Request,
+        *,
+        is_whole: Callable[[str], bool],
+        workers: Collection[str],
+        refused: tuple[int, str] | None = None,
     ) -> Effects:
-        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there."""
+        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there.
+
+        `refused` is the status and the reason of a refusal that does not come from what definitions say.
+        """
         before = self._answers.get(request.id)
         if before is not None:
             return Effects(before, schedules=False)
         try:
-            effects = self._decide(offset, request, is_whole, workers)
+            effects = self._decide(offset, request, is_whole, workers, refused)
         except Exception as error:  # the requests behind it are not to wait for ever
             reason = f"nothing was changed, by a defect of the leader: {error!r}"
             effects = Effects(LeaderAnswer(request=request.id, status=DEFECT, reason=reason, offset=offset))
@@ -101,7 +110,12 @@ class Leader:
             del self._answers[next(iter(self._answers))]
 
     def _decide(
-        self, offset: int, request: Request, is_whole: Callable[[str], bool], workers: Collection[str]
+        self,
+        offset: int,
+        request: Request,
+        is_whole: Callable[[str], bool],
+        workers: Collection[str],
+        refusal: tuple[int, str] | None,
     ) -> Effects:
         def refused(status: int, reason: str) -> Effects:
             now = None if there is None else there.revision
@@ -113,7 +127,7 @@ class Leader:
                 return refused(NOT_THERE, f"there is no worker {request.worker}")
             drained = {request.worker: True} if request.kind == "drain" else {}
             return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
-        lost = self._lost(request, there)
+        lost = self._lost(request, there) or refusal
         if lost is not None:
             return refused(*lost)
         if request.kind == "delete":

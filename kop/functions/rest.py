@@ -22,7 +22,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from kop.client.errors import ClientError
+from kop.client.errors import REQUEST_ERRORS, ClientError
 from kop.functions import shapes
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.metrics import exposition
@@ -196,7 +196,7 @@ def application(service: Service, token: str | None) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """LeaderAnswer errors as Pulsar does: `{"reason": text}`."""
+    """Answer errors as Pulsar does: `{"reason": text}`."""
     try:
         return await handler(request)
     except RestError as error:
@@ -206,7 +206,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"reason": error.text or error.reason}, status=error.status, headers=headers)
     except TimeoutError as error:
         return web.json_response({"reason": str(error) or "it took too long"}, status=408)
-    except ClientError as error:
+    except REQUEST_ERRORS as error:  # what a server refuses a worker itself
         return web.json_response({"reason": str(error)}, status=503)
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
@@ -683,11 +683,11 @@ class _Internal:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def health(self, _request: web.Request) -> web.Response:
-        """LeaderAnswer 200: the process lives."""
+        """Answer 200: the process lives."""
         return web.Response(text="ok\n")
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """LeaderAnswer 503 with a reason while the worker does not work."""
+        """Answer 503 with a reason while the worker does not work."""
         reason = self._service.not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 

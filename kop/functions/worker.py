@@ -36,9 +36,10 @@ from kop.functions.definitions import (
 from kop.functions.function import CodePlace
 from kop.functions.leader import NO_PACKAGE, WRONG
 from kop.functions.localrun import names_of
+from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 from kop.functions.packages import Assembler, Package, PackageError, unpack
-from kop.functions.peers import OtherWorkerError, OtherWorkers
 from kop.functions.process import InstanceStatus, Processes, WantedInstance
+from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import SESSION_SECONDS, Registry, membership_of
 from kop.functions.rest import RestServer, serve
 from kop.functions.scheduler import Scheduler, schedule
@@ -272,7 +273,7 @@ class Worker:
             if (kind == "create") is (there is None):  # else the leader says who was first
                 wrong = await asyncio.to_thread(self._prepare, given, there, package)
                 if wrong is not None:
-                    return LeaderAnswer(request=made.id, status=WRONG, reason=wrong)
+                    return LeaderAnswer(request=made.id, status=wrong[0], reason=wrong[1])
         answer = await self._ask_leader(made)
         if answer.status == NO_PACKAGE and package is not None:  # it was deleted meanwhile, since nobody named it
             await asyncio.to_thread(self._open().upload, package)
@@ -284,8 +285,10 @@ class Worker:
             raise ClientError("wait until the worker has started")
         return self._registry
 
-    def _prepare(self, given: Mapping[str, Any], there: Definition | None, package: Package | None) -> str | None:
-        """Try the code, and make what the function needs; what is wrong with it, None if nothing is."""
+    def _prepare(
+        self, given: Mapping[str, Any], there: Definition | None, package: Package | None
+    ) -> tuple[int, str] | None:
+        """Try the code, and make what the function needs; status and reason if something is wrong with it."""
         registry = self._open()
         config = dict(given) if there is None else {**there.config, **given}
         try:
@@ -293,14 +296,19 @@ class Worker:
             if package is None and there is not None:
                 package = registry.packages.package(there.package, there.package_name)
             if package is None:
-                return "the package is missing: send the file with the function"
+                return WRONG, "the package is missing: send the file with the function"
             place = unpack(package, self._options.folder / "code", self._options.allow_index)
         except (SpecError, PackageError) as error:
-            return str(error)
+            return WRONG, str(error)
         mistakes = check(spec, place)
         if mistakes:
-            return "\n".join(mistakes)
-        for topic in registry.make_topics(spec):
+            return WRONG, "\n".join(mistakes)
+        try:
+            with concerning(spec.fqfn):
+                made = registry.make_topics(spec)
+        except RefusedFunctionError as refusal:
+            return refusal.status, refusal.reason
+        for topic in made:
             log.info("made the topic %s for %s", topic, spec.fqfn)
         if not registry.packages.is_whole(package.digest):
             registry.upload(package)
@@ -414,8 +422,8 @@ class Worker:
         """Return why the worker does not work; None if it does."""
         if self._registry is None or self._follower is None:
             return "it has not started yet"
-        if self._registry.failure is not None:
-            return self._registry.failure
+        if (trouble := self._registry.trouble()) is not None:
+            return trouble
         if self._twin():
             return f"another worker has the id {self.worker_id}, too: give one of them another id (--worker-id)"
         if self.worker_id not in {worker.worker_id for worker in self.workers()}:

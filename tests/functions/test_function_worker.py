@@ -114,6 +114,9 @@ async def test_one_worker_alone(tmp_path: Path) -> None:
                 assert refused.status == 400
                 assert reason in refused.reason
             assert await worker.request("update", FQFN, config={"output": "o"}, by="ada") is not None
+            broker.fail("CreateTopics", "TOPIC_AUTHORIZATION_FAILED")
+            refused = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            assert (refused.status, "make the topic out, or allow this user to" in refused.reason) == (403, True)
 
             await worker.upload("code/shout.py", SHOUT.data)
             assert await worker.download("code/shout.py") == SHOUT.data

@@ -13,7 +13,7 @@ from functions.rest_kit import STATS, FakeService, Rest, serving, status_of
 from kop.client.errors import ClientError
 from kop.functions import rest, shapes
 from kop.functions.definitions import WorkerInfo
-from kop.functions.peers import OtherWorkerError, OtherWorkers
+from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 
 F = "/admin/v3/functions/public/default/f"
 TOKEN = "0123456789abcdef"
