@@ -472,11 +472,16 @@ def download(worker: WorkerRest, fqfn: str | None, path: str | None, destination
 
 @click.command("workers", short_help="List the workers.")
 @click.option("--rebalance", is_flag=True, help="Deal the instances anew.")
-@click.option("--drain", metavar="WORKER", help="Give the instances of a worker to the others.")
+@click.option("--drain", metavar="WORKER", help="Give its instances to the others; none until it starts anew.")
+@click.option("--undrain", metavar="WORKER", help="Let it have instances again.")
 @admin_options
 @json_option
-def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: bool) -> None:
-    """List the workers, who of them leads, and how many instances each has."""
+def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str | None, as_json: bool) -> None:
+    """List the workers, who of them leads or is drained, and how many instances each has.
+
+    A worker that is drained has none until --undrain, or until it has ended and started again. The last one that is
+    not cannot be drained.
+    """
     from urllib.parse import quote
 
     if rebalance:
@@ -485,6 +490,9 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
     if drain is not None:
         worker.send("PUT", f"/admin/v2/worker/leader/drain?workerId={quote(drain, safe='')}")
         note(f"the instances of {drain} go to the others")
+    if undrain is not None:
+        worker.send("DELETE", f"/admin/v2/worker/leader/drain?workerId={quote(undrain, safe='')}")
+        note(f"{undrain} is given instances again")
     cluster = worker.send("GET", "/admin/v2/worker/cluster").json()
     assignments = worker.send("GET", "/admin/v2/worker/assignments").json()
     leads = worker.send("GET", "/admin/v2/worker/cluster/leader", may_miss=True)
@@ -494,6 +502,7 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
             "worker": each["workerId"],
             "address": f"{each['workerHostname']}:{each['port']}",
             "leader": each["workerId"] == leader,
+            "drained": each["drained"],
             "instances": sorted(assignments.get(each["workerId"], [])),
         }
         for each in cluster
@@ -501,9 +510,13 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
     if as_json:
         print_json(rows)
         return
-    shown = [row | {"leader": "leader" if row["leader"] else "", "instances": len(row["instances"])} for row in rows]
-    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("instances", ">INSTANCES")]
-    _print(shown, False, columns)
+    words = {name: {True: name, False: ""} for name in ("leader", "drained")}
+    shown = [
+        row | {name: said[row[name]] for name, said in words.items()} | {"instances": len(row["instances"])}
+        for row in rows
+    ]
+    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("drained", "DRAINED")]
+    _print(shown, False, [*columns, ("instances", ">INSTANCES")])
 
 
 # -- output

@@ -24,7 +24,7 @@ from kop.functions.topics import HOME, TopicNames
 
 InstanceName: TypeAlias = tuple[str, int]
 """The full name of a function, and the number of one of its instances."""
-Kind: TypeAlias = Literal["create", "update", "delete", "start", "stop", "restart", "rebalance", "drain"]
+Kind: TypeAlias = Literal["create", "update", "delete", "start", "stop", "restart", "rebalance", "drain", "undrain"]
 NOT_YET: Final = -1
 """In the place of a revision: there is none."""
 _WORKER_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
@@ -127,7 +127,7 @@ class Request(_RecordJson):
     instance: int | None = None
     """None means all."""
     worker: str = ""
-    """Which one is drained."""
+    """Which one is drained, or no more."""
     by: str = ""
     at_ms: int = 0
 

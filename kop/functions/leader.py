@@ -122,10 +122,15 @@ class Leader:
             return Effects(LeaderAnswer(request=request.id, status=status, reason=reason, revision=now, offset=offset))
 
         there = self.definitions.get(request.fqfn)
-        if request.kind in {"rebalance", "drain"}:
-            if request.kind == "drain" and request.worker not in workers:
-                return refused(NOT_THERE, f"there is no worker {request.worker}")
-            drained = {request.worker: True} if request.kind == "drain" else {}
+        if request.kind in {"rebalance", "drain", "undrain"}:
+            worker = request.worker
+            if request.kind != "rebalance" and worker not in workers:
+                return refused(NOT_THERE, f"there is no worker {worker}")
+            if request.kind == "drain" and not set(self.workers(workers)) - {worker}:
+                return refused(
+                    LOST, f"no other worker is left to take the instances of {worker}: start one, or undrain one, first"
+                )
+            drained = {} if request.kind == "rebalance" else {worker: request.kind == "drain"}
             return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
         lost = self._lost(request, there) or refusal
         if lost is not None:

@@ -15,7 +15,7 @@ import hmac
 import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from aiohttp import BodyPartReader, web
@@ -113,11 +113,14 @@ class Service(Protocol):
     def assignments(self) -> Mapping[InstanceName, Assignment]:
         """Return which worker has which instance."""
 
-    async def rebalance(self) -> None:
+    def drained(self) -> Set[str]:
+        """Return the workers that are given no instances."""
+
+    async def rebalance(self) -> LeaderAnswer:
         """Deal the instances anew."""
 
-    async def drain(self, worker_id: str) -> None:
-        """Give the instances of a worker to others."""
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
 
     def not_ready(self) -> str | None:
         """Return why the worker does not work; None if it does."""
@@ -307,6 +310,12 @@ async def _form(request: web.Request, limits: Mapping[str, int]) -> dict[str, Gi
     return form
 
 
+def _answered(answer: LeaderAnswer) -> web.Response:
+    if not answer.won:
+        raise RestError(answer.status, answer.reason)
+    return web.Response(status=204, headers=_etag(answer.revision))
+
+
 def _etag(revision: int | None) -> dict[str, str]:
     return {} if revision is None else {"ETag": f'"{revision}"'}
 
@@ -367,17 +376,11 @@ class _Functions:
         package = Package(form["data"].file_name.replace("\\", "/").rpartition("/")[2], form["data"].data)
         return shapes.config_with_package(config, package.name), package
 
-    @staticmethod
-    def _answered(answer: LeaderAnswer) -> web.Response:
-        if answer.status >= 300:
-            raise RestError(answer.status, answer.reason)
-        return web.Response(status=204, headers=_etag(answer.revision))
-
     async def create(self, request: web.Request) -> web.Response:
         """Make a function."""
         config, package = await self._definition_given(request, is_update=False)
         answer = await self._service.request("create", _fqfn(request), config=config, package=package, by=_by(request))
-        return self._answered(answer)
+        return _answered(answer)
 
     async def update(self, request: web.Request) -> web.Response:
         """Change the fields that are given."""
@@ -387,13 +390,13 @@ class _Functions:
         answer = await self._service.request(
             "update", fqfn, expects=expects, config=config, package=package, by=_by(request)
         )
-        return self._answered(answer)
+        return _answered(answer)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a function."""
         fqfn = _fqfn(request)
         expects = self._expects(request, fqfn)
-        return self._answered(await self._service.request("delete", fqfn, expects=expects, by=_by(request)))
+        return _answered(await self._service.request("delete", fqfn, expects=expects, by=_by(request)))
 
     def state_changes(self, kind: str) -> Handler:
         """Make the handler that starts, stops or restarts a function, or an instance of it."""
@@ -401,7 +404,7 @@ class _Functions:
         async def change(request: web.Request) -> web.Response:
             fqfn, instance = self._one(request)
             expects = self._expects(request, fqfn)
-            return self._answered(
+            return _answered(
                 await self._service.request(kind, fqfn, expects=expects, instance=instance, by=_by(request))
             )
 
@@ -589,8 +592,11 @@ class _Workers:
         self._service = service
 
     async def cluster(self, _request: web.Request) -> web.Response:
-        """Return the workers."""
-        return web.json_response([_worker(worker) for worker in self._service.workers()])
+        """Return the workers; `drained` is beside Pulsar's fields."""
+        drained = self._service.drained()
+        return web.json_response(
+            [{**_worker(worker), "drained": worker.worker_id in drained} for worker in self._service.workers()]
+        )
 
     async def leader(self, _request: web.Request) -> web.Response:
         """Return the worker that leads."""
@@ -612,16 +618,21 @@ class _Workers:
 
     async def rebalance(self, _request: web.Request) -> web.Response:
         """Deal the instances anew."""
-        await self._service.rebalance()
-        return web.Response(status=204)
+        return _answered(await self._service.rebalance())
 
     async def drain(self, request: web.Request) -> web.Response:
         """Give the instances of a worker to others: of the one that is named, else of this one."""
+        return _answered(await self._service.drain(self._worker_of(request)))
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """Let a worker have instances again: the one that is named, else this one."""
+        return _answered(await self._service.drain(self._worker_of(request), drained=False))
+
+    def _worker_of(self, request: web.Request) -> str:
         worker = request.query.get("workerId") or self._service.worker_id
         if worker not in {each.worker_id for each in self._service.workers()}:
             raise RestError(404, f"there is no worker {worker}")
-        await self._service.drain(worker)
-        return web.Response(status=204)
+        return worker
 
     async def drain_status(self, request: web.Request) -> web.Response:
         """Return if a worker has instances still."""
@@ -726,6 +737,7 @@ def routes(service: Service) -> list[web.RouteDef]:
         web.get(f"{WORKER}/assignments", workers.assignments),
         web.put(f"{WORKER}/rebalance", workers.rebalance),
         *(web.put(f"{WORKER}{path}", workers.drain) for path in ("/drain", "/leader/drain")),
+        *(web.delete(f"{WORKER}{path}", workers.undrain) for path in ("/drain", "/leader/drain")),
         *(web.get(f"{WORKER}{path}", workers.drain_status) for path in ("/drain", "/leader/drain")),
         web.get("/admin/v2/worker-stats/functionsmetrics", workers.function_stats),
         web.get("/admin/v2/worker-stats/metrics", workers.metrics),

@@ -12,7 +12,7 @@ import importlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -343,18 +343,18 @@ class Worker:
         there = self.definition(fqfn)
         return NOT_YET if there is None else there.revision
 
-    async def rebalance(self) -> None:
+    async def rebalance(self) -> LeaderAnswer:
         """Deal the instances anew."""
-        await self._must(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
+        return await self._ask_leader(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
 
-    async def drain(self, worker_id: str) -> None:
-        """Give the instances of a worker to others."""
-        await self._must(Request(id=clock.uuid4().hex, kind="drain", worker=worker_id, at_ms=clock.wall_ms()))
-
-    async def _must(self, request: Request) -> None:
-        answer = await self._ask_leader(request)
-        if not answer.won:
-            raise ClientError(answer.reason)
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
+        kind: Kind = "drain" if drained else "undrain"
+        made = Request(id=clock.uuid4().hex, kind=kind, worker=worker_id, at_ms=clock.wall_ms())
+        answer = await self._ask_leader(made)
+        if answer.won:
+            await _until(lambda: (worker_id in self.drained()) is drained, SEEN_SECONDS)
+        return answer
 
     async def history(self, fqfn: str) -> list[dict[str, Any]]:
         """Return all requests for a function and their answers, the oldest first."""
@@ -414,6 +414,10 @@ class Worker:
         """Return the workers that live."""
         return () if self._registry is None else self._registry.workers()
 
+    def drained(self) -> Set[str]:
+        """Return the workers that are given no instances."""
+        return frozenset() if self._registry is None else frozenset(self._registry.view.drained)
+
     def leader(self) -> WorkerInfo | None:
         """Return the worker that leads; None if nobody does."""
         return next((worker for worker in self.workers() if worker.is_leader), None)
@@ -430,6 +434,8 @@ class Worker:
             return "it has not joined the other workers yet"
         if self.leader() is None:
             return "no worker leads at the moment"
+        if self.drained() >= {worker.worker_id for worker in self.workers()}:
+            return "every worker is drained, and no function runs: kop functions workers --undrain WORKER"
         return None
 
     async def package(self, fqfn: str) -> Package | None:

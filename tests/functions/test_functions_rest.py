@@ -300,15 +300,20 @@ def test_there_are_no_built_in_functions(api: Rest) -> None:
 
 def test_workers(created: Rest) -> None:
     cluster = created("GET", "/admin/v2/worker/cluster").json()
-    assert cluster[1] == {"workerId": "w2", "workerHostname": "10.0.0.2", "port": 6750}
-    assert created("GET", "/admin/v2/worker/cluster/leader").json() == cluster[0]
+    assert cluster[1] == {"workerId": "w2", "workerHostname": "10.0.0.2", "port": 6750, "drained": False}
+    assert created("GET", "/admin/v2/worker/cluster/leader").json().items() <= cluster[0].items()
     assert created("GET", "/admin/v2/worker/cluster/leader/ready").json() is True
     assert created("GET", "/admin/v2/worker/assignments").json() == {"w1": ["public/default/f:0"]}
     assert created("PUT", "/admin/v2/worker/rebalance").status == 204
     assert created("PUT", "/admin/v2/worker/drain").status == 204
+    refused = created("PUT", "/admin/v2/worker/leader/drain?workerId=w2")
+    assert (refused.status, refused.json()["reason"]) == (409, "no other worker is left")
+    for method in ("PUT", "DELETE"):
+        assert created(method, "/admin/v2/worker/drain?workerId=w3").status == 404
+    assert [each["drained"] for each in created("GET", "/admin/v2/worker/cluster").json()] == [True, False]
+    assert created("DELETE", "/admin/v2/worker/drain").status == 204
     assert created("PUT", "/admin/v2/worker/leader/drain?workerId=w2").status == 204
-    assert created("PUT", "/admin/v2/worker/drain?workerId=w3").status == 404
-    assert created.service.moved == ["rebalance", "w1", "w2"]
+    assert created.service.moved == ["rebalance", "w1", "w1", "w2"]
     assert created("GET", "/admin/v2/worker/drain?workerId=w1").json()["status"] == "RUNNING"
     assert created("GET", "/admin/v2/worker/leader/drain?workerId=w2").json()["status"] == "SUCCESS"
     (stats,) = created("GET", "/admin/v2/worker-stats/functionsmetrics").json()
