@@ -73,6 +73,8 @@ def update(
 ) -> None:
     """Change what the flags and the file say, and nothing else; with --py its code, too.
 
+    `null` in the file takes a field away.
+
     It is refused if somebody else has changed the function since it was read: by this command, or, with --revision, by
     `kop functions get`.
     """

@@ -100,6 +100,35 @@ def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
     return read_spec(to_json(dict(config)).decode(), "functionConfig", topic_names)[0]
 
 
+_BY_FIELD: Final = frozenset(
+    {"resources", "windowConfig", "inputSpecs", "customSerdeInputs", "customSchemaInputs", "customSchemaOutputs"}
+)
+"""Fields whose own fields an update changes one by one."""
+_OF_COUNT: Final = ("windowLengthCount", "slidingIntervalCount")
+_OF_TIME: Final = ("windowLengthDurationMs", "slidingIntervalDurationMs")
+
+
+def updated(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a FunctionConfig with the fields that an update gives: None takes a field away, all else replaces it.
+
+    Of what `_BY_FIELD` names only the fields within are replaced. Windows by count have none of the fields of windows
+    by time, and the other way round.
+    """
+    merged = {**config, **given}
+    for name in _BY_FIELD & given.keys():
+        if isinstance(merged[name], Mapping):
+            merged[name] = _within(config.get(name), merged[name])
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _within(there: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    inner = dict(there) if isinstance(there, Mapping) else {}
+    for length, others in ((_OF_COUNT[0], _OF_TIME), (_OF_TIME[0], _OF_COUNT)):
+        if given.get(length) is not None:
+            inner = {name: value for name, value in inner.items() if name not in others}
+    return {name: value for name, value in {**inner, **given}.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment(_RecordJson):
     """Which worker runs an instance, and on which partitions."""

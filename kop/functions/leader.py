@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
-from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of
+from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of, updated
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
@@ -256,18 +256,18 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
 
 def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
     """Return what a create or an update makes of a function: an update changes the fields that it gives."""
-    given = {name: value for name, value in (request.config or {}).items() if value is not None}
+    given = request.config or {}
     if there is None:
         return Definition(
             fqfn=request.fqfn,
-            config=given,
+            config=updated({}, given),
             revision=offset,
             version=offset,
             package=request.package,
             package_name=request.package_name,
             topic_names=topic_names,
         )
-    config = {**there.config, **given}
+    config = updated(there.config, given)
     package, name = request.package or there.package, request.package_name or there.package_name
     if (config, package) == (dict(there.config), there.package):
         return there

@@ -32,6 +32,7 @@ from kop.functions.definitions import (
     WorkerInfo,
     is_worker_id,
     spec_of,
+    updated,
 )
 from kop.functions.function import CodePlace
 from kop.functions.leader import NO_PACKAGE, WRONG
@@ -267,7 +268,7 @@ class Worker:
         )
         if kind in {"create", "update"}:
             tenant, namespace, name = fqfn.split("/")
-            given = {field: value for field, value in (config or {}).items() if field != "fqfn" and value is not None}
+            given = {field: value for field, value in (config or {}).items() if field != "fqfn"}
             given |= {"tenant": tenant, "namespace": namespace, "name": name}
             made = replace(made, config=given)
             if (kind == "create") is (there is None):  # else the leader says who was first
@@ -290,7 +291,7 @@ class Worker:
     ) -> tuple[int, str] | None:
         """Try the code, and make what the function needs; status and reason if something is wrong with it."""
         registry = self._open()
-        config = dict(given) if there is None else {**there.config, **given}
+        config = updated({} if there is None else there.config, given)
         try:
             spec = spec_of(config, self._names)
             if package is None and there is not None:

@@ -62,7 +62,7 @@ def test_an_update_wins_by_the_revision_that_it_knows(log: Log) -> None:
 
 def test_an_update_changes_only_the_fields_that_it_gives(log: Log) -> None:
     log.create(userConfig={"a": 1}, output="out")
-    log.ask("update", expects=3, config={"userConfig": {"b": 2}, "output": None})
+    log.ask("update", expects=3, config={"userConfig": {"b": 2}, "logTopic": None})
     definition = log.leader.definitions[FQFN]
     assert definition.config == CONFIG | {"userConfig": {"b": 2}, "output": "out"}
     assert (definition.package, definition.package_name, definition.version) == ("sha-1", "f.py", 6)
