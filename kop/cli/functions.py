@@ -159,7 +159,8 @@ def localrun(
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True)
+        running.start(stopping=lambda: stop.came)
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):

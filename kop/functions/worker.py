@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +60,10 @@ SEEN_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.005
 """How often it is looked if it is."""
 ASK_SECONDS: Final = 15.0
+END_SECONDS: Final = 30.0
+"""How long an end takes at most: longer than that of an instance, and of what is told the server."""
+START_SECONDS: Final = 5.0
+"""How long the end of a start takes at most."""
 NOBODY: Final = 503
 
 
@@ -588,15 +595,33 @@ def _reachable(host: str) -> str:
 def run_worker(
     settings: Mapping[str, Any], patience: float, options: WorkerOptions, say: Callable[[str], None]
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's; ClientError says why it cannot start."""
+    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's; ClientError says why it cannot start.
+
+    A second signal ends it at once: its instances end by themselves then, and others begin where they have committed.
+    """
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, over.set)
         worker = Worker(settings, patience, options)
         starting = asyncio.create_task(worker.start())
+
+        def end(number: int) -> None:
+            if over.is_set():
+                say(f"worker {options.worker_id} ends at once")
+                os._exit(128 + number)
+            over.set()
+            threading.Thread(
+                target=give_up, args=(END_SECONDS if starting.done() else START_SECONDS,), daemon=True
+            ).start()
+
+        def give_up(seconds: float) -> None:
+            time.sleep(seconds)
+            say(f"worker {options.worker_id} has not ended within {seconds:g} s, and ends now")
+            os._exit(1)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number)
         ending = asyncio.create_task(over.wait())
         await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,3 +137,29 @@ def test_a_worker_that_cannot_start_says_why(kop: Kop, tmp_path: Path, flags: li
 
 def test_help_names_where_code_may_come_from(invoke: Invoke) -> None:
     assert "may run code" in " ".join(invoke("functions", "worker", "--help").output.split())
+
+
+def test_a_second_signal_ends_a_worker_at_once(kop: Kop, tmp_path: Path) -> None:
+    """Its server takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
+        flags = ("--listen", "127.0.0.1:0", "--folder", str(tmp_path), "--bootstrap", bootstrap)
+        process = kop.start("functions", "worker", *flags)
+        try:
+            server.settimeout(SECONDS)
+            asked = False
+            while not asked:
+                connection, _ = server.accept()
+                asked = bool(connection.recv(1))
+            began = time.monotonic()
+
+            def ended() -> bool:
+                process.send_signal(signal.SIGTERM)
+                return process.poll() is not None
+
+            wait_until(ended)
+        finally:
+            process.kill()
+            _, said = process.communicate(timeout=SECONDS)
+    assert (process.returncode, b"ends at once" in said) == (128 + signal.SIGTERM, True), said
+    assert time.monotonic() - began < 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -481,3 +482,28 @@ def test_a_leader_that_may_not_lead_says_why(
     monkeypatch.setattr(WriteClient, "add_partitions", real)
     assert alone.answer(request).won
     wait_until(lambda: alone.registry.trouble() is None, "that it is over")
+
+
+@pytest.mark.parametrize("goes", [Broker.stop, Broker.pause])
+def test_a_worker_whose_server_is_away_says_so_and_ends(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes: Callable[[Broker], object]
+) -> None:
+    for name, seconds in (
+        ("SILENT_SECONDS", 0.3),
+        ("TAIL_SECONDS", 0.3),
+        ("CLOSE_SECONDS", 1.0),
+        ("HURRY_SECONDS", 0.2),
+    ):
+        monkeypatch.setattr(f"kop.functions.registry.{name}", seconds)
+    member = WorkerOfTest(broker, tmp_path, "w0")
+    member.registry.start()
+    wait_until(lambda: member.registry.leads, "it leads")
+    goes(broker)
+    try:
+        wait_until(lambda: member.registry.trouble() is not None, "what is wrong", 5)
+        began = time.monotonic()
+        member.registry.close()
+        assert time.monotonic() - began < 3
+    finally:
+        if broker.is_running:
+            broker.resume()
