@@ -36,6 +36,9 @@ class GroupPeer:
     client_id: str
     holds: bool
     """True if it has the partition."""
+    member_id: str
+    host: str
+    """From where it is connected, as the server sees it."""
 
 
 class Membership:
@@ -80,6 +83,12 @@ class Membership:
     def peers(self) -> tuple[GroupPeer, ...]:
         """Return who is in the group, as of a second ago."""
         return self._peers
+
+    @property
+    def member_id(self) -> str:
+        """The id of this member; empty if it is none at the moment."""
+        consumer = self._consumer
+        return "" if consumer is None else str(consumer.group_metadata().member_id or "")
 
     def holding(self) -> MemberIdentity | None:
         """Return as which member this one has the partition; None if it does not."""
@@ -155,9 +164,15 @@ class Membership:
         if described["error"] is not None:
             return
         peers = [
-            GroupPeer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+            GroupPeer(
+                member["client_id"],
+                self._has_it(member["member_assignment"]),
+                member["member_id"],
+                str(member["client_host"]).lstrip("/"),
+            )
+            for member in described["members"]
         ]
-        in_order = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        in_order = tuple(sorted(peers, key=lambda peer: (peer.client_id, peer.member_id)))
         if in_order != self._peers:
             self._peers = in_order
             self._changed()

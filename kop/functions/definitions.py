@@ -9,7 +9,7 @@ Every reader takes fields that it does not know, since a newer worker may have w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
+from kop.address import Address, is_loopback
 from kop.client.offsets import TopicPartition
 from kop.functions.spec import FunctionSpec
 from kop.functions.spec import read as read_spec
@@ -186,17 +187,42 @@ class WorkerInfo:
     worker_id: str
     host: str
     port: int
+    """Host and port are where it says that it is asked."""
     is_leader: bool = False
+    machine: str = ""
+    """From where it is connected, as the server sees it; empty if that is not known."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return str(Address(self.host, self.port))
 
     def client_id(self) -> str:
         """Return the client id by which the others know it."""
         return f"{self.worker_id}@{self.host}:{self.port}"
 
     @classmethod
-    def of_client_id(cls, client_id: str, *, is_leader: bool = False) -> WorkerInfo | None:
+    def of_client_id(cls, client_id: str, *, is_leader: bool = False, machine: str = "") -> WorkerInfo | None:
         """Return the worker that has a client id; None if it is no worker's."""
         match = _CLIENT_ID.fullmatch(client_id)
-        return None if match is None else cls(match[1], match[2], int(match[3]), is_leader)
+        return None if match is None else cls(match[1], match[2], int(match[3]), is_leader, machine)
+
+
+def out_of_reach(me: WorkerInfo, workers: Iterable[WorkerInfo]) -> str | None:
+    """Return why others cannot ask a worker at the address that it announces; None if nothing speaks against it."""
+    workers = tuple(workers)
+    here = {worker.machine for worker in workers if worker.worker_id == me.worker_id}
+    for other in workers:
+        if other.worker_id == me.worker_id:
+            continue
+        if is_loopback(me.host) and here and other.machine and other.machine not in here:
+            return (
+                f"let the others reach this worker, by --listen, --token-file and --advertise HOST:PORT: it announces "
+                f"{me.address}, and {other.worker_id} is on another machine ({other.machine})"
+            )
+        if (other.host, other.port) == (me.host, me.port):
+            return f"announce another address, by --advertise HOST:PORT: {other.worker_id} announces {me.address}, too"
+    return None
 
 
 def is_worker_id(text: str) -> bool:

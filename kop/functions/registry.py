@@ -170,16 +170,24 @@ class Registry:
         """Return the workers that live, and which of them leads, as of a second ago."""
         by_id: dict[str, WorkerInfo] = {}
         for peer in self._membership.peers():
-            worker = WorkerInfo.of_client_id(peer.client_id, is_leader=peer.holds)
+            worker = WorkerInfo.of_client_id(peer.client_id, is_leader=peer.holds, machine=peer.host)
             if worker is not None and (peer.holds or worker.worker_id not in by_id):
                 by_id[worker.worker_id] = worker
         return tuple(by_id.values())
 
-    def is_second(self) -> bool:
-        """Return if another worker has the same id, and its address goes before that of this one."""
-        mine = self._me.client_id()
-        others = [peer.client_id for peer in self._membership.peers() if peer.client_id < mine]
-        return any(other.startswith(f"{self._me.worker_id}@") for other in others)
+    def twin(self) -> str | None:
+        """Return the address of another worker that has the id of this one, if that one goes before it."""
+        mine = self._me.client_id(), self._membership.member_id
+        peers = self._membership.peers()
+        here = {peer.host for peer in peers if peer.member_id == mine[1]}
+        for peer in peers:
+            other = WorkerInfo.of_client_id(peer.client_id)
+            if other is None or other.worker_id != self._me.worker_id or (peer.client_id, peer.member_id) >= mine:
+                continue
+            # What had this address on this machine is the worker itself, before it was started again.
+            if peer.client_id != mine[0] or (here and peer.host not in here):
+                return other.address
+        return None
 
     @property
     def leads(self) -> bool:

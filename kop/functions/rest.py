@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import ipaddress
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -22,6 +21,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from kop.address import is_loopback
 from kop.client.errors import REQUEST_ERRORS, ClientError
 from kop.functions import shapes
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
@@ -175,16 +175,6 @@ async def serve(service: Service, host: str, port: int, token: str | None) -> Re
             f"name another address (--listen): {host}:{port} cannot be had ({error.strerror or error})"
         ) from None
     return RestServer(runner)
-
-
-def is_loopback(host: str) -> bool:
-    """Return if a host is this machine, and nobody else reaches it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def application(service: Service, token: str | None) -> web.Application:

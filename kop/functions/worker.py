@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kop import clock
+from kop.address import Address
 from kop.client.errors import ClientError
 from kop.functions.checking import check
 from kop.functions.definitions import (
@@ -34,6 +35,7 @@ from kop.functions.definitions import (
     Request,
     WorkerInfo,
     is_worker_id,
+    out_of_reach,
     spec_of,
     updated,
 )
@@ -76,6 +78,8 @@ class WorkerOptions:
     """Where packages are kept."""
     host: str = "127.0.0.1"
     port: int = 6750
+    advertise: Address | None = None
+    """Where the other workers ask it, if that is another address than the one that it listens on."""
     allow_index: bool = False
     """True if dependencies that a package does not have may come from pip's index."""
     token: str | None = None
@@ -121,16 +125,19 @@ class Worker:
         self._server: RestServer | None = None
         self._registry: Registry | None = None
         self._others = OtherWorkers(options.token)
-        self._me = WorkerInfo(options.worker_id, _reachable(options.host), options.port)
+        self._me = _announced(options, options.port)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._is_closing = False
         # of `_follow`
+        self._told_wrong: str | None = None
         self._wanted: dict[InstanceName, WantedInstance] = {}
         self._unusable: dict[InstanceName, InstanceStatus] = {}
         """Instances whose code cannot be had."""
+        self._places: dict[tuple[str, str], CodePlace] = {}
+        """Where packages that are assigned lie, by digest and name."""
 
     # -- its life
 
@@ -144,7 +151,7 @@ class Worker:
         try:
             self._processes = Processes(self._settings, patience=self._patience)
             self._server = await serve(self, self._options.host, self._options.port, self._options.token)
-            self._me = WorkerInfo(self._options.worker_id, self._me.host, self._server.port)
+            self._me = _announced(self._options, self._server.port)
             self._names = await asyncio.to_thread(
                 names_of, self._settings, self._patience, self._options.topic_namespace
             )
@@ -206,10 +213,15 @@ class Worker:
     def _run_assigned(self) -> None:
         assert self._registry is not None
         assert self._processes is not None
+        wrong = self._out_of_place()
+        if wrong not in {None, self._told_wrong}:
+            log.error("%s", wrong)
+        self._told_wrong = wrong
         view = self._registry.view
+        places: dict[tuple[str, str], CodePlace] = {}
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
-        for name, assignment in {} if self._twin() else dict(view.assignments).items():
+        for name, assignment in dict(view.assignments if self._twin() is None else {}).items():
             if assignment.worker != self._options.worker_id:
                 continue
             definition = view.definitions.get(name[0])
@@ -217,19 +229,20 @@ class Worker:
                 if name in self._wanted:  # its definition comes in a moment: it is of the same transaction
                     wanted[name] = self._wanted[name]
                 continue
+            code = definition.package, definition.package_name
             try:
-                place = self._place(definition.package, definition.package_name)
+                places[code] = self._places.get(code) or self._place(*code)
             except PackageError as error:
                 before = self._unusable.get(name)
                 since = clock.wall_ms() if before is None else before.since_ms
                 unusable[name] = InstanceStatus(False, str(error), None, since, 0, [], None)
                 continue
             wanted[name] = WantedInstance(
-                definition.spec, place, assignment.partitions, assignment.revision, assignment.number
+                definition.spec, places[code], assignment.partitions, assignment.revision, assignment.number
             )
         if not self._is_closing:
             self._processes.want(wanted)
-        self._wanted, self._unusable = wanted, unusable
+        self._wanted, self._unusable, self._places = wanted, unusable, places
 
     def _place(self, digest: str, name: str) -> CodePlace:
         """Return where the code of a package lies here; PackageError."""
@@ -241,9 +254,15 @@ class Worker:
             )
         return unpack(package, self._options.folder / "code", self._options.allow_index)
 
-    def _twin(self) -> bool:
-        """Return if another worker has the id of this one, and goes before it."""
-        return self._registry is not None and self._registry.is_second()
+    def _out_of_place(self) -> str | None:
+        """Return why this worker cannot be one of all; None if it can."""
+        twin = self._twin()
+        if twin is not None:
+            return f"give this worker another id, by --worker-id: the one at {twin} is {self.worker_id}, too"
+        return out_of_reach(self._me, self.workers())
+
+    def _twin(self) -> str | None:
+        return None if self._registry is None else self._registry.twin()
 
     # -- requests
 
@@ -395,7 +414,7 @@ class Worker:
     @property
     def address(self) -> str:
         """Where it is asked, HOST:PORT."""
-        return f"{self._me.host}:{self._me.port}"
+        return self._me.address
 
     def definition(self, fqfn: str) -> Definition | None:
         """Return the definition of a function; None if there is none."""
@@ -436,8 +455,8 @@ class Worker:
             return "it has not started yet"
         if (trouble := self._registry.trouble()) is not None:
             return trouble
-        if self._twin():
-            return f"another worker has the id {self.worker_id}, too: give one of them another id (--worker-id)"
+        if (wrong := self._out_of_place()) is not None:
+            return wrong
         if self.worker_id not in {worker.worker_id for worker in self.workers()}:
             return "it has not joined the other workers yet"
         if self.leader() is None:
@@ -587,9 +606,13 @@ def _asked(
     return None, question
 
 
-def _reachable(host: str) -> str:
-    """Return by which name the other workers reach this one."""
-    return socket.gethostname() if host in {"", "0.0.0.0", "::"} else host
+def _announced(options: WorkerOptions, port: int) -> WorkerInfo:
+    """Return what a worker that listens on this port tells the others of itself."""
+    given = options.advertise
+    if given is not None:
+        return WorkerInfo(options.worker_id, given.host, given.port or port)
+    host = socket.gethostname() if options.host in {"", "0.0.0.0", "::"} else options.host
+    return WorkerInfo(options.worker_id, host, port)
 
 
 def run_worker(

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +124,7 @@ def test_from_create_to_delete(workers: Workers, kop: Kop, tmp_path: Path) -> No
     [
         (["--listen", "0.0.0.0:0"], 1, "--token-file"),
         (["--listen", "here"], 2, "--listen"),
+        (["--advertise", "0.0.0.0:6750"], 2, "no address that others reach"),
         (["--worker-id", "a b"], 1, "give the worker another id"),
         (["--scheduler", "no.such"], 1, "a scheduler that can be imported"),
         (["--topic-namespace", "x"], 2, "--topic-namespace"),
@@ -151,7 +151,6 @@ def test_a_second_signal_ends_a_worker_at_once(kop: Kop, tmp_path: Path) -> None
             while not asked:
                 connection, _ = server.accept()
                 asked = bool(connection.recv(1))
-            began = time.monotonic()
 
             def ended() -> bool:
                 process.send_signal(signal.SIGTERM)
@@ -162,4 +161,3 @@ def test_a_second_signal_ends_a_worker_at_once(kop: Kop, tmp_path: Path) -> None
             process.kill()
             _, said = process.communicate(timeout=SECONDS)
     assert (process.returncode, b"ends at once" in said) == (128 + signal.SIGTERM, True), said
-    assert time.monotonic() - began < 3

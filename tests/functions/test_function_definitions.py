@@ -18,6 +18,7 @@ from kop.functions.definitions import (
     from_log,
     instance_key,
     instance_of,
+    out_of_reach,
     to_log,
     updated,
 )
@@ -146,3 +147,28 @@ def test_an_update_changes_fields_and_fields_within_them(
     before = copy.deepcopy(config)
     assert updated(config, given) == then
     assert config == before
+
+
+def at(worker_id: str, host: str, machine: str, port: int = 6750) -> WorkerInfo:
+    return WorkerInfo(worker_id, host, port, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("me", "others", "reason"),
+    [
+        (at("a", "127.0.0.1", "10.0.0.1"), [], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.1", 6751)], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "10.0.0.1", "10.0.0.1")], None),
+        (at("a", "10.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.2")], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.2")], "b is on another machine (10.0.0.2)"),
+        (at("a", "localhost", "10.0.0.1"), [at("b", "10.0.0.2", "10.0.0.2")], "it announces localhost:6750"),
+        (at("a", "::1", "10.0.0.1"), [at("b", "10.0.0.2", "10.0.0.2")], "it announces [::1]:6750"),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.1")], "b announces 127.0.0.1:6750, too"),
+        (at("a", "w.example", "10.0.0.1"), [at("b", "w.example", "10.0.0.2")], "b announces w.example:6750, too"),
+        (at("a", "w.example", "10.0.0.1"), [at("b", "w.example", "10.0.0.2", 6751)], None),
+    ],
+)
+def test_a_worker_that_others_cannot_ask_says_so(me: WorkerInfo, others: list[WorkerInfo], reason: str | None) -> None:
+    said = out_of_reach(me, [me, *others])
+    assert (said is None) is (reason is None)
+    assert (reason or "") in (said or "")

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from kafka import KafkaAdminClient, errors
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
+from kop.client.membership import GroupPeer
 from kop.client.properties import connection
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
-from kop.functions.definitions import Definition, Request, from_log, to_log
+from kop.functions.definitions import Definition, Request, WorkerInfo, from_log, to_log
 from kop.functions.instance import ID_PREFIX
+from kop.functions.packages import Assembler
 from kop.functions.registry import Registry
 from kop.functions.scheduler import schedule
 from kop.functions.view import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS
@@ -507,3 +510,36 @@ def test_a_worker_whose_server_is_away_says_so_and_ends(
     finally:
         if broker.is_running:
             broker.resume()
+
+
+@dataclass
+class PeersOfTest:
+    """Members of a group that nobody joined."""
+
+    all: list[GroupPeer]
+    member_id: str = "m2"
+    failure: str | None = None
+
+    def peers(self) -> tuple[GroupPeer, ...]:
+        return tuple(self.all)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "member_id", "host", "goes_before"),
+    [
+        ("w0@127.0.0.1:1", "m1", "10.0.0.1", False),  # itself, before it was started again
+        ("w0@127.0.0.1:1", "m1", "10.0.0.2", True),
+        ("w0@127.0.0.1:1", "m3", "10.0.0.2", False),
+        ("w0@127.0.0.0:1", "m3", "10.0.0.1", True),
+        ("w0@127.0.0.2:1", "m1", "10.0.0.2", False),
+        ("w1@127.0.0.1:1", "m1", "10.0.0.2", False),
+    ],
+)
+def test_of_two_workers_with_one_id_one_goes_before(
+    tmp_path: Path, client_id: str, member_id: str, host: str, goes_before: bool
+) -> None:
+    me = WorkerInfo("w0", "127.0.0.1", 1)
+    mine = GroupPeer(me.client_id(), False, "m2", "10.0.0.1")
+    peers: Any = PeersOfTest([mine, GroupPeer(client_id, False, member_id, host)])
+    registry = Registry({}, me, Assembler(tmp_path), peers)
+    assert (registry.twin() is not None) is goes_before

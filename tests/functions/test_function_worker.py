@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from support.waiting import until
 
+from kop.address import Address
 from kop.client.errors import ClientError
 from kop.client.properties import connection
 from kop.functions.packages import Package
@@ -144,6 +146,19 @@ def test_a_worker_has_a_name_that_others_can_read() -> None:
     assert default_worker_id(6750).endswith("-6750")
     with pytest.raises(ClientError, match="may have letters, digits"):
         Worker({}, 1.0, WorkerOptions(worker_id="a b", folder=Path()))
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ({"host": "127.0.0.1"}, "127.0.0.1:6750"),
+        ({"host": "0.0.0.0"}, f"{socket.gethostname()}:6750"),
+        ({"host": "0.0.0.0", "advertise": Address("w.example", 80)}, "w.example:80"),
+        ({"host": "127.0.0.1", "advertise": Address("w.example", 0)}, "w.example:6750"),
+    ],
+)
+def test_a_worker_announces_where_it_is_asked(options: dict[str, Any], address: str) -> None:
+    assert Worker({}, 1.0, WorkerOptions(worker_id="w", folder=Path(), **options)).address == address
 
 
 def test_another_scheduler_is_named_as_module_and_function() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from functions.rest_kit import STATS, FakeService, Rest, serving, status_of
 
+from kop.address import is_loopback
 from kop.client.errors import ClientError
 from kop.functions import rest, shapes
 from kop.functions.definitions import WorkerInfo
@@ -374,9 +375,8 @@ def test_another_address_than_loopback_needs_a_token() -> None:
     for host, token, reason in (("0.0.0.0", None, "--token-file"), ("::", None, "--token-file"), ("::1", "x", "16")):
         with pytest.raises(ClientError, match=reason):
             asyncio.run(rest.serve(FakeService(), host, 0, token))
-    assert [rest.is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost", "example.org", "")] == [
-        *(True, True, True, True, False, False)
-    ]
+    hosts = {"127.0.0.1": True, "127.8.8.8": True, "::1": True, "localhost": True, "127.example.org": False, "": False}
+    assert {host: is_loopback(host) for host in hosts} == hosts
 
 
 def test_a_page_in_a_browser_cannot_run_code(api: Rest) -> None:
