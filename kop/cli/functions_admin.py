@@ -162,7 +162,10 @@ def list_functions(worker: WorkerRest, tenant: str, namespace: str, as_json: boo
 @revision_option
 @admin_options
 def delete(worker: WorkerRest, fqfn: str, revision: int | None) -> None:
-    """Delete a function, and with it its offsets, unless --cleanup-subscription was false."""
+    """Delete a function, and with it its offsets, unless --cleanup-subscription was false.
+
+    Its state stays, for a function of the same name: kop topics delete __kop_functions_state.TENANT.NAMESPACE.NAME
+    """
     worker.function("DELETE", fqfn, revision=revision)
     click.echo(f"deleted {fqfn}")
 

@@ -1,4 +1,4 @@
-"""What workers tell each other through topics: definitions, assignments, requests, answers; and their JSON.
+"""The data that workers tell each other through topics: definitions, assignments, requests, answers; and their JSON.
 
 Owns: these data, their keys and values in records, what a worker's client id says.
 Must not know: topics, who writes, what a request does.

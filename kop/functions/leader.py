@@ -1,4 +1,4 @@
-"""What becomes of requests: the first one that knows the definition as it is wins, the others are told who won.
+"""Decisions on requests: the first one that knows the definition as it is wins, the others are told who won.
 
 Owns: what each kind of request does to definitions, which request was answered how, which workers are drained.
 Must not know: topics, transactions, threads, where partitions and packages come from.

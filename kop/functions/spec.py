@@ -1,4 +1,4 @@
-"""What a function is: Pulsar's FunctionConfig, read from YAML, JSON or Pulsar's flags, and checked.
+"""The definition of a function: Pulsar's FunctionConfig, read from YAML, JSON or Pulsar's flags, and checked.
 
 Owns: the fields of a FunctionConfig and its flags, which of them act, have no effect or are refused; the places of
 mistakes; the defaults.

@@ -1,4 +1,4 @@
-"""What the topics of workers say: definitions, assignments, requests without an answer, packages.
+"""The state that the topics of workers tell: definitions, assignments, requests without an answer, packages.
 
 Owns: the names and configs of these topics, keys that are no function's, and what each record changes.
 Must not know: how topics are read and written, what is decided.

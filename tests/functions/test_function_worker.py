@@ -15,7 +15,7 @@ from support.waiting import until
 from kop.address import Address
 from kop.client.errors import ClientError
 from kop.client.properties import connection
-from kop.functions.packages import Package
+from kop.functions.packages import Assembler, Package
 from kop.functions.scheduler import schedule
 from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
 from kop.testing import Broker
@@ -54,7 +54,9 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             assert answer.won, answer
             assert first.names("public", "default") == ["shout"]
             await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
-            assert {assignment.worker for assignment in first.assignments().values()} == {"w0", "w1"}
+            await until(
+                lambda: {each.worker for each in first.assignments().values()} == {"w0", "w1"}, "both to have it"
+            )
 
             async def runs() -> bool:
                 return [s["running"] for s in (await second.status(FQFN, None)).values()] == [True, True]
@@ -102,7 +104,15 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             ]
 
 
-async def test_one_worker_alone(tmp_path: Path) -> None:
+async def test_one_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    real = Assembler.package
+
+    def counted(assembler: Assembler, digest: str, name: str) -> Package | None:
+        reads.append(digest)
+        return real(assembler, digest, name)
+
+    monkeypatch.setattr(Assembler, "package", counted)
     with Broker() as broker:
         broker.create_topic("in", partitions=2)
         async with workers(broker, tmp_path, 1) as (worker,):
@@ -134,9 +144,12 @@ async def test_one_worker_alone(tmp_path: Path) -> None:
                 return (await worker.status(FQFN, number)).get(number, {}).get("running")
 
             await until(lambda: started(1), "it to run", SECONDS)
+            read = len(reads)
             stopped = await worker.request("stop", FQFN, expects=created.revision, instance=1, by="ada")
             assert stopped.won
             await until(lambda: [number for _, number in worker.assignments()] == [0], "it to stop", SECONDS)
+            await until(lambda: len(worker.local()) == 1, "the process to end", SECONDS)
+            assert len(reads) == read, "a package that lies here is not read again"
             assert (await worker.drain("w9")).status == 404
             assert (await worker.drain("w0")).status == 409
             assert worker.assignments()
