@@ -625,9 +625,11 @@ class _Workers:
         return worker
 
     async def drain_status(self, request: web.Request) -> web.Response:
-        """Return if a worker has instances still."""
-        worker = request.query.get("workerId") or self._service.worker_id
+        """Return if a worker that is drained has instances still."""
+        worker = self._worker_of(request)
         left = [number for number, assignment in self._service.assignments().items() if assignment.worker == worker]
+        if worker not in self._service.drained():
+            return web.json_response({"status": "NOT_RUN", "lastError": ""})
         return web.json_response({"status": "RUNNING" if left else "SUCCESS", "lastError": ""})
 
     async def function_stats(self, _request: web.Request) -> web.Response:

@@ -51,6 +51,7 @@ from kop.functions.rest import RestServer, serve
 from kop.functions.scheduler import Scheduler, schedule
 from kop.functions.spec import SpecError
 from kop.functions.topics import DEFAULT_NAMESPACE, HOME
+from kop.functions.unpacking import Unpacking
 from kop.records.partitioning import partition_of
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
         self._changed = asyncio.Event()
+        self._unpacking = Unpacking(self._place, lambda: self._call(self._changed.set))
         self._follower: asyncio.Task[None] | None = None
         self._is_closing = False
         # of `_follow`
@@ -136,8 +138,6 @@ class Worker:
         self._wanted: dict[InstanceName, WantedInstance] = {}
         self._unusable: dict[InstanceName, InstanceStatus] = {}
         """Instances whose code cannot be had."""
-        self._places: dict[tuple[str, str], CodePlace] = {}
-        """Where packages that are assigned lie, by digest and name."""
 
     # -- its life
 
@@ -179,6 +179,7 @@ class Worker:
             self._follower.cancel()
             with suppress(asyncio.CancelledError):
                 await self._follower
+        self._unpacking.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         if self._registry is not None:
@@ -201,7 +202,8 @@ class Worker:
     async def _follow(self) -> None:
         """Run what the topics say."""
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._unpacking.next_try())
             self._changed.clear()
             try:
                 await asyncio.to_thread(self._run_assigned)
@@ -218,31 +220,37 @@ class Worker:
             log.error("%s", wrong)
         self._told_wrong = wrong
         view = self._registry.view
-        places: dict[tuple[str, str], CodePlace] = {}
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
+        mine: dict[InstanceName, tuple[Assignment, Definition]] = {}
         for name, assignment in dict(view.assignments if self._twin() is None else {}).items():
             if assignment.worker != self._options.worker_id:
                 continue
             definition = view.definitions.get(name[0])
-            if definition is None or definition.runs(name[1]) != assignment.revision:
-                if name in self._wanted:  # its definition comes in a moment: it is of the same transaction
-                    wanted[name] = self._wanted[name]
-                continue
-            code = definition.package, definition.package_name
+            if definition is not None and definition.runs(name[1]) == assignment.revision:
+                mine[name] = assignment, definition
+            elif name in self._wanted:  # its definition comes in a moment: it is of the same transaction
+                wanted[name] = self._wanted[name]
+        self._unpacking.want({(made.package, made.package_name) for _, made in mine.values()})
+        for name, (assignment, definition) in mine.items():
+            reason, before = "its package is being unpacked", self._wanted.get(name)
             try:
-                places[code] = self._places.get(code) or self._place(*code)
+                place = self._unpacking.place((definition.package, definition.package_name))
             except PackageError as error:
-                before = self._unusable.get(name)
-                since = clock.wall_ms() if before is None else before.since_ms
-                unusable[name] = InstanceStatus(False, str(error), None, since, 0, [], None)
-                continue
-            wanted[name] = WantedInstance(
-                definition.spec, places[code], assignment.partitions, assignment.revision, assignment.number
-            )
+                place, reason, before = None, str(error), None
+            if place is not None:
+                wanted[name] = WantedInstance(
+                    definition.spec, place, assignment.partitions, assignment.revision, assignment.number
+                )
+            elif before is not None and before.partitions == assignment.partitions:
+                wanted[name] = before  # until the new code is there
+            else:
+                failed = self._unusable.get(name)
+                since = clock.wall_ms() if failed is None else failed.since_ms
+                unusable[name] = InstanceStatus(False, reason, None, since, 0, [], None)
         if not self._is_closing:
             self._processes.want(wanted)
-        self._wanted, self._unusable, self._places = wanted, unusable, places
+        self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
         """Return where the code of a package lies here; PackageError."""

@@ -312,10 +312,12 @@ def test_workers(created: Rest) -> None:
     for method in ("PUT", "DELETE"):
         assert created(method, "/admin/v2/worker/drain?workerId=w3").status == 404
     assert [each["drained"] for each in created("GET", "/admin/v2/worker/cluster").json()] == [True, False]
+    assert created("GET", "/admin/v2/worker/drain?workerId=w1").json()["status"] == "RUNNING"
+    assert created("GET", "/admin/v2/worker/drain?workerId=w2").json()["status"] == "NOT_RUN"
+    assert created("GET", "/admin/v2/worker/drain?workerId=w3").status == 404
     assert created("DELETE", "/admin/v2/worker/drain").status == 204
     assert created("PUT", "/admin/v2/worker/leader/drain?workerId=w2").status == 204
     assert created.service.moved == ["rebalance", "w1", "w1", "w2"]
-    assert created("GET", "/admin/v2/worker/drain?workerId=w1").json()["status"] == "RUNNING"
     assert created("GET", "/admin/v2/worker/leader/drain?workerId=w2").json()["status"] == "SUCCESS"
     (stats,) = created("GET", "/admin/v2/worker-stats/functionsmetrics").json()
     assert (stats["name"], stats["metrics"]["receivedTotal"]) == ("public/default/f:0", 7)
