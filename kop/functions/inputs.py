@@ -46,14 +46,14 @@ def topics_of(
 ) -> dict[str, TopicMetadata]:
     """Return topics that there are, all among them that these functions read. No topic is made by asking.
 
-    `refused` gets the error of each named topic that the servers do not tell of; without it the first one is raised.
+    `refused` gets the error of each topic that has one; without it the first one is raised.
     """
     names: set[str] = set()
     topics: dict[str, TopicMetadata] = {}
     for spec in specs:
         names |= named(spec)
         if not topics and named(spec) != spec.inputs.keys():
-            topics = client.topics(None)
+            topics = client.topics(None, refused)
     # Of all topics the servers leave out those that this user may not see, and those of other namespaces.
     return topics | client.topics(names - topics.keys(), refused)
 

@@ -41,7 +41,7 @@ from kop.functions.definitions import (
     instance_key,
     to_log,
 )
-from kop.functions.inputs import named, partitions_of, reads, topics_of
+from kop.functions.inputs import partitions_of, reads, topics_of
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
 from kop.functions.leader import Effects, Leader, losers
@@ -139,6 +139,7 @@ class Leading:
     def close(self) -> None:
         """Lead no more, and forget what was decided and not committed; `step` begins anew."""
         self._term = None
+        self._refused.clear()
         for client in (self._writer, self._reader):
             if client is not None:
                 with suppress(Exception):
@@ -156,6 +157,7 @@ class Leading:
         holding = self._membership.holding()
         if holding is None or holding == self._outdated:
             self._term = self.failure = None
+            self._refused.clear()
             return
         if clock.monotonic() < self._pause_until:
             return
@@ -303,9 +305,10 @@ class Leading:
         refused: dict[str, Exception] = {}
         topics = topics_of(specs.values(), self._reader, refused)
         for fqfn, spec in specs.items():
-            for topic in named(spec) & refused.keys():
-                with concerning(fqfn):
-                    raise refused[topic]
+            for topic, error in refused.items():
+                if reads(spec, topic):
+                    with concerning(fqfn):
+                        raise error
         has = _partitions_now(term.assignments)
         kept = {fqfn: tuple(sorted(has.get(fqfn, ()))) for fqfn in held if fqfn in term.leader.definitions}
         return {fqfn: partitions_of(spec, topics) for fqfn, spec in specs.items()} | kept

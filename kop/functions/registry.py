@@ -156,6 +156,7 @@ class Registry:
             self._thread.join(max(0.0, end - clock.monotonic()))
         if self._writer is not None and self._writing.acquire(timeout=max(0.0, end - clock.monotonic())):
             self._writer.close()
+            self._writing.release()
 
     def trouble(self) -> str | None:
         """Return why this worker does not know, or cannot do, what the topics say; None if nothing is wrong."""
