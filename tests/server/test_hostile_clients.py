@@ -16,7 +16,7 @@ import pytest
 from support.bodies import encode_body
 from support.certificates import Authority
 from support.gateway import RawClient, batch, frame, gateway, produce_fields, run
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop import allocator
 from kop.app import Serving
@@ -30,7 +30,7 @@ from kop.wire.messages import REQUESTS
 MIB = 2**20
 HALF_OPEN = 1000
 MUTUAL, LOGIN, OPEN = 0, 1, 2
-SERVED_SECONDS = 2.0
+SERVED_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +66,16 @@ async def attacked(path: Path, ca: Authority) -> AsyncIterator[tuple[Serving, Ra
 
 
 async def waited(other: RawClient) -> float:
-    """How long another client waits for an answer."""
-    began = time.monotonic()
+    """How long another client waits for an answer, or what of it this process was busy: others share the machine."""
+    began, busy = time.monotonic(), time.process_time()
     assert (await other.call(18, 0)).error_code == 0
-    return time.monotonic() - began
+    return min(time.monotonic() - began, time.process_time() - busy)
 
 
 async def is_closed(client: RawClient) -> bool:
     """Wait for the end that the gateway makes; what comes before it is passed over."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             while await client.reader.read(65_536):
                 pass
             return True
@@ -109,7 +109,7 @@ def test_a_thousand_half_open_handshakes(
 
     async def main() -> None:
         async with attacked(tmp_path, ca) as (serving, other):
-            before, caught = allocator.resident_bytes(), len(caplog.messages)
+            before, caught, began = allocator.resident_bytes(), len(caplog.messages), time.monotonic()
             sockets = []
             waits = []
             for number in range(HALF_OPEN):
@@ -119,15 +119,15 @@ def test_a_thousand_half_open_handshakes(
                 if number % 50 == 0:
                     waits.append(await waited(other))
             try:
-                await until(lambda: serving.server.connections == HALF_OPEN + 1, seconds=5)
+                await until(lambda: serving.server.connections == HALF_OPEN + 1)
                 assert allocator.resident_bytes() - before < 100 * MIB
                 assert max([*waits, await waited(other)]) < SERVED_SECONDS
             finally:
                 for sock in sockets:
                     sock.close()
-            await until(lambda: serving.server.connections == 1, seconds=10)
+            await until(lambda: serving.server.connections == 1)
             lines = caplog.messages[caught:]
-            assert 1 <= len(lines) < 60, "ten lines a second, and how many were left out"
+            assert 1 <= len(lines) <= 11 * (time.monotonic() - began + 2), "ten a second, and how many were left out"
 
     run(main())
     assert any("it left in the middle of the TLS handshake" in text for text in closings(caplog))
@@ -155,7 +155,7 @@ def test_what_is_too_large_in_a_handshake_is_refused(
                 context.maximum_version = version
                 with contextlib.suppress(OSError):
                     assert await is_closed(RawClient(*await asyncio.open_connection(host, port, ssl=context)))
-                await until(lambda: closings(caplog), seconds=5)
+                await until(lambda: closings(caplog))
                 assert "more in the TLS handshake than any certificate has" in closings(caplog)[0]
             caplog.clear()
             client = await RawClient.open(host, port)  # a hello of 16 MiB, or so it says
@@ -163,7 +163,7 @@ def test_what_is_too_large_in_a_handshake_is_refused(
             for _ in range(200):
                 client.writer.write(b"\x16\x03\x01" + struct.pack(">H", len(record)) + record)
             assert await is_closed(client)
-            await until(lambda: closings(caplog), seconds=5)
+            await until(lambda: closings(caplog))
             assert await waited(other) < SERVED_SECONDS
             assert allocator.resident_bytes() - before < 20 * MIB
 
@@ -186,7 +186,7 @@ def test_nobody_renegotiates(tmp_path: Path, ca: Authority) -> None:
             assert client.stdout is not None
             output = await client.stdout.readuntil(b"Verify return code: 0 (ok)")
             client.stdin.write(b"R\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 output = await client.stdout.read()
             assert b"no renegotiation" in output.lower()
             await client.wait()
