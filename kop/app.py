@@ -45,6 +45,7 @@ from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.listener import ListenerSecurity
+from kop.security.passwords import checks_at_once
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
@@ -280,7 +281,9 @@ async def start(
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]
-    dial = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config))
+    by = config.of(ListenerSettings, listener=caller.key).sasl_mechanism_inter_broker_protocol
+    calling = config.of_mechanism(ListenerSettings, caller.key, by)
+    dial = dialer(caller, calling, alone=not _has_peers(config))
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, dial.connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
@@ -337,12 +340,15 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
+    passwords_at_once = checks_at_once()
     securities = [
         listener_security(
             endpoint,
             config.of(ListenerSettings, listener=endpoint.key),
             config.of(ServerSettings, listener=endpoint.key),
             security,
+            passwords_at_once,
+            partial(config.of_mechanism, ListenerSettings, endpoint.key),
         )
         for endpoint in listening
     ]

@@ -14,14 +14,20 @@ from functools import partial
 from kop import clock
 from kop.errors import ConfigError
 from kop.security.dialing import Dialer, broker_login
+from kop.security.jaas import parse_jaas
 from kop.security.listener import ListenerSecurity
+from kop.security.login import Offer
+from kop.security.passwords import Passwords
 from kop.security.sasl.exchange import Exchange
+from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
 from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
+from kop.turns import Turns
+from kop.values import MECHANISMS
 
 _nonce = partial(clock.token_hex, 18)
 """Returns text for a login that nobody guesses."""
@@ -30,10 +36,18 @@ log = logging.getLogger(__name__)
 
 
 def listener_security(
-    endpoint: Endpoint, settings: ListenerSettings, server: ServerSettings, security: SecurityState
+    endpoint: Endpoint,
+    settings: ListenerSettings,
+    server: ServerSettings,
+    security: SecurityState,
+    passwords_at_once: Turns,
+    of_mechanism: Callable[[str], ListenerSettings],
 ) -> ListenerSecurity:
-    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
-    mechanisms = _mechanisms(endpoint, settings, security) if endpoint.has_sasl else {}
+    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had.
+
+    `of_mechanism` returns the listener's settings for a mechanism.
+    """
+    mechanisms = _mechanisms(endpoint, settings, security, passwords_at_once, of_mechanism) if endpoint.has_sasl else {}
     if endpoint.name and not endpoint.is_local:
         if not endpoint.has_sasl:
             log.warning("listener %s takes all who reach %s: no login is asked", endpoint.name, endpoint.address)
@@ -48,19 +62,44 @@ def listener_security(
 
 
 def _mechanisms(
-    endpoint: Endpoint, settings: ListenerSettings, security: SecurityState
-) -> dict[str, Callable[[], Exchange]]:
-    known = {mechanism.text: mechanism for mechanism in Mechanism}
-    unknown = [name for name in settings.sasl_enabled_mechanisms if name not in known]
+    endpoint: Endpoint,
+    settings: ListenerSettings,
+    security: SecurityState,
+    passwords_at_once: Turns,
+    of_mechanism: Callable[[str], ListenerSettings],
+) -> dict[str, Offer]:
+    names = settings.sasl_enabled_mechanisms
+    unknown = [name for name in names if name not in MECHANISMS]
     if unknown:
-        raise ConfigError([f"sasl.enabled.mechanisms has {', '.join(unknown)}; there are {', '.join(known)}"])
-    if not settings.sasl_enabled_mechanisms:
+        raise ConfigError([f"sasl.enabled.mechanisms has {', '.join(unknown)}; there are {', '.join(MECHANISMS)}"])
+    if not names:
         raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
 
-    def begun(mechanism: Mechanism) -> Exchange:
+    def scram(mechanism: Mechanism) -> Exchange:
         return ScramExchange(mechanism.text, partial(security.users.scram, mechanism), security.secret, _nonce())
 
-    return {name: partial(begun, known[name]) for name in settings.sasl_enabled_mechanisms}
+    begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
+    if "PLAIN" in names:
+        own = _plain_users(endpoint, of_mechanism("PLAIN").sasl_jaas_config)
+        begins["PLAIN"] = partial(PlainExchange, Passwords(security.users, own.get, passwords_at_once).check)
+    return {name: Offer(begins[name], of_mechanism(name).connections_max_reauth_ms) for name in names}
+
+
+def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
+    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError."""
+    setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
+    if not jaas:
+        return {}
+    try:
+        module = parse_jaas(jaas)
+        if module.name != "PlainLoginModule":
+            return {}  # it is for SCRAM between brokers
+        users = {key.removeprefix("user_"): value for key, value in module.options.items() if key.startswith("user_")}
+        if not all(users) or not all(users.values()):
+            raise ValueError("a user without a name or a password")
+    except ValueError as error:
+        raise ConfigError([f"{setting}: {error}"]) from None
+    return users
 
 
 def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dialer:

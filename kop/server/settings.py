@@ -165,7 +165,7 @@ class ListenerSettings(Settings):
     sasl_enabled_mechanisms: Texts = setting(
         "sasl.enabled.mechanisms",
         "SCRAM-SHA-256,SCRAM-SHA-512",
-        "Mechanisms of SASL that clients may use: SCRAM-SHA-256, SCRAM-SHA-512.",
+        "Mechanisms of SASL that clients may use: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
         by_listener=True,
     )
     sasl_mechanism_inter_broker_protocol: str = setting(
@@ -176,6 +176,13 @@ class ListenerSettings(Settings):
     sasl_jaas_config: Secret = setting(
         "sasl.jaas.config",
         "",
-        "User and password by which brokers log in at one another: Kafka's line for ScramLoginModule.",
-        by_listener=True,
+        "Kafka's line for a login module: name and password by which brokers log in at one another; users of PLAIN.",
+        by_mechanism=True,
+    )
+    connections_max_reauth_ms: Long = setting(
+        "connections.max.reauth.ms",
+        0,
+        "Milliseconds after which clients have to log in again on their connection; 0: at the end of a token only.",
+        ge=0,
+        by_mechanism=True,
     )
