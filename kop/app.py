@@ -48,10 +48,11 @@ from kop.security.listener import ListenerSecurity
 from kop.security.passwords import checks_at_once
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.token_keys import KeySources
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
-from kop.server.securing import dialer, listener_security
+from kop.server.securing import LoginParts, dialer, listener_security
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
@@ -340,18 +341,21 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
-    passwords_at_once = checks_at_once()
+    token_keys = KeySources()
+    logins = LoginParts(security, checks_at_once(), token_keys)
     securities = [
         listener_security(
             endpoint,
             config.of(ListenerSettings, listener=endpoint.key),
             config.of(ServerSettings, listener=endpoint.key),
-            security,
-            passwords_at_once,
+            logins,
             partial(config.of_mechanism, ListenerSettings, endpoint.key),
         )
         for endpoint in listening
     ]
+    stack.push_async_callback(token_keys.close)
+    await token_keys.open()
+    metrics.collect_with(token_keys.collect)
     listeners = await _listen(server, listening, securities)
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))

@@ -83,12 +83,20 @@ async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) 
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
+
+    async def failed() -> None:
+        gw.metrics.login_failures.labels(login.mechanism).inc()
+        await asyncio.sleep(began + failure_seconds(gw) - loop.time())
+
+    was_refused = login.is_refused
     try:
         answer, exchange = await login.take(token, clock.wall_ms)
     except AuthenticationError:
-        gw.metrics.login_failures.labels(login.mechanism).inc()
-        await asyncio.sleep(began + failure_seconds(gw) - loop.time())
+        if not was_refused:
+            await failed()
         raise
+    if login.is_refused:
+        await failed()
     if exchange is not None and exchange.principal is not None:
         conn.principal, conn.is_valid, conn.login = exchange.principal, exchange.is_valid, None
         conn.session = None if login.lifetime_ms is None else login

@@ -82,6 +82,11 @@ class Login:
         return self._mechanism
 
     @property
+    def is_refused(self) -> bool:
+        """True if the client has been told that its login will fail, and may send another token."""
+        return self._exchange is not None and self._exchange.refusal is not None
+
+    @property
     def takes_raw_tokens(self) -> bool:
         """True if the next frame is a token without any header."""
         return self._raw and self._exchange is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from kop import clock
@@ -18,11 +19,13 @@ from kop.security.jaas import parse_jaas
 from kop.security.listener import ListenerSecurity
 from kop.security.login import Offer
 from kop.security.passwords import Passwords
-from kop.security.sasl.exchange import Exchange
+from kop.security.sasl.exchange import ClientIdentity, Exchange
+from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
 from kop.security.tls import TlsFiles, of_caller, of_listener
+from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
@@ -35,19 +38,27 @@ _nonce = partial(clock.token_hex, 18)
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LoginParts:
+    """What the logins of all listeners share."""
+
+    security: SecurityState
+    passwords_at_once: Turns
+    keys: KeySources
+
+
 def listener_security(
     endpoint: Endpoint,
     settings: ListenerSettings,
     server: ServerSettings,
-    security: SecurityState,
-    passwords_at_once: Turns,
+    parts: LoginParts,
     of_mechanism: Callable[[str], ListenerSettings],
 ) -> ListenerSecurity:
     """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had.
 
     `of_mechanism` returns the listener's settings for a mechanism.
     """
-    mechanisms = _mechanisms(endpoint, settings, security, passwords_at_once, of_mechanism) if endpoint.has_sasl else {}
+    mechanisms = _mechanisms(endpoint, settings, parts, of_mechanism) if endpoint.has_sasl else {}
     if endpoint.name and not endpoint.is_local:
         if not endpoint.has_sasl:
             log.warning("listener %s takes all who reach %s: no login is asked", endpoint.name, endpoint.address)
@@ -64,8 +75,7 @@ def listener_security(
 def _mechanisms(
     endpoint: Endpoint,
     settings: ListenerSettings,
-    security: SecurityState,
-    passwords_at_once: Turns,
+    parts: LoginParts,
     of_mechanism: Callable[[str], ListenerSettings],
 ) -> dict[str, Offer]:
     names = settings.sasl_enabled_mechanisms
@@ -75,14 +85,64 @@ def _mechanisms(
     if not names:
         raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
 
+    security = parts.security
+
     def scram(mechanism: Mechanism) -> Exchange:
         return ScramExchange(mechanism.text, partial(security.users.scram, mechanism), security.secret, _nonce())
 
     begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
     if "PLAIN" in names:
         own = _plain_users(endpoint, of_mechanism("PLAIN").sasl_jaas_config)
-        begins["PLAIN"] = partial(PlainExchange, Passwords(security.users, own.get, passwords_at_once).check)
+        begins["PLAIN"] = partial(PlainExchange, Passwords(security.users, own.get, parts.passwords_at_once).check)
+    if "OAUTHBEARER" in names:
+        begins["OAUTHBEARER"] = partial(OAuthBearerExchange, _token_check(endpoint, settings, parts.keys))
     return {name: Offer(begins[name], of_mechanism(name).connections_max_reauth_ms) for name in names}
+
+
+def _token_check(endpoint: Endpoint, settings: ListenerSettings, keys: KeySources) -> TokenCheck:
+    """Return what checks the tokens of a listener. ConfigError if nothing is said of them."""
+    # 20 ms of imports, for those who want it.
+    from kop.security import tokens  # noqa: PLC0415
+
+    url, issuer = settings.sasl_oauthbearer_jwks_endpoint_url, settings.sasl_oauthbearer_expected_issuer
+    audiences = settings.sasl_oauthbearer_expected_audience
+    rules = tokens.TokenRules(
+        issuer=issuer or None,
+        audiences=tuple(audiences),
+        name_claim=settings.sasl_oauthbearer_sub_claim_name,
+        scope_claim=settings.sasl_oauthbearer_scope_claim_name,
+        skew=settings.sasl_oauthbearer_clock_skew_seconds,
+        longest=settings.kop_oauthbearer_max_token_seconds,
+    )
+    if settings.kop_oauthbearer_allow_unsecured_tokens:
+        if url:
+            raise ConfigError(
+                ["kop.oauthbearer.allow.unsecured.tokens is set beside sasl.oauthbearer.jwks.endpoint.url: one of them"]
+            )
+        log.warning("listener %s takes tokens that nobody has signed: anybody may be anybody", endpoint.name)
+
+        async def unsecured(token: str) -> ClientIdentity:
+            return tokens.unsecured(token, rules, clock.wall())
+
+        return unsecured
+    missing = [
+        f"sasl.oauthbearer.{name}"
+        for name, value in (("jwks.endpoint.url", url), ("expected.issuer", issuer), ("expected.audience", audiences))
+        if not value
+    ]
+    if missing:
+        raise ConfigError([f"OAUTHBEARER at listener {endpoint.name} needs {', '.join(missing)}"])
+    try:
+        source = keys.source(url, settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000)
+    except ValueError as error:
+        raise ConfigError([f"sasl.oauthbearer.jwks.endpoint.url {error}"]) from None
+
+    async def check(token: str) -> ClientIdentity:
+        if tokens.is_of_unknown_key(token, source.keys):
+            source.ask(clock.monotonic())
+        return tokens.checked(token, source.keys, rules, clock.wall())
+
+    return check
 
 
 def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:

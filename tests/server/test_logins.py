@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiokafka
+import jwt
 import pytest
 from confluent_kafka.admin import AdminClient
+from cryptography.hazmat.primitives.asymmetric import ec
 from kafka import KafkaAdminClient
 from support.gateway import RawClient, gateway, run
 
 from kop.app import Serving
+from kop.client.properties import TokenFile
+from kop.config import Config
 from kop.errors import ConfigError, ErrorCode
 from kop.security import records
-from kop.security.users import Mechanism, ScramCredential
+from kop.security.passwords import checks_at_once
+from kop.security.token_keys import KeySources
+from kop.security.users import Mechanism, ScramCredential, Users
+from kop.server.endpoints import endpoints
+from kop.server.securing import LoginParts, listener_security
+from kop.server.settings import ListenerSettings, ServerSettings
 
 PLAIN_USERS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
@@ -96,10 +109,10 @@ def test_users_of_the_settings_and_of_the_state_topic(tmp_path: Path) -> None:
     run(main())
 
 
-def test_tokens_without_headers(tmp_path: Path) -> None:
+def test_raw_tokens_and_a_user_with_another_password(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving_logins(tmp_path) as serving:
-            for password, good in (("builder", True), ("wrong", False)):
+            for password, good in (("wrong", False), ("builder", True)):
                 client = await client_of(serving)
                 await client.call(17, 0, mechanism="PLAIN")
                 token = f"\0bob\0{password}".encode()
@@ -110,16 +123,6 @@ def test_tokens_without_headers(tmp_path: Path) -> None:
                     continue
                 assert await client.receive_frame() == b""
                 await client.receive(18, 0)
-                await client.close()
-
-    run(main())
-
-
-def test_a_user_with_another_password_is_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving_logins(tmp_path) as serving:
-            client = await client_of(serving)
-            assert (await by_plain(client, "bob", "builder")).error_code == 0
             await put_user(serving, "bob", "another")
             serving.server.sweep()  # as it is called once a second
             assert await is_closed(client)
@@ -220,20 +223,154 @@ def test_the_next_request_after_the_session_closes_the_connection(tmp_path: Path
     run(main())
 
 
+# -- tokens
+
+
+SIGNING = ec.generate_private_key(ec.SECP256R1())
+OAUTH = "sasl.oauthbearer."
+WITH_TOKENS = {
+    "listener.name.login.sasl.enabled.mechanisms": "OAUTHBEARER",
+    OAUTH + "expected.issuer": "https://issuer",
+    OAUTH + "expected.audience": "kafka,other",
+}
+
+
+def token(seconds: float = 600, **more: str) -> str:
+    named = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + seconds} | more
+    return jwt.encode(named, SIGNING, "ES256")
+
+
+def keys(path: Path) -> dict[str, str]:
+    """Write the JWKS; return the settings that name it."""
+    file = path / "keys.json"
+    file.write_text(f'{{"keys": [{jwt.algorithms.ECAlgorithm.to_jwk(SIGNING.public_key())}]}}')
+    return WITH_TOKENS | {OAUTH + "jwks.endpoint.url": f"file://{file}"}
+
+
+async def by_token(client: RawClient, bearer: str) -> Any:
+    await client.call(17, 1, mechanism="OAUTHBEARER")
+    return await client.call(36, 2, auth_bytes=f"n,,\x01auth=Bearer {bearer}\x01\x01".encode())
+
+
+def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving_logins(tmp_path, **keys(tmp_path)) as serving:
+            client = await client_of(serving)
+            answer = await by_token(client, token())
+            assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b"")
+            assert 590_000 < answer.session_lifetime_ms <= 600_000
+            assert (await by_token(client, token(900))).session_lifetime_ms > 890_000
+            assert (await client.call(3, 1, topics=[])).brokers
+            await client.close()
+            client = await client_of(serving)  # it has ended, and clocks may differ
+            answer = await by_token(client, token(-1))
+            assert (answer.error_code, answer.session_lifetime_ms) == (0, 0)
+            client.send(3, 1, topics=[])
+            assert await is_closed(client)
+            client = await client_of(serving)
+            answer = await by_token(client, token(iss="https://other"))
+            assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status":"invalid_token"}')
+            answer = await client.call(36, 2, auth_bytes=b"\x01")
+            assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert answer.error_message == "the token is refused: it has another issuer"
+            assert await is_closed(client)
+            assert count(serving, "OAUTHBEARER") == 1
+
+    run(main())
+
+
+def test_libraries_log_in_by_token(tmp_path: Path) -> None:
+    class AsyncProvider(aiokafka.abc.AbstractTokenProvider):  # type: ignore[misc]
+        async def token(self) -> str:
+            return token()
+
+    def brokers(address: str) -> tuple[int, int]:
+        librdkafka = AdminClient(
+            {
+                "bootstrap.servers": address,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "OAUTHBEARER",
+                "oauth_cb": lambda _: (token(), time.time() + 600),
+            }
+        )
+        python = KafkaAdminClient(
+            bootstrap_servers=address,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauth_token_provider=TokenFile(str(tmp_path / "token")),
+        )
+        try:
+            return len(librdkafka.list_topics(timeout=10).brokers), len(python.describe_cluster()["brokers"])
+        finally:
+            python.close()
+
+    async def main() -> None:
+        (tmp_path / "token").write_text(token())
+        async with serving_logins(tmp_path, **keys(tmp_path)) as serving:
+            host, port = serving.listeners[0]
+            assert await asyncio.to_thread(brokers, f"{host}:{port}") == (1, 1)
+            async with aiokafka.AIOKafkaProducer(
+                bootstrap_servers=f"{host}:{port}",
+                security_protocol="SASL_PLAINTEXT",
+                sasl_mechanism="OAUTHBEARER",
+                sasl_oauth_token_provider=AsyncProvider(),
+            ) as producer:
+                assert (await producer.send_and_wait("t", b"v")).offset == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"listener.name.login.plain.sasl.jaas.config": 'PlainLoginModule required user_="x";'}, "without a name"),
-        ({"listener.name.login.plain.sasl.jaas.config": "PlainLoginModule user_a=sec"}, "not of the form"),
+        (WITH_TOKENS, "needs sasl.oauthbearer.jwks.endpoint.url"),
+        (WITH_TOKENS | {OAUTH + "jwks.endpoint.url": "http://host/keys"}, "must be file:"),
+        (
+            WITH_TOKENS
+            | {
+                OAUTH + "expected.issuer": "",
+                OAUTH + "expected.audience": "",
+                OAUTH + "jwks.endpoint.url": "file:///x",
+            },
+            "needs sasl.oauthbearer.expected.issuer, sasl.oauthbearer.expected.audience",
+        ),
+        (
+            WITH_TOKENS | {OAUTH + "jwks.endpoint.url": "file:///x", "kop.oauthbearer.allow.unsecured.tokens": "true"},
+            "one of them",
+        ),
+        ({"sasl.enabled.mechanisms": "PLAIN,GSSAPI"}, "has GSSAPI"),
+        (
+            {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.login.plain.sasl.jaas.config": 'PlainLoginModule required user_="x";',
+            },
+            "without a name",
+        ),
+        (
+            {"sasl.enabled.mechanisms": "PLAIN", "sasl.jaas.config": "PlainLoginModule user_a=battery"},
+            "not of the form",
+        ),
         ({"listener.name.login.oauthbearer.ssl.key.password": "x"}, "may be given by mechanism"),
         ({"listener.name.other.plain.sasl.jaas.config": PLAIN_USERS}, "listeners has no OTHER"),
     ],
 )
-def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, str], why: str) -> None:
-    async def main() -> None:
-        async with serving_logins(tmp_path, **settings):
-            pass
-
+def test_settings_that_are_refused(settings: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
-        run(main())
+        secured(
+            {"listeners": "LOGIN://127.0.0.1:0", "listener.security.protocol.map": "LOGIN:SASL_PLAINTEXT"} | settings
+        )
     assert "battery" not in str(caught.value)
+
+
+def secured(settings: dict[str, str]) -> None:
+    """Make the security of a listener."""
+    config = Config.load(overrides=settings, environ={})
+    (endpoint,) = endpoints(config.of(ServerSettings))
+    nobody: Any = SimpleNamespace(users=Users(), secret=b"")
+    listener_security(
+        endpoint,
+        config.of(ListenerSettings, listener=endpoint.key),
+        config.of(ServerSettings),
+        LoginParts(nobody, checks_at_once(), KeySources()),
+        partial(config.of_mechanism, ListenerSettings, endpoint.key),
+    )

@@ -44,6 +44,10 @@ class Exchange(Protocol):
     def expires_ms(self) -> int | None:
         """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the exchange will fail if the client has been told already, though it goes on; else None."""
+
     def is_valid(self) -> bool:
         """Return false once the login would not succeed any more: the user is gone, or has another password."""
 

@@ -26,6 +26,7 @@ class PlainExchange:
     def __init__(self, check: Check) -> None:
         self._check = check
         self._identity: ClientIdentity | None = None
+        self.refusal: str | None = None
 
     @property
     def principal(self) -> str | None:
