@@ -46,6 +46,7 @@ from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.listener import ListenerSecurity
 from kop.security.passwords import checks_at_once
+from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.token_keys import KeySources
@@ -342,7 +343,7 @@ async def start(
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     token_keys = KeySources()
-    logins = LoginParts(security, checks_at_once(), token_keys)
+    logins = LoginParts(security, checks_at_once(), token_keys, _pulsar_token_check(config, engine))
     securities = [
         listener_security(
             endpoint,
@@ -430,6 +431,15 @@ async def _open_engine(
         ended=ended,
         settings=config.of(SqliteSettings, cleaner_interval_ms=cleaner_interval_ms),
     )
+
+
+def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
+    """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
+    if not config.kop_pulsar_tokens:
+        return None
+    from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
+
+    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
 def _store_path(config: Config) -> Path:

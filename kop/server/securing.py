@@ -45,6 +45,8 @@ class LoginParts:
     security: SecurityState
     passwords_at_once: Turns
     keys: KeySources
+    check_pulsar_token: TokenCheck | None = None
+    """Says whose a token of Pulsar is; None: none is taken."""
 
 
 def listener_security(
@@ -93,13 +95,14 @@ def _mechanisms(
     begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
     if "PLAIN" in names:
         own = _plain_users(endpoint, of_mechanism("PLAIN").sasl_jaas_config)
-        begins["PLAIN"] = partial(PlainExchange, Passwords(security.users, own.get, parts.passwords_at_once).check)
+        check = Passwords(security.users, own.get, parts.passwords_at_once).check
+        begins["PLAIN"] = partial(PlainExchange, check, parts.check_pulsar_token)
     if "OAUTHBEARER" in names:
-        begins["OAUTHBEARER"] = partial(OAuthBearerExchange, _token_check(endpoint, settings, parts.keys))
+        begins["OAUTHBEARER"] = partial(OAuthBearerExchange, _token_check(endpoint, settings, parts))
     return {name: Offer(begins[name], of_mechanism(name).connections_max_reauth_ms) for name in names}
 
 
-def _token_check(endpoint: Endpoint, settings: ListenerSettings, keys: KeySources) -> TokenCheck:
+def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginParts) -> TokenCheck:
     """Return what checks the tokens of a listener. ConfigError if nothing is said of them."""
     # 20 ms of imports, for those who want it.
     from kop.security import tokens  # noqa: PLC0415
@@ -125,6 +128,8 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, keys: KeySource
             return tokens.unsecured(token, rules, clock.wall())
 
         return unsecured
+    if parts.check_pulsar_token is not None and not url:
+        return parts.check_pulsar_token
     missing = [
         f"sasl.oauthbearer.{name}"
         for name, value in (("jwks.endpoint.url", url), ("expected.issuer", issuer), ("expected.audience", audiences))
@@ -133,7 +138,7 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, keys: KeySource
     if missing:
         raise ConfigError([f"OAUTHBEARER at listener {endpoint.name} needs {', '.join(missing)}"])
     try:
-        source = keys.source(url, settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000)
+        source = parts.keys.source(url, settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000)
     except ValueError as error:
         raise ConfigError([f"sasl.oauthbearer.jwks.endpoint.url {error}"]) from None
 

@@ -6,15 +6,20 @@ Must not know: whose passwords there are and how they are checked, requests, soc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
 LONGEST_MESSAGE: Final = 65_536
 """The most bytes of the message: a password may be a token."""
 _LONGEST_NAME: Final = 1024
 """Characters of a user name."""
+_TOKEN: Final = "token:"
+"""What a password begins with that is a token of Pulsar, as in KoP."""
+_NAMESPACE: Final = re.compile(r"[-\w.=:]+/[-\w.=:]+")
 
 Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]
 """Says who has this user name and this password; None: nobody, and nothing tells which of the two is wrong."""
@@ -23,8 +28,10 @@ Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]
 class PlainExchange:
     """One login."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, check_token: TokenCheck | None = None) -> None:
+        """`check_token` says whose a token of Pulsar is; None: such are passwords as any others."""
         self._check = check
+        self._check_token = check_token
         self._identity: ClientIdentity | None = None
         self.refusal: str | None = None
 
@@ -50,10 +57,21 @@ class PlainExchange:
         return self._log_in(name, password)
 
     async def _log_in(self, name: str, password: str) -> bytes:
+        if self._check_token is not None and password.startswith(_TOKEN):
+            self._identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
+            return b""
         self._identity = await self._check(name, password)
         if self._identity is None:
             raise AuthenticationError("Authentication failed: Invalid username or password")
         return b""
+
+    async def _by_token(self, check: TokenCheck, name: str, token: str) -> ClientIdentity:
+        if not _NAMESPACE.fullmatch(name):
+            raise AuthenticationError("with a token for a password the user name has to be TENANT/NAMESPACE")
+        try:
+            return await check(token)
+        except TokenError as error:
+            raise AuthenticationError(f"the token is refused: {error}") from None
 
 
 def _read(message: bytes) -> tuple[str, str]:
