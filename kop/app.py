@@ -50,6 +50,7 @@ from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.token_keys import KeySources
+from kop.security.users_file import make_missing_users
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
@@ -295,6 +296,8 @@ async def start(
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
+    if config.kop_security_users_file:
+        await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)

@@ -50,6 +50,11 @@ class SecuritySettings(Settings):
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
     )
 
+    kop_security_users_file: str = setting(
+        "kop.security.users.file",
+        "",
+        "File of users, NAME:PASSWORD in each line, that are made at the start if they are missing.",
+    )
     kop_pulsar_tokens: bool = setting(
         "kop.pulsar.tokens",
         False,
