@@ -360,6 +360,8 @@ async def start(
     stack.push_async_callback(token_keys.close)
     await token_keys.open()
     metrics.collect_with(token_keys.collect)
+    if dial.tls is not None:
+        server.watch(dial.tls)
     listeners = await _listen(server, listening, securities)
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))

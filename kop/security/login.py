@@ -82,6 +82,11 @@ class Login:
         return self._mechanism
 
     @property
+    def has_been_completed(self) -> bool:
+        """True if the client has logged in before."""
+        return self._principal is not None
+
+    @property
     def is_refused(self) -> bool:
         """True if the client has been told that its login will fail, and may send another token."""
         return self._exchange is not None and self._exchange.refusal is not None
