@@ -225,9 +225,11 @@ def connection(properties: Mapping[str, str], client_id: str) -> ConnectionPrope
     What else they have is left out, and named, but for `ssl.`, `sasl.` and `security.`: no connection is less secure
     than it was asked to be. `client_id` is the name by which servers know the client, unless `client.id` is another.
     """
-    unused = tuple(name for name in properties if name not in PROPERTIES)
+    unused = tuple(
+        name for name, value in properties.items() if name not in PROPERTIES and not value.endswith(_OURS_TOO)
+    )
     for name in unused:
-        if name.startswith(("ssl.", "sasl.", "security.")) and not properties[name].endswith(_OURS_TOO):
+        if name.startswith(("ssl.", "sasl.", "security.")):
             raise PropertyError(f"{name}: {REFUSED.get(name, 'leave it out: there is no such thing here')}")
     given = _Properties(properties)
     if "bootstrap.servers" not in given:

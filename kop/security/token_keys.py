@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
@@ -86,10 +87,11 @@ class KeySource:
     async def _fetched(self) -> bytes:
         import aiohttp  # noqa: PLC0415 - a tenth of a second, and few want it
 
+        context = await asyncio.to_thread(ssl.create_default_context)  # it reads the CAs of the system
         try:
             async with (
                 aiohttp.ClientSession(trust_env=True) as session,
-                session.get(self._url, allow_redirects=False) as answer,
+                session.get(self._url, allow_redirects=False, ssl=context) as answer,
             ):
                 if answer.status != 200:
                     raise ValueError(f"it answers {answer.status}")

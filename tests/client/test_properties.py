@@ -112,6 +112,7 @@ def test_what_cannot_be_kept_is_refused_with_what_to_do(given: dict[str, str], s
 def test_a_token_in_a_file_is_read_for_each_login(tmp_path: Path) -> None:
     path = tmp_path / "token"
     made = connection(SERVERS | BY_TOKEN | {"sasl.oauthbearer.token.endpoint.url": f"file://{path}"}, "me")
+    assert made.unused == ()
     provider = pickle.loads(pickle.dumps(made.settings["sasl_oauth_token_provider"]))
     assert isinstance(provider, AbstractTokenProvider)
     with pytest.raises(PropertyError, match="No such file"):

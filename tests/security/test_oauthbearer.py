@@ -6,14 +6,17 @@ import asyncio
 import base64
 import json
 import math
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
+from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from support.certificates import self_signed
 
 from kop.errors import BackendError
 from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
@@ -298,5 +301,41 @@ def test_the_last_good_keys_stay(tmp_path: Path) -> None:
         assert not is_of_unknown_key(token("ES256", EC, "e"), source.keys)
         source.ask(21)
         assert (source.is_due(29), source.is_due(30)) == (False, True)
+
+    asyncio.run(main())
+
+
+def test_keys_come_over_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = self_signed(tmp_path, "issuer", "DNS:localhost")
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(certificate, key)
+    answers = {"/keys": web.Response(body=JWKS), "/long": web.Response(body=bytes((1 << 20) + 1))}
+    answers["/away"] = web.Response(status=302, headers={"Location": "/keys"})
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return answers[request.path]
+
+    async def main() -> None:
+        server = web.ServerRunner(web.Server(answer))
+        await server.setup()
+        site = web.TCPSite(server, "127.0.0.1", 0, ssl_context=serving)
+        await site.start()
+        port = server.addresses[0][1]
+
+        async def fetched(path: str) -> int:
+            source = KeySource(f"https://localhost:{port}{path}", 3600)
+            await source.fetch(0)
+            return len(source.keys)
+
+        with pytest.raises(BackendError, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
+            await fetched("/keys")
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        assert await fetched("/keys") == 3
+        for path, why in (("/long", "more than 1048576 bytes"), ("/away", "it answers 302")):
+            with pytest.raises(BackendError, match=why):
+                await fetched(path)
+        await server.cleanup()
+        with pytest.raises(BackendError, match="no token is taken"):
+            await fetched("/keys")
 
     asyncio.run(main())

@@ -24,6 +24,7 @@ from kop.client.properties import TokenFile
 from kop.config import Config
 from kop.errors import ConfigError, ErrorCode
 from kop.security import records
+from kop.security.dialing import Dialer, broker_login
 from kop.security.passwords import checks_at_once
 from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism, ScramCredential, Users
@@ -105,6 +106,16 @@ def test_users_of_the_settings_and_of_the_state_topic(tmp_path: Path) -> None:
             assert (await client.call(17, 1, mechanism="NTLM")).error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
             assert await is_closed(client)
             assert count(serving, "unknown") == 1
+            line = 'PlainLoginModule required username="bob" password="{}";'
+            for password, good in (("builder", True), ("wrong", False)):  # as brokers log in at one another
+                dialer = Dialer(None, broker_login("PLAIN", line.format(password)), lambda: "nonce")
+                if not good:
+                    with pytest.raises(ConnectionError, match="login as bob: the other broker refuses it"):
+                        await dialer.open(*serving.listeners[0])
+                    continue
+                client = RawClient(*await dialer.open(*serving.listeners[0]))
+                assert (await client.call(3, 1, topics=[])).brokers
+                await client.close()
 
     run(main())
 
