@@ -61,6 +61,8 @@ class ConnectionInfo:
     """The name of the listener that the client came by; empty in the short form of listeners."""
     login: Login | None = None
     """The client's login while it has not ended; None if the client may ask for everything else."""
+    session: Login | None = None
+    """The login of a client that has logged in and has to do so again in time; None if it need not."""
     needed_login: bool = False
     """True if the listener asks its clients to log in."""
     is_valid: Callable[[], bool] | None = None

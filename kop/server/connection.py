@@ -177,9 +177,21 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _logged_in(self) -> None:
         self._frames.largest = self._server.settings.socket_request_max_bytes
+        self._end_login_timer()
+        login = self.info.login
+        if login is not None and login.lifetime_ms is not None:
+            self._login_timer = self._server.loop.call_later(login.lifetime_ms / 1000, self._session_over)
+
+    def _end_login_timer(self) -> None:
         if self._login_timer is not None:
             self._login_timer.cancel()
             self._login_timer = None
+
+    def _session_over(self) -> None:
+        """Take nothing more of the client but a new login."""
+        self._login_timer = None
+        if self.info.login is None:
+            self.info.login = self.info.session
 
     def _not_logged_in(self) -> None:
         self._login_timer = None
@@ -189,11 +201,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Cancel all waits of the peer that is gone, and free the connection's memory."""
         self._leave()
         self._transport = None
-        if self._login_timer is not None:
-            self._login_timer.cancel()
-            self._login_timer = None
-        if self.info.login is not None:  # they refer to one another
-            self.info.login.completed = None
+        self._end_login_timer()
+        login = self.info.login or self.info.session
+        if login is not None:  # they refer to one another
+            login.completed = None
         self._server.release(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -31,7 +31,7 @@ from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError, LoginRefusedError
 from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
 from kop.handlers.gateway import Gateway
-from kop.handlers.sasl import SASL_AUTHENTICATE, failure_seconds, log_in
+from kop.handlers.sasl import SASL_AUTHENTICATE, log_in
 from kop.metrics import Count
 from kop.security.login import Login, Turn
 from kop.security.rights import ResourceType
@@ -192,8 +192,12 @@ class RequestPipeline:
         turn = login.turn(api_key, served is not None and served.oldest <= version <= served.api.max_version)
         if turn is Turn.SERVE:
             return None
-        reason = f"{f'API {api_key}' if served is None else served.name} came before the login; clients log in if "
-        reason += f"security.protocol is SASL_SSL or SASL_PLAINTEXT: client id {_shown(client_id)}"
+        reason = f"{f'API {api_key}' if served is None else served.name} came "
+        if login.has_been_completed:
+            reason += "behind the end of its session, or in the middle of the next login"
+        else:
+            reason += "before the login; clients log in if security.protocol is SASL_SSL or SASL_PLAINTEXT"
+        reason += f": client id {_shown(client_id)}"
         refused = LoginRefusedError(reason)
         if turn is Turn.CLOSE or served is None or not served.oldest <= version <= served.api.max_version:
             raise refused
@@ -209,16 +213,26 @@ class RequestPipeline:
     def _raw_token(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer:
         """Take a token that has no header, as clients of SaslHandshake 0 send them."""
         served = self._served[SASL_AUTHENTICATE]
-        try:
-            token = log_in(conn, login, bytes(frame))
-        except AuthenticationError as error:
-            self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
-            later = Later()
-            later.started, later.latencies = self.arrived, served.latencies
-            refused = LoginRefusedError(f"its login has failed: {error}")
-            asyncio.get_running_loop().call_later(failure_seconds(self._gw), later.refuse, refused)
-            return later
-        return self._answer(served, (len(token).to_bytes(4, "big") + token,))
+        later = Later()
+        later.started, later.latencies = self.arrived, served.latencies
+
+        async def answer() -> Frame:
+            try:
+                token = await log_in(self._gw, conn, login, data)
+            except AuthenticationError as error:
+                self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
+                raise LoginRefusedError(f"its login has failed: {error}") from None
+            return (len(token).to_bytes(4, "big") + token,)
+
+        def taken(answered: Later, result: Any) -> None:
+            if isinstance(result, BaseException):
+                answered.refuse(result)
+            else:
+                answered.give(result)
+
+        data = bytes(frame)
+        later.take = taken
+        return later.follow(create_task(answer()))
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
         """Return an answer to a request that needs no waiting, with the request counted."""
