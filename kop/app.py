@@ -47,6 +47,7 @@ from kop.metrics import Metrics
 from kop.security.listener import ListenerSecurity
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
@@ -290,6 +291,7 @@ async def start(
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
+    throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -320,10 +322,11 @@ async def start(
         producer_ids=producer_ids,
         security=security,
         security_settings=config.of(SecuritySettings),
+        throttling=throttling,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:
