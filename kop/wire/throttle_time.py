@@ -42,10 +42,13 @@ def place(response_class: Any, version: int) -> int | None:
 
 def with_throttle_time(frame: Frame, at: int, milliseconds: int) -> Frame:
     """Return an encoded answer with a throttle time of at least this; see `place`."""
-    index = 0 if at >= 0 else -1
     buffers = list(frame)
+    at += sum(map(len, buffers)) if at < 0 else 0
+    index = 0
+    while at >= len(buffers[index]):
+        at -= len(buffers[index])
+        index += 1
     changed = bytearray(buffers[index])
-    at += len(changed) if at < 0 else 0
     _INT32.pack_into(changed, at, max(_INT32.unpack_from(changed, at)[0], min(milliseconds, _MOST)))
     buffers[index] = changed
     return buffers
