@@ -117,6 +117,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_pending_bytes",
         "_polling",
         "_quota_timer",
+        "_quotas",
         "_ready",
         "_responses",
         "_server",
@@ -139,6 +140,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.info = ConnectionInfo("", "", 0, advertised, listener=security.name, login=security.login())
         self._login_timer: asyncio.TimerHandle | None = None
         self._quota_timer: asyncio.TimerHandle | None = None
+        self._quotas = 0
+        """The version of the quotas by which the client is held, or was last."""
         self.last_active = server.loop.time()
         self.unread_since = 0.0
         """The loop's time since which the client has not read its answers; 0 if it reads."""
@@ -514,10 +517,16 @@ class ClientConnection(asyncio.BufferedProtocol):
                 return
             timer.cancel()
         self._hold |= _QUOTA
+        self._quotas = self._server.requests.throttling.quotas.version
         self._quota_timer = loop.call_later(seconds, self.end_quota)
 
+    def quotas_changed(self, version: int) -> None:
+        """Take requests again if the client is held by quotas of another version."""
+        if self._quotas != version:
+            self.end_quota()
+
     def end_quota(self) -> None:
-        """Take requests again, because the time is over for which a quota holds the client, or quotas have changed."""
+        """Take requests again, because the time is over for which a quota holds the client."""
         if self._quota_timer is not None and not self._hold & _CLOSED:
             self._quota_timer.cancel()
             self._quota_timer = None

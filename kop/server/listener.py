@@ -258,7 +258,7 @@ class Server:
         for connection in list(self._connections):
             connection.settle_unread()
             if changed:
-                connection.end_quota()
+                connection.quotas_changed(quotas)
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
                     "closing the connection of %s: the user of %s is gone or has another password",

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 from support.bodies import encode_body
 from support.gateway import RawClient, batch, fetch_fields, frame, gateway, log_of, produce_fields, run
@@ -24,8 +25,6 @@ from kop.wire.messages import REQUESTS
 OK = ErrorCode.NONE
 INVALID = ErrorCode.INVALID_REQUEST
 ANONYMOUS = Entity("ANONYMOUS")
-SOON = 0.1
-"""Seconds that tell an answer at once from one that is held: machines are busy."""
 
 
 @asynccontextmanager
@@ -166,22 +165,27 @@ def test_a_producer_is_answered_at_once_and_then_held(tmp_path: Path) -> None:
             assert await produced(client, 5000) == 0
             begin = time.monotonic()
             held = await produced(client, 5200)
-            assert time.monotonic() - begin < 0.25, "it is answered at once"
-            assert 0.2 < held < 0.5
-            assert await seconds_of(other) < SOON, "it is not over itself"
-            assert held - 0.05 < await seconds_of(client) < held + SOON
-            assert await produced(other, 500) > 0, "it shares the quota of its user"
+            assert 0 < held < 0.5
+            await seconds_of(client)
+            assert time.monotonic() - begin >= held
+            begin = time.monotonic()
+            assert (held := await produced(client, 10_000)) > 8
+            await seconds_of(other)
+            assert time.monotonic() - begin < held / 2, "it is answered at once, and others are not held"
+            assert await produced(other, 500) > 8, "it shares the quota of its user"
+            late = await RawClient.connect(serving)
             # A quota that changes lets go whom it held.
-            assert await altered(client, ({"user": "ANONYMOUS"}, {"producer_byte_rate": 1.0})) == [OK]
-            held = await produced(client, 1000)
+            assert await altered(late, ({"user": "ANONYMOUS"}, {"producer_byte_rate": 1.0})) == [OK]
+            held = await produced(late, 1000)
             assert held > 10_000
-            waiting = asyncio.ensure_future(seconds_of(client))
+            waiting = asyncio.ensure_future(seconds_of(late))
             third = await RawClient.connect(serving)
             assert await altered(third, ({"user": "ANONYMOUS"}, {"producer_byte_rate": None})) == [OK]
             assert not waiting.done()
             serving.server.sweep()  # once a second
+            serving.server.sweep()
             assert await waiting < 2
-            assert await produced(client, 20_000) == 0
+            assert await produced(late, 20_000) == 0
 
     run(main())
 
@@ -244,7 +248,7 @@ def test_a_fetch_that_waits_is_empty_if_its_client_is_over_by_then(tmp_path: Pat
         async with opened(tmp_path) as (serving, client):
             serving.gateway.security.quotas.put(ANONYMOUS, QuotaKind.CONSUMED, 100)
             waiting = asyncio.ensure_future(fetched(client, 0, max_wait_ms=10_000))
-            await asyncio.sleep(0.02)
+            await until(lambda: serving.server.snapshot().memory_used > 0)  # it waits
             meter = serving.gateway.throttling.of("User:ANONYMOUS", "")
             assert meter is not None
             assert meter.consumed is not None
@@ -361,5 +365,34 @@ def test_brokers_are_not_held_for_their_calls(tmp_path: Path, key: int) -> None:
             client.writer.write(frame(key, version, 1, body, "kop-broker-1"))
             _, answer = await client.receive(key, version)
             assert answer.throttle_time_ms == 0
+
+    run(main())
+
+
+def test_librdkafka_is_told_and_slowed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await serving.gateway.engine.topics.create("t", 1, {})
+            serving.gateway.security.quotas.put(Entity(None, "app"), QuotaKind.PRODUCED, 50_000)
+            told: list[float] = []
+
+            def produce() -> float:
+                producer = confluent_kafka.Producer(
+                    {
+                        "bootstrap.servers": "{}:{}".format(*serving.listeners[0]),
+                        "client.id": "app",
+                        "throttle_cb": lambda event: told.append(event.throttle_time),
+                    }
+                )
+                begin = time.monotonic()
+                producer.produce("t", bytes(550_000))  # eleven seconds' worth
+                assert producer.flush(20) == 0
+                producer.produce("t", b"one more")
+                assert producer.flush(20) == 0
+                return time.monotonic() - begin
+
+            seconds = await asyncio.to_thread(produce)
+            assert 0.9 < told[0] < 1.2
+            assert told[0] <= seconds < told[0] + 3
 
     run(main())
