@@ -183,6 +183,7 @@ class Quotas:
         self.of_clients = False
         """True if there is a quota that is not one of addresses."""
         self._values: dict[Entity, dict[QuotaKind, float]] = {}
+        self._entities_of_clients = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._values.values()))
@@ -203,13 +204,17 @@ class Quotas:
         if known.get(kind) == value:
             return
         self.version += 1
-        if value is not None:
-            self._values.setdefault(entity, known)[kind] = value
-        else:
+        if value is None:
             del known[kind]
-            if not known:
-                del self._values[entity]
-        self.of_clients = any(entity.ip is None for entity in self._values)
+        else:
+            known[kind] = value
+        if (entity in self._values) != bool(known):
+            self._entities_of_clients += (1 if known else -1) if entity.ip is None else 0
+            self.of_clients = self._entities_of_clients > 0
+        if known:
+            self._values[entity] = known
+        else:
+            del self._values[entity]
 
     def replace(self, values: Mapping[tuple[Entity, QuotaKind], float]) -> None:
         """Let these be all quotas."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
+from kop import clock
 from kop.security.quotas import DEFAULT, Entity, QuotaKind, Quotas
-from kop.security.throttling import Bucket, ClientQuotas, Meter, Rate, Throttling
+from kop.security.throttling import Bucket, ClientQuotas, Meter, Rate, Throttling, TimedWork
 
 KB = 1000
 
@@ -223,3 +225,50 @@ def test_client_ids_without_end_do_not_grow_memory() -> None:
     long = "x" * 30_000
     assert clients.produce(1100, client_id=long) == 1
     assert clients.produce(1100, client_id=long) == 12
+
+
+def test_the_steps_of_a_coroutine_count_and_its_waits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+    meter = Clients((Entity("u"), QuotaKind.REQUESTS, 1.0)).meter()
+
+    async def works(gate: asyncio.Event) -> None:
+        now[0] += 1
+        await gate.wait()
+        now[0] += 2
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            now[0] += 4
+
+    async def main() -> None:
+        gate = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(TimedWork(works(gate), meter))
+        await asyncio.sleep(0)
+        assert meter.seconds == 1
+        now[0] += 100
+        gate.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert meter.seconds == 3
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert meter.seconds == 7
+        unbegun = TimedWork(works(gate), meter)
+        unbegun.close()
+
+        async def gives() -> int:
+            return 5
+
+        assert await TimedWork(gives(), meter) == 5
+
+    asyncio.run(main())
+
+
+def test_ten_thousand_quotas_are_read_at_once() -> None:
+    quotas = Quotas()
+    many = {(Entity(f"user {number}"), QuotaKind.PRODUCED): 1.0 for number in range(10_000)}
+    quotas.replace(many)
+    quotas.replace({(Entity(ip="10.0.0.1"), QuotaKind.CONNECTIONS): 1.0})
+    assert (len(quotas), quotas.of_clients) == (1, False)
