@@ -243,7 +243,7 @@ def test_the_steps_of_a_coroutine_count_and_its_waits_do_not(monkeypatch: pytest
 
     async def main() -> None:
         gate = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(TimedWork(works(gate), meter))
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(TimedWork(works(gate), meter))
         await asyncio.sleep(0)
         assert meter.seconds == 1
         now[0] += 100
