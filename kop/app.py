@@ -49,6 +49,7 @@ from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
 from kop.security.token_keys import KeySources
 from kop.security.users_file import make_missing_users
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
@@ -298,6 +299,7 @@ async def start(
     await security.open(readiness.waits)
     if config.kop_security_users_file:
         await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
+    throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -328,10 +330,11 @@ async def start(
         producer_ids=producer_ids,
         security=security,
         security_settings=config.of(SecuritySettings),
+        throttling=throttling,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:

@@ -46,6 +46,7 @@ class SecuritySettings(Settings):
         "allow.everyone.if.no.acl.found", False, "Allow everybody what no ACL is about."
     )
     kop_security_max_acls: Int = setting("kop.security.max.acls", 10_000, "ACLs that there may be.", ge=0)
+    kop_security_max_quotas: Int = setting("kop.security.max.quotas", 10_000, "Quotas that there may be.", ge=0)
     kop_security_max_users: Int = setting(
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
     )
