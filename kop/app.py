@@ -44,6 +44,7 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
+from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
@@ -287,6 +288,9 @@ async def start(
     broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
+    settings = config.of(SecuritySettings)
+    audit = Audit(AuditLines(settings.kop_audit_file), config.node_id, tells_allowed=settings.kop_audit_allowed)
+    stack.callback(audit.close)
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
@@ -319,11 +323,12 @@ async def start(
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
         producer_ids=producer_ids,
         security=security,
-        security_settings=config.of(SecuritySettings),
+        security_settings=settings,
+        audit=audit,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, server, background):
+    for part in (groups, transactions, topics, engine, security, audit, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:

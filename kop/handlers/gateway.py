@@ -27,6 +27,7 @@ from kop.handlers.produce_targets import ProduceTargets
 from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
+from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
 from kop.security.settings import STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
@@ -69,6 +70,8 @@ class Gateway:
     security: SecurityState
     """Users and ACLs."""
     security_settings: SecuritySettings
+    audit: Audit
+    """The audit of denials and changes."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)
@@ -90,7 +93,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make the parts that are made of the other ones."""
-        self.access = AccessControl(self.topics)
+        self.access = AccessControl(self.topics, self.audit)
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
         self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER

@@ -21,6 +21,7 @@ from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _DENIED: Final = "Cluster authorization failed."
+_OF_SUPER_USERS: Final = "Only a super user changes the credentials of a super user"
 _LONGEST_NAME: Final = 32_767
 """Bytes of a user's name."""
 
@@ -83,10 +84,12 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
         if errors[change.name] is None:
             errors[change.name] = _refusal(gw, ctx, change)
     given = dict(errors)
+    made: list[_Change] = []
 
     def decide() -> Sequence[KeyValue]:
+        made.clear()
         errors.update(given)
-        users, made = gw.security.users, Counter(change.name for change in changes)
+        users, named = gw.security.users, Counter(change.name for change in changes)
         room = gw.security_settings.kop_security_max_users - len(users)
         records = []
         for change in changes:
@@ -98,24 +101,31 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
                 errors[name] = PeerError(
                     "Attempt to delete a user credential that does not exist", ErrorCode.RESOURCE_NOT_FOUND
                 )
-            elif made[name] > 1:
+            elif named[name] > 1:
                 errors[name] = PeerError(
                     "A user credential cannot be altered twice in the same request", ErrorCode.DUPLICATE_RESOURCE
                 )
             elif change.upsertion is None:
+                made.append(change)
                 records.append(of_user(name, mechanism, None))
             elif name not in users and room <= 0:
                 errors[name] = PeerError("There are as many users as kop.security.max.users allows")
             else:
                 room -= name not in users
+                made.append(change)
                 records.append(of_user(name, mechanism, _credential(mechanism, change.upsertion)))
         return records
 
+    failure: KopError | None = None
     try:
         await gw.security.write(decide)
     except KopError as error:
+        failure = error.fresh_copy()
         for name, refusal in errors.items():
-            errors[name] = refusal or error.fresh_copy()
+            errors[name] = refusal or failure
+    for change in made:
+        operation, mechanism = "DELETE" if change.upsertion is None else "SET", Mechanism(change.mechanism)
+        gw.audit.changed(ctx.conn, operation, "USER", change.name, dict(mechanism=mechanism.text), failure)
 
 
 def _credential(mechanism: Mechanism, row: Any) -> ScramCredential:
@@ -126,9 +136,8 @@ def _refusal(gw: Gateway, ctx: Context, change: _Change) -> KopError | None:
     """Return why a change is not made, whatever users there are; None if it may be."""
     is_super = f"User:{change.name}" in gw.super_users
     if gw.acls_decide and is_super and ctx.conn.principal not in gw.super_users:
-        return PeerError(
-            "Only a super user changes the credentials of a super user", ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        )
+        gw.audit.denied(ctx.conn, "ALTER", "USER", change.name, _OF_SUPER_USERS)
+        return PeerError(_OF_SUPER_USERS, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     unacceptable = None
     if not change.name:
         unacceptable = "Username must not be empty"

@@ -24,6 +24,7 @@ from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.records.batch import build, read_header
 from kop.records.record import Record
+from kop.security.audit import Audit, AuditLines
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.storage.memory import engine as memory
@@ -82,6 +83,7 @@ class Admin:
             producer_ids=unused,
             security=SecurityState(engine, clock.wall_ms),
             security_settings=config.of(SecuritySettings),
+            audit=Audit(AuditLines(""), config.node_id),
         )
 
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:

@@ -71,6 +71,10 @@ class Rights:
         """Return true if such a right is given for any name."""
         return self._of(principal, host).decides.allows_any(principal, host, operation, resource)
 
+    def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
+        """Return the rule by which it is allowed, or not."""
+        return self._of(principal, host).decides.rule(principal, host, operation, resource, name)
+
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self
 
