@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kop import __version__, allocator, background, clock, compiled, event_loop, threads
-from kop.address import Address
+from kop.address import Address, is_loopback
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -278,6 +278,8 @@ async def start(
         }
         runner, http_port = await http.serve_http(config.http.host, config.http.port, routes)
         stack.push_async_callback(runner.cleanup)
+        if config.authorizer_class_name and not is_loopback(config.http.host):
+            log.warning("/metrics names topics and groups to all who reach %s: no login is asked there", config.http)
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]

@@ -83,7 +83,8 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Respo
         resource.resource_name: topic
         for resource in request.resources
         if resource.resource_type == Resource.TOPIC
-        and isinstance(topic := ctx.topic(resource.resource_name, AclOperation.DESCRIBE_CONFIGS), TopicInfo)
+        and ctx.may(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, resource.resource_name)
+        and isinstance(topic := ctx.topic(resource.resource_name, None), TopicInfo)
     }
     await _refresh(gw, known.values())
     differing = await _differing_configs(gw, known)
