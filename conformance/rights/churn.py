@@ -29,6 +29,8 @@ BOUND = 1.0
 """Seconds after which users and ACLs are in force everywhere."""
 CERTIFICATE_BOUND = 10.0
 """Seconds after which a changed certificate holds for new connections."""
+BROKEN_EVERY = 15
+"""The number of changes of the certificate of which one puts a file there that has none."""
 LOGIN_SECONDS = 25.0
 """Seconds for which a connection stays open that does not log in: 30, less some for a slow machine."""
 PAUSE = 0.005
@@ -225,13 +227,21 @@ class Certificates:
         self._told = told
         self._gateway = gateway
         self._folder = folder
+        self._number = 0
+        self._shown = ""
+        """The certificate that was shown last."""
         self.belief = Belief(_of_file(gateway.keystore))
 
-    async def change(self, _admin: Connection, chance: random.Random) -> None:
+    async def change(self, _admin: Connection, _chance: random.Random) -> None:
         """Put another certificate into its place."""
         new = self._folder / "next.pem"
-        broken = chance.random() < 0.2
+        self._number += 1
+        broken = self._number % BROKEN_EVERY == 0
         if broken:
+            while True:
+                if self._shown == self.belief.value:  # else the one before would rightly stay
+                    break
+                await asyncio.sleep(PAUSE)
             new.write_text("no certificate\n")
         else:
             await asyncio.to_thread(make_certificate, new)
@@ -251,7 +261,8 @@ class Certificates:
             _, writer = await asyncio.open_connection(*gateway.tls, ssl=context)
             shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             writer.close()
-            self._told.judge("certificate", self.belief, hashlib.sha256(shown).hexdigest(), sent, CERTIFICATE_BOUND)
+            self._shown = hashlib.sha256(shown).hexdigest()
+            self._told.judge("certificate", self.belief, self._shown, sent, CERTIFICATE_BOUND)
             if kept[0].at_eof():
                 kept[1].close()
                 if _now() - since < LOGIN_SECONDS:
