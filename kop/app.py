@@ -333,7 +333,7 @@ async def start(
     for part in (groups, transactions, topics, engine, security, audit, server, background):
         metrics.collect_with(part.collect)
 
-    security.users.on_change(lambda _: server.users_changed())
+    security.on_user_change(lambda _: server.users_changed())
 
     def limit_connections() -> None:
         server.settings = config.of(

@@ -39,7 +39,8 @@ def _gateway(folder: Path) -> tuple[Gateway, dict[str, str]]:
         "connection.failed.authentication.delay.ms": "0",
         "max.connections.per.ip": "1000",
     }
-    return Gateway(*(("127.0.0.1", port) for port in ports), keystore), settings  # type: ignore[arg-type]
+    opened, login, tls = (("127.0.0.1", port) for port in ports)
+    return Gateway(opened, login, tls, keystore), settings
 
 
 def _start(options: argparse.Namespace, stack: ExitStack, folder: Path) -> list[Gateway]:

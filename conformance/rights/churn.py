@@ -311,17 +311,18 @@ async def churn(gateways: list[Gateway], changes: int, seed: int, folder: Path, 
     certificates = Certificates(told, gateways[0], folder)
     steady = _Steady(told)
     admin = await Connection.open(*gateways[0].open)
-    topics = [{"name": each.name, "num_partitions": 1, "replication_factor": 1} for each in (*acls, steady)]
+    names = [*(each.name for each in acls), steady.name]
+    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in names]
     made = await admin.call(19, 7, topics=topics, timeout_ms=30_000)
     assert not any(each.error_code for each in made.topics), made
-    for each in (*acls, steady, *users):
-        await set_password(admin, each.name, each.name)
+    for name in (*names, *(each.name for each in users)):
+        await set_password(admin, name, name)
     await steady.begin(admin)
     told.changes.clear()
-    await _until_known(gateways, [each.name for each in (*acls, steady)])
+    await _until_known(gateways, names)
     load: list[Awaitable[None]] = []
     for gateway in gateways:
-        load += [each.load(gateway) for each in (*acls, steady)]
+        load += [steady.load(gateway), *(each.load(gateway) for each in acls)]
         load += [work(gateway) for each in users for work in (each.log_in, each.stay)]
     load.append(certificates.connect(gateways[0]))
     tasks = [asyncio.ensure_future(each) for each in load]

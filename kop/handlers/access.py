@@ -87,15 +87,19 @@ class Need(NamedTuple):
 class AccessControl:
     """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 
-    def __init__(self, topics: ClientTopics, audit: Audit) -> None:
+    def __init__(self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset()) -> None:
+        """`super_users` are principals that may do everything."""
         self._topics = topics
         self._audit = audit
+        self._super_users = super_users
         self.canonical_name = topics.canonical_name
         """The function that returns the shortest of a topic's names, under which everything is kept that belongs to the
         topic.
         """
         self.is_open = True
         """True if there is no authorizer, so that everything is allowed."""
+        self.decides_each_time = False
+        """True if no decision may be kept by whoever asked for it, since each is audited."""
         self._authorizer: Authorizer | None = None
         self._replaced = 0
 
@@ -108,12 +112,8 @@ class AccessControl:
     def authorizer(self, authorizer: Authorizer | None) -> None:
         self._authorizer = authorizer
         self.is_open = authorizer is None
+        self.decides_each_time = authorizer is not None and self._audit.tells_allowed
         self._replaced += 1
-
-    @property
-    def decides_each_time(self) -> bool:
-        """True if no decision may be kept by whoever asked for it, since each is audited."""
-        return self._authorizer is not None and self._audit.tells_allowed
 
     @property
     def version(self) -> tuple[int, int]:
@@ -174,6 +174,13 @@ class AccessControl:
     ) -> None:
         rule = partial(authorizer.rule, peer.principal, peer.client_host, operation, resource, name)
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
+
+    def changes_user(self, peer: Peer, name: str) -> bool:
+        """Return true if the client, which may change users, may change this one: of super users super users alone."""
+        if self.is_open or f"User:{name}" not in self._super_users or peer.principal in self._super_users:
+            return True
+        self._audit.denied(peer, AclOperation.ALTER.name, "USER", name, "super users are changed by super users alone")
+        return False
 
     def check(self, peer: Peer, needs: Iterable[Need], request: Any) -> None:
         """Raise the error of the first of `needs` that the client lacks, for needs that refuse the whole request."""

@@ -93,9 +93,9 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make the parts that are made of the other ones."""
-        self.access = AccessControl(self.topics, self.audit)
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
+        self.access = AccessControl(self.topics, self.audit, self.super_users)
         self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER
         if self.acls_decide:
             self.access.authorizer = AclAuthorizer(

@@ -21,7 +21,6 @@ from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _DENIED: Final = "Cluster authorization failed."
-_OF_SUPER_USERS: Final = "Only a super user changes the credentials of a super user"
 _LONGEST_NAME: Final = 32_767
 """Bytes of a user's name."""
 
@@ -82,7 +81,7 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
     """Carry out changes, and note in `errors`, by the user's name, why one is not."""
     for change in changes:
         if errors[change.name] is None:
-            errors[change.name] = _refusal(gw, ctx, change)
+            errors[change.name] = _refusal(ctx, change)
     given = dict(errors)
     made: list[_Change] = []
 
@@ -132,12 +131,12 @@ def _credential(mechanism: Mechanism, row: Any) -> ScramCredential:
     return ScramCredential.of_salted(mechanism, bytes(row.salted_password), row.iterations, bytes(row.salt))
 
 
-def _refusal(gw: Gateway, ctx: Context, change: _Change) -> KopError | None:
+def _refusal(ctx: Context, change: _Change) -> KopError | None:
     """Return why a change is not made, whatever users there are; None if it may be."""
-    is_super = f"User:{change.name}" in gw.super_users
-    if gw.acls_decide and is_super and ctx.conn.principal not in gw.super_users:
-        gw.audit.denied(ctx.conn, "ALTER", "USER", change.name, _OF_SUPER_USERS)
-        return PeerError(_OF_SUPER_USERS, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if not ctx.access.changes_user(ctx.conn, change.name):
+        return PeerError(
+            "Only a super user changes the credentials of a super user", ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        )
     unacceptable = None
     if not change.name:
         unacceptable = "Username must not be empty"

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from handlers.authorized_gateway import Place, place
+from handlers.authorized_gateway import Client, Place, place
 from support.gateway import batch, run
 
 from conformance.authorization.requests import CLUSTER
 from conformance.authorization.world import HIDDEN, OPEN, SEEN, Connection
 from kop.errors import ErrorCode
+from kop.server.request import RequestPipeline
 
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
@@ -25,19 +26,20 @@ class Lines:
         self._path = path
         self._read = 0
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self, principal: str = "User:ANONYMOUS") -> list[dict[str, Any]]:
         """Return the lines since the last call, without what is the same in all."""
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
         new, self._read = lines[self._read :], len(lines)
         for line in new:
             assert line.pop("time")[:2] == "20"
             assert (line.pop("broker"), line.pop("host")) == (1, "127.0.0.1")
-            assert line.pop("principal") == "User:ANONYMOUS"
+            assert line.pop("principal") == principal
         return new
 
-    def short(self) -> list[str]:
+    def short(self, principal: str = "User:ANONYMOUS") -> list[str]:
         """Return the new lines as text."""
-        return [f"{line['event']} {line['operation']} {line['resource']} {line['name']}" for line in self.new()]
+        lines = self.new(principal)
+        return [f"{line['event']} {line['operation']} {line['resource']} {line['name']}" for line in lines]
 
 
 async def metadata(conn: Connection, *names: str) -> list[int]:
@@ -176,11 +178,13 @@ def test_what_is_allowed_is_audited_each_time_where_that_is_set(tmp_path: Path) 
 def test_a_change_of_a_super_user_by_another_is_a_denial(tmp_path: Path) -> None:
     async def work(at: Place, conn: Connection, lines: Lines) -> None:
         at.rights.give([f"ALTER {CLUSTER}"])
-        answer = await conn.call(51, 0, deletions=[dict(name="ANONYMOUS", mechanism=1)], upsertions=[])
-        assert answer.results[0].error_code == ErrorCode.RESOURCE_NOT_FOUND  # a super user himself
-        at.serving.gateway.super_users = frozenset({"User:root"})
-        await conn.call(51, 0, deletions=[dict(name="root", mechanism=1)], upsertions=[])
-        (line,) = lines.new()
-        assert (line["event"], line["operation"], line["resource"], line["name"]) == ("denied", "ALTER", "USER", "root")
+        gone = dict(mechanism=1)
+        answer = await conn.call(51, 0, deletions=[gone | dict(name="ANONYMOUS")], upsertions=[])
+        assert answer.results[0].error_code == ErrorCode.RESOURCE_NOT_FOUND  # a super user changes himself
+        assert lines.new() == []
+        bob = Client(RequestPipeline(at.serving.gateway), "User:bob", "127.0.0.1")
+        answer = await bob.call(51, 0, deletions=[gone | dict(name="ANONYMOUS")], upsertions=[])
+        assert answer.results[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert lines.short("User:bob") == ["denied ALTER USER ANONYMOUS"]
 
     _with_audit(tmp_path, work)

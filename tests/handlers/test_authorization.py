@@ -6,6 +6,7 @@ with all of its rights, with none, and with each one missing.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -212,3 +213,23 @@ def test_the_rows_of_each_api_are_those_of_the_recorded_requests() -> None:
         for api in registry.build().values()
     }
     assert declared == recorded
+
+
+DECIDE = {"access", "api", "gateway"}
+"""The modules that decide, or put together what decides."""
+OF_CLIENTS = {"sasl": "principal", "fetch": "principal"}
+"""What else needs to know who the client is: the login, and whose a fetch session is."""
+
+
+def test_no_handler_decides_by_itself() -> None:
+    deciding = []
+    for path in sorted((Path(__file__).parents[2] / "kop" / "handlers").glob("*.py")):
+        if path.stem in DECIDE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or OF_CLIENTS.get(path.stem) == node.attr:
+                continue
+            of_client = node.attr == "principal" and ast.unparse(node.value).endswith("conn")
+            if of_client or node.attr in {"authorizer", "super_users", "allows_any"}:
+                deciding.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert deciding == []
