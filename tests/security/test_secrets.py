@@ -30,7 +30,7 @@ PASSWORD, WRONG, OF_BROKERS, OF_KEY = "mark-of-alice", "mark-of-nobody", "mark-o
 SALTED = b"mark-of-salted-password-of-bob--"
 JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="b" password="{OF_BROKERS}";'
 OPEN, LOGIN = 0, 1
-NAMED_AS_SECRETS = re.compile(r"(password|secret|token|credential|jaas\.config|\.auth|keystore\.key)$")
+NAMED_AS_SECRETS = re.compile(r"(password|secret|token|credential|jaas\.config|pulsar\.auth|keystore\.key)$")
 
 
 def forms(secret: bytes) -> Iterable[bytes]:
@@ -139,7 +139,9 @@ async def _configs(readable: Readable, serving: Serving) -> None:
         if (kind, name) == (4, "1"):
             shown = {each.name: each for each in answer.results[0].configs}
             hidden = {each.name for each in shown.values() if each.is_sensitive}
-            assert {"ssl.key.password", "ssl.keystore.key", "sasl.jaas.config", "kop.pulsar.auth"} <= hidden
+            named = {name for name in shown if NAMED_AS_SECRETS.search(name)}
+            assert {"ssl.key.password", "ssl.keystore.key", "sasl.jaas.config", "kop.pulsar.auth"} <= named
+            assert hidden == named
             assert {shown[each].value for each in hidden} <= {None, ""}
     for name in ("sasl.jaas.config", "listener.name.login.ssl.key.password", "retention.ms"):
         config = dict(name=name, value=WRONG, config_operation=0)
@@ -211,8 +213,15 @@ def test_no_secret_gets_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, mo
         {"ssl.keystore.key": f"-----BEGIN PRIVATE KEY-----\n{WRONG}\n-----END PRIVATE KEY-----"},
         {"sasl.jaas.config": f'ScramLoginModule required username="b" passwort="{WRONG}";'},
         {"sasl.enabled.mechanisms": "NONE"},
+        {
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.location": "/dev/null",
+            "ssl.keystore.password": WRONG,
+            "ssl.keystore.certificate.chain": "",
+            "ssl.keystore.key": "",
+        },
     ],
-    ids=lambda wrong: str(*wrong),
+    ids=lambda wrong: next(iter(wrong)),
 )
 def test_no_error_of_the_start_tells_a_secret(tmp_path: Path, wrong: dict[str, str]) -> None:
     cert, key = self_signed(tmp_path, "server", "DNS:localhost")
