@@ -342,7 +342,7 @@ def _instances(worker: WorkerRest, fqfn: str, instance: int | None, what: str) -
 @function_name
 @click.option("--trigger-value", metavar="TEXT", help="The message.")
 @click.option("--trigger-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="File with it.")
-@click.option("--topic", metavar="TOPIC", help="Input that gets it, if there are several.")
+@click.option("--topic", metavar="TOPIC", help="Input that gets it; needed if there are several.")
 @click.option("--key", metavar="TEXT", help="Its key.")
 @admin_options
 @json_option
@@ -355,7 +355,11 @@ def trigger(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Send a message to a function, wait until it is done, and print the output; fail with its exception."""
+    """Send a message to a function, wait until it is done, and print the output; fail with its exception.
+
+    The message is written to an input, to the partition of its key, and stays there: one that fails is tried again as
+    any other.
+    """
     from kop.cli.functions_rest import FormPart
 
     if (trigger_value is None) is (trigger_file is None):

@@ -84,6 +84,11 @@ class Running:
         self._thread = threading.Thread(target=self._run, name=f"kop-function-{spec.name}", daemon=True)
 
     @property
+    def spec(self) -> FunctionSpec:
+        """The function."""
+        return self._spec
+
+    @property
     def is_over(self) -> bool:
         """True if the instance has ended."""
         return self._over.is_set()

@@ -33,6 +33,7 @@ from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.running import GRACE_SECONDS, Start, run
 from kop.functions.spec import FunctionSpec
+from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ STATS_SECONDS: Final = 1.0
 """How long a status waits for the statistics of processes."""
 BEGIN_SECONDS: Final = 10.0
 """How long a question waits for an instance that is being started."""
+MARGIN_SECONDS: Final = 1.0
+"""How much longer than the instance the way to its answer may take."""
 _SEND_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 4 << 20
 """As long may a line be that a process tells."""
@@ -198,7 +201,7 @@ class Processes:
             return {name: _told(slot, now) for name, slot in self._slots.items() if slot.wanted is not None}
 
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of an instance; a field `error` says why there is none, `later` if another try may help.
+        """Return the answer of an instance; a field `error` says why there is none, `status` of which kind that is.
 
         One that is being started, or replaced by another one of its name, is waited for.
         """
@@ -208,8 +211,9 @@ class Processes:
             child = None if slot is None else slot.child
         if child is None:
             why = f": {slot.error}" if slot is not None and slot.error else ""
-            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}", "later": not why}
-        return _answer(self._question(child, {"seconds": seconds, **question}), seconds)
+            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}", "status": ABSENT}
+        # The instance says itself, and better, that it was too late.
+        return _answer(self._question(child, {"seconds": seconds, **question}), seconds + MARGIN_SECONDS)
 
     def _is_coming(self, name: InstanceName) -> bool:
         """Return if an instance is wanted that has not begun yet, and has not failed to."""
@@ -241,7 +245,7 @@ class Processes:
             with child.sending:
                 child.control.sendall(line)
         except OSError as error:
-            _settle(future, {"error": f"the instance takes no question: {error}"})
+            _settle(future, {"error": f"the instance takes no question: {error}", "status": ABSENT})
         return future
 
     # -- the thread
@@ -405,7 +409,7 @@ class Processes:
         child.process.close()
         slot.child = None
         for future in list(child.questions.values()):
-            _settle(future, {"error": "the instance has ended"})
+            _settle(future, {"error": "the instance has ended", "status": ABSENT})
         if slot.wanted is not child.wanted:  # it was told to end
             slot.stderr = []
             return
@@ -450,7 +454,7 @@ def _answer(future: Future[dict[str, Any]], seconds: float) -> dict[str, Any]:
         return future.result(max(0.0, seconds))
     except FutureTimeoutError:
         future.cancel()
-        return {"error": f"no answer within {max(0.0, seconds):g} s"}
+        return {"error": f"no answer within {max(0.0, seconds):g} s", "status": LATE}
 
 
 def _settle(future: Future[dict[str, Any]], answer: dict[str, Any]) -> None:

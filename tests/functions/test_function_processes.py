@@ -257,10 +257,12 @@ def test_a_process_answers_what_it_is_asked(machine: Machine) -> None:
     code = "def process(text: str, context) -> str:\n    return f'{text} {context.get_function_version()}'\n"
     machine.wants("good", code)
     name = "public/default/good", 0
-    question = {"ask": "trigger", "value": "YQ==", "key": None, "topic": "in"}
-    assert machine.processes.ask(name, question, 20) == {"output": "YSAx", "error": None}  # "a 1"
+    question = {"ask": "trigger", "value": "YQ==", "key": None, "topic": "in", "partition": 0}
+    assert machine.processes.ask(name, question, 20)["output"] == "YSAx"  # "a 1"
     machine.wants("good", code.replace("{text}", "b"), number=2)
-    assert machine.processes.ask(name, question, 20) == {"output": "YiAx", "error": None}  # by the new one
+    assert machine.processes.ask(name, question, 20)["output"] == "YiAx"  # by the new one
+    elsewhere = machine.processes.ask(name, question | {"partition": 7}, 20)
+    assert (elsewhere["status"], "partition 7 of in" in elsewhere["error"]) == (503, True)
 
     def counts() -> tuple[int, int, object]:
         stats = machine.status("good").stats or {"received": 0, "processed": 0, "at": None}
@@ -274,7 +276,7 @@ def test_what_is_asked_of_nobody_is_answered(machine: Machine) -> None:
     ask: Callable[..., dict[str, Any]] = machine.processes.ask
     assert ask(("a/b/c", 0), {"ask": "trigger"}, 1) == {
         "error": "instance 0 of a/b/c does not run here",
-        "later": True,
+        "status": 503,
     }
     machine.wants("good", GOOD)
     machine.begun("good")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from kop.client.properties import connection
 from kop.functions.packages import Package
 from kop.functions.scheduler import schedule
 from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
+from kop.records.partitioning import partition_of
 from kop.testing import Broker
 
 FQFN = "public/default/shout"
@@ -68,6 +70,17 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
                 for instance in (0, 1):
                     asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
                     assert (await worker.ask(FQFN, instance, asked))["output"] == "aGkh"
+            places = {}
+            for number in range(6):
+                asked["key"] = base64.b64encode(f"key-{number}".encode()).decode()
+                assert (await second.ask(FQFN, None, asked))["output"] == "aGkh"
+            for record in await asyncio.to_thread(broker.records, "in"):
+                if record.key is not None:
+                    places[record.key] = record.partition
+            assert places == {key: partition_of(key, 2) for key in places}
+            assert len({*places.values()}) == 2
+            nowhere = await first.ask(FQFN, None, {**asked, "topic": "persistent://public/default/other"})
+            assert (nowhere["status"], "name an input" in nowhere["error"]) == (400, True)
             assert "no instance" in (await first.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
 
             revision = answer.revision
