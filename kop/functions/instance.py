@@ -220,6 +220,7 @@ class Instance:
         return {
             partition: max(0, end - done.get(partition, position))
             for partition, (end, position) in self._reader.ends().items()
+            if end >= 0  # it is not known before the first answer
         }
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
@@ -251,8 +252,8 @@ class Instance:
         """Send a message to a partition, and return what became of it. For any thread."""
         topic, partition = place
         if place not in self.partitions:
-            error = f"partition {partition} of {topic} is no longer this instance's, or not yet: try again"
-            return TriggerAnswer(error=error, status=triggers.ABSENT)
+            why = f"partition {partition} of {topic} is no longer this instance's, or not yet: try again"
+            return TriggerAnswer(error=why, status=triggers.ABSENT)
         number = self._triggers.expect()
         try:
             writer = WriteClient(self._settings, min(seconds, self._patience))
@@ -268,8 +269,8 @@ class Instance:
             return TriggerAnswer(error=f"the message cannot be written to {topic}: {error}", status=triggers.ABSENT)
         answer = self._triggers.wait(number, seconds)
         if answer is None:
-            error = f"not done in {seconds:g} s; the message stays in {topic}, and is called in its turn"
-            return TriggerAnswer(error=error, status=triggers.LATE)
+            why = f"not done in {seconds:g} s; the message stays in {topic}, and is called in its turn"
+            return TriggerAnswer(error=why, status=triggers.LATE)
         if answer.error is None:
             return answer
         return answer._replace(error=f"{answer.error}; {triggers.fate(self._spec, topic)}")

@@ -79,14 +79,16 @@ class InstanceStatus:
     error: str
     """Why it ended by itself; empty again once it has run well."""
     at: tuple[str, int, int] | None
-    """Topic, partition and offset of the record that was being called then."""
+    """Topic, partition and offset of the record that was being called then; without an error, that is called now."""
     since_ms: int
     """Since when it runs, or fails: milliseconds since the epoch."""
     restarts: int
     stderr: list[str]
     """The last lines that it wrote."""
     stats: Mapping[str, Any] | None
-    """A StatsSnapshot, the last one if it does not answer."""
+    """A StatsSnapshot, the last one, without its lag, if it does not answer."""
+    next_start_ms: int | None = None
+    """When it is started again, milliseconds since the epoch, if it waits for that."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,12 @@ class Processes:
         answers = {name: _answer(future, end - clock.monotonic()) for name, future in asked.items()}
         now = clock.monotonic()
         with self._lock:
-            for name, answer in answers.items():
-                if name in self._slots and "error" not in answer:
-                    self._slots[name].stats = answer
+            for name, slot in self._slots.items():
+                answer = answers.get(name, {"error": "it does not run"})
+                if "error" not in answer:
+                    slot.stats = answer
+                elif slot.stats is not None:
+                    slot.stats = {**slot.stats, "lag": {}, "at": None}
             return {name: _told(slot, now) for name, slot in self._slots.items() if slot.wanted is not None}
 
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -291,6 +296,9 @@ class Processes:
             child = slot.child
             if slot.wanted is not child.wanted and child.kill_at is None:
                 child.kill_at = now + GRACE_SECONDS
+                with suppress(OSError):
+                    # Its main thread may not notice a signal that another one of its threads is given.
+                    child.control.shutdown(socket.SHUT_WR)
                 forking.kill(child.process, signal.SIGTERM)
             elif child.kill_at is not None and now >= child.kill_at:
                 child.kill_at = now + GRACE_SECONDS
@@ -441,12 +449,18 @@ def _told(slot: _Slot, now: float) -> InstanceStatus:
     """Return the status of an instance."""
     child = slot.child
     error, at, since_ms, lines = slot.error, slot.at, slot.since_ms, slot.stderr
-    if child is not None:
-        lines = child.tail.lines or lines
+    next_ms = None
+    if child is None:
+        next_ms = clock.wall_ms() + int(max(0.0, slot.due - now) * 1000)
+    else:
         if error and now - child.began >= WELL_SECONDS:
             error, at, since_ms = "", None, clock.wall_ms() - int((now - child.began) * 1000)
+        lines = [*(lines if error else ()), *child.tail.lines][-2 * forking.TAIL_LINES :]
+        if not error:
+            calls = place_of(list(child.calling), sorted(child.wanted.partitions))
+            at = None if calls is None else (*calls[0], calls[1])
     is_running = child is not None and child.has_begun
-    return InstanceStatus(is_running, error, at, since_ms, slot.restarts, list(lines), slot.stats)
+    return InstanceStatus(is_running, error, at, since_ms, slot.restarts, list(lines), slot.stats, next_ms)
 
 
 def _answer(future: Future[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from kop.functions.definitions import (
     spec_of,
 )
 from kop.functions.function import CodePlace
+from kop.functions.lag import lag_of
 from kop.functions.leader import NO_PACKAGE, WRONG
 from kop.functions.localrun import names_of
 from kop.functions.packages import Assembler, Package, PackageError, unpack
@@ -487,7 +488,25 @@ class Worker:
             if name == fqfn and instance in {None, number}:
                 owned.setdefault(assignment.worker, []).append(number)
         parts = await asyncio.gather(*(self._status_of(worker, fqfn, some) for worker, some in owned.items()))
-        return dict(sorted(item for part in parts for item in part.items()))
+        statuses = dict(sorted(item for part in parts for item in part.items()))
+        await self._count_lag(fqfn, statuses)
+        return statuses
+
+    async def _count_lag(self, fqfn: str, statuses: Mapping[int, dict[str, Any]]) -> None:
+        """Add the lag of instances that do not tell it: `lag`, by TOPIC-NUMBER."""
+        there, owners = self.definition(fqfn), self._owners(fqfn)
+        silent = {
+            number: owners[number].partitions
+            for number, status in statuses.items()
+            if number in owners and not (status["stats"] or {}).get("lag")
+        }
+        places = [place for partitions in silent.values() for place in partitions]
+        if there is None or not places:
+            return
+        lag = await asyncio.to_thread(lag_of, self._settings, there.spec.group, places)
+        for number, partitions in silent.items():
+            told = {f"{place[0]}-{place[1]}": lag[place] for place in partitions if place in lag}
+            statuses[number]["lag"] = told
 
     async def _status_of(self, worker_id: str, fqfn: str, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         try:

@@ -151,6 +151,22 @@ async def test_one_worker_alone(tmp_path: Path) -> None:
             assert not worker.assignments()
 
 
+async def test_the_lag_of_an_instance_that_does_not_run_is_counted(tmp_path: Path) -> None:
+    crash = Package("shout.py", b"import os\ndef process(text: str) -> str:\n    os._exit(3)\n")
+    with Broker() as broker:
+        broker.create_topic("in")
+        async with workers(broker, tmp_path, 1) as (worker,):
+            created = await worker.request("create", FQFN, config={**CONFIG, "parallelism": 1}, package=crash, by="ada")
+            assert created.won, created
+            await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
+
+            async def told() -> Any:
+                status = (await worker.status(FQFN, None)).get(0, {})
+                return status.get("error") and not status["running"] and status.get("lag") == {"in-0": 3}
+
+            await until(told, "the lag of what has ended", SECONDS)
+
+
 def test_a_worker_has_a_name_that_others_can_read() -> None:
     assert default_worker_id(6750).endswith("-6750")
     with pytest.raises(ClientError, match="may have letters, digits"):

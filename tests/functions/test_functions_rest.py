@@ -165,6 +165,7 @@ def test_status_of_all_and_of_one(created: Rest) -> None:
         "lastInvocationTime": 1_700_000_000_500,
         "at": None,
         "since": 1_700_000_000_000,
+        "nextStart": None,
         "stderr": [],
         "lag": {"in-put-0": 4},
     }
