@@ -158,9 +158,10 @@ def localrun(
     _log_to_stderr()
     stand_in.install()
     changes = Changes(spec.py)
+    stderr = sys.stderr  # what comes to it later goes to the log topic of the function, too
     try:
         running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
-        note(_begun(spec))
+        note(_begun(spec), stderr)
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
                 break

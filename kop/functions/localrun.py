@@ -81,6 +81,7 @@ class Running:
         self._failure: BaseException | None = None
         self._hangs = False
         self._over = threading.Event()
+        self._log_topic = LogTopic(spec, settings)
         self._thread = threading.Thread(target=self._run, name=f"kop-function-{spec.name}", daemon=True)
 
     @property
@@ -156,9 +157,9 @@ class Running:
     def _run(self) -> None:
         assert self._instance is not None
         try:
-            with LogTopic(self._spec, self._settings) as topic:
+            with self._log_topic:
                 if self._alone:
-                    topic.take_output()
+                    self._log_topic.take_output()
                 self._instance.run()
         except BaseException as error:
             self._failure = without_frames(error)
@@ -174,7 +175,10 @@ class Running:
                 at = place_of(calling, instance.partitions)
                 where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
                 self._hangs = True
-                self._failure = HungError(f"{self._spec.fqfn} has to be ended{where}: {reason}")
+                text = f"{self._spec.fqfn} has to be ended{where}: {reason}"
+                self._failure = HungError(text)
+                self._log_topic.put("ERROR", text)
+                self._log_topic.end()
                 instance.stop()
                 self._over.set()
 

@@ -31,6 +31,7 @@ from kop.client.offsets import TopicPartition
 from kop.functions import forking
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
+from kop.functions.logs import log_end
 from kop.functions.running import GRACE_SECONDS, Start, run
 from kop.functions.spec import FunctionSpec
 from kop.functions.triggers import ABSENT, LATE
@@ -432,6 +433,10 @@ class Processes:
         log.error(
             "instance %d of %s has ended%s: %s; next start in %.0f s", name[1], name[0], where, told, slot.due - now
         )
+        if not child.told:  # else it has logged its end itself
+            last = [] if child.reason else child.tail.lines  # a stack of Python may be among them
+            text = "\n".join([f"instance {name[1]} of {name[0]} has ended{where}: {told}", *last])
+            log_end(child.wanted.spec, self._settings, name[1], text)
 
     @staticmethod
     def _failed(slot: _Slot, told: str, at: tuple[TopicPartition, int] | None, now: float, ran: float) -> None:

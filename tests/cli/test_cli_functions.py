@@ -177,13 +177,17 @@ def test_a_file_has_the_definition_and_flags_win(
 
 
 def test_a_call_that_hangs_ends_the_command(start: Start, topics: tuple[str, str], kop: Kop, tmp_path: Path) -> None:
-    given, _ = topics
-    file = write(tmp_path, "import time\ndef process(text: str) -> None:\n    time.sleep(100)\n")
-    function = start("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--timeout-ms", "300")
+    given, logged = topics
+    file = write(tmp_path, "import time\ndef process(text: str) -> None:\n    print('slow')\n    time.sleep(100)\n")
+    flags = ("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--timeout-ms", "300")
+    function = start(*flags, "--log-topic", logged)
     function.until("Ctrl-C ends it")
     kop.ok("produce", given, given=b"a")
     function.until(f"has to be ended at {given}-0 offset 0: a call has taken longer than timeoutMs, 300 ms")
     assert function.process.wait(SECONDS) == 1
+    # What the command says for itself is not the function's.
+    first, told = kop.ok("consume", logged, "--until-end").splitlines()
+    assert (first, "has to be ended at" in told) == ("slow", True)
 
 
 @pytest.mark.parametrize(
