@@ -586,12 +586,14 @@ class _Draft:
             self.wrong(("retainKeyOrdering",), "retainOrdering is given too: one of them")
         retries = None if config.max_message_retries in {None, -1} else config.max_message_retries
         if guarantee is Guarantee.ATMOST_ONCE:
-            for name, is_given in (
+            for field_name, is_given in (
                 ("maxMessageRetries", retries is not None),
                 ("deadLetterTopic", bool(config.dead_letter_topic)),
             ):
                 if is_given:
-                    self.wrong((name,), "is not for ATMOST_ONCE, which calls a message once", "processingGuarantees")
+                    self.wrong(
+                        (field_name,), "is not for ATMOST_ONCE, which calls a message once", "processingGuarantees"
+                    )
         elif config.dead_letter_topic and retries is None:
             self.wrong(
                 ("deadLetterTopic",),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import textwrap
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +176,22 @@ def test_a_file_has_the_definition_and_flags_win(
     kop.ok("produce", given, given=b"one\n")
     assert kop.ok("consume", out, "--from-beginning", "-n", "1") == "ONE\n"
     assert function.end() == 0
+
+
+def test_ctrl_c_ends_at_once_what_is_about_to_connect(kop: Kop, tmp_path: Path) -> None:
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        config = write(tmp_path, f"bootstrap.servers={address}\n", "client.properties")
+        flags = ("--py", file, "--classname", "shout", "--inputs", "a", "--client-config", config)
+        function = Started(kop.start("functions", "localrun", *flags))
+        function.until(f"connecting to {address} by PLAINTEXT")
+        silent.accept()[0].close()  # the look if a server is there
+        silent.accept()[0].close()  # the first connection of the client, which makes others for a minute
+        began = time.monotonic()
+        assert function.end() == 1
+        assert time.monotonic() - began < 20
+    assert "Aborted!" in function.said
 
 
 def test_a_call_that_hangs_ends_the_command(start: Start, topics: tuple[str, str], kop: Kop, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from functions.instance_kit import KilledError, Killer, consume, produce, values
+from functions.instance_kit import KilledError, Killer, consume, no_retries, produce, values
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewPartitions
 from kafka.errors import MessageSizeTooLargeError
@@ -221,7 +221,7 @@ def test_a_failed_message_holds_its_offset_until_it_is_done(broker: Broker, func
 def test_an_input_that_the_serde_refuses_is_as_a_call_that_fails(
     broker: Broker, functions: Functions, guarantee: str
 ) -> None:
-    function = functions(add_one, inputs="in", output="out", max_message_retries=0, processing_guarantees=guarantee)
+    function = functions(add_one, inputs="in", output="out", processing_guarantees=guarantee, **no_retries(guarantee))
     broker.produce("in", ["1", "one", "2"])
     wait_until(lambda: function.processed == 2 and function.failures == 1)
     function.stop()
@@ -242,9 +242,8 @@ def test_a_result_that_cannot_be_written_is_as_a_call_that_fails(
         wide,
         inputs="in",
         output="out",
-        max_message_retries=0,
-        dead_letter_topic="dead",
         processing_guarantees=guarantee,
+        **no_retries(guarantee, "dead"),
     )
     broker.produce("in", ["a", "1", "b"])
     wait_until(lambda: function.processed == 2 and function.failures == 1)

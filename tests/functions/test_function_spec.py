@@ -137,6 +137,11 @@ def test_what_pulsars_tools_send_for_nothing_is_nothing() -> None:
     assert [note.split(": ")[1:3] for note in notes] == [["forwardSourceMessageProperty", "has no effect"]]
 
 
+@pytest.mark.parametrize("guarantee", [guarantee.value for guarantee in Guarantee])
+def test_the_name_is_that_of_the_class_whatever_the_guarantee(guarantee: str) -> None:
+    assert spec_of(processingGuarantees=guarantee).fqfn == "public/default/Words"
+
+
 def test_a_full_name_is_taken_apart() -> None:
     assert spec_of(fqfn="t/n/f").fqfn == "t/n/f"
     assert mistakes_of(fqfn="t/n") == ["f.json, line 1: fqfn: must be TENANT/NAMESPACE/NAME"]
