@@ -1,7 +1,7 @@
 """Instances as processes: one each, started, watched, ended, and started again when they have ended by themselves.
 
 Owns: which processes there are, when one is started again, and what is told of each.
-Must not know: why an instance is wanted here, what an instance does (`running`).
+Must not know: why an instance is wanted here, what an instance does (`child`).
 
 One thread reads what the processes write and tell, and learns of their ends. Nothing that a process does holds it up.
 """
@@ -29,10 +29,10 @@ from typing import Any, Final, TypeAlias
 from kop import clock
 from kop.client.offsets import TopicPartition
 from kop.functions import forking
+from kop.functions.child import GRACE_SECONDS, Start, run
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.logs import log_end
-from kop.functions.running import GRACE_SECONDS, Start, run
 from kop.functions.spec import FunctionSpec
 from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of

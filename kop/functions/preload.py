@@ -7,7 +7,7 @@ Must not know: what is done with them.
 import gc
 
 import kop.functions.checking
-import kop.functions.running  # noqa: F401
+import kop.functions.child  # noqa: F401
 from kop.allocator import share_arenas
 
 share_arenas()
