@@ -60,9 +60,12 @@ Examples:
 A file of --client-config has Kafka's client properties:
   bootstrap.servers=broker.example:9093
   security.protocol=SASL_SSL
-  sasl.mechanism=PLAIN
-  sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \\
-      required username="me" password="...";"""
+  sasl.mechanism=SCRAM-SHA-512
+  sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule \\
+      required username="me" password="...";
+
+\b
+With PLAIN the module is org.apache.kafka.common.security.plain.PlainLoginModule."""
 
 STATUS_SECONDS = 0.2
 """How often a running function is looked at, and its file."""
