@@ -192,8 +192,9 @@ class RequestPipeline:
         turn = login.turn(api_key, served is not None and served.oldest <= version <= served.api.max_version)
         if turn is Turn.SERVE:
             return None
-        reason = f"{f'API {api_key}' if served is None else served.name} came before the login: client id "
-        refused = LoginRefusedError(reason + _shown(client_id))
+        reason = f"{f'API {api_key}' if served is None else served.name} came before the login; clients log in if "
+        reason += f"security.protocol is SASL_SSL or SASL_PLAINTEXT: client id {_shown(client_id)}"
+        refused = LoginRefusedError(reason)
         if turn is Turn.CLOSE or served is None or not served.oldest <= version <= served.api.max_version:
             raise refused
         code = ErrorCode.ILLEGAL_SASL_STATE
