@@ -228,9 +228,9 @@ def test_the_rights_that_the_documentation_names_are_enough(preloaded: Preloaded
         for right in rights:
             kop.ok(*right, "--client-config", made["admin"])
         code = "def process(text: str, context) -> str:\n    context.incr_counter('n', 1)\n    return text.upper()\n"
-        flags = ("--py", write(tmp_path, code), "--classname", "shout", "--inputs", "lines", "--output", "loud")
+        described = ("--py", write(tmp_path, code), "--classname", "shout", "--inputs", "lines", "--output", "loud")
         once = ("--processing-guarantees", "EFFECTIVELY_ONCE", "--client-config", made["me"])
-        function = Started(kop.start("functions", "localrun", *flags, *once))
+        function = Started(kop.start("functions", "localrun", *described, *once))
         function.until("Ctrl-C ends it")
         broker.produce("lines", ["a"])
         wait_until(lambda: [each.value for each in broker.records("loud", isolation_level="read_committed")] == [b"A"])
