@@ -65,7 +65,7 @@ A file of --client-config has Kafka's client properties:
       required username="me" password="...";
 
 \b
-With PLAIN the module is org.apache.kafka.common.security.plain.PlainLoginModule."""
+With PLAIN: org.apache.kafka.common.security.plain.PlainLoginModule."""
 
 STATUS_SECONDS = 0.2
 """How often a running function is looked at, and its file."""
