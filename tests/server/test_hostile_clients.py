@@ -278,7 +278,7 @@ def test_slow_logins_end(
             async def drip(client: RawClient, data: bytes) -> None:
                 for byte in struct.pack(">i", 500) + data if client is slow[0] else data:
                     client.writer.write(bytes([byte]))
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # the client is slow
 
             async with asyncio.TaskGroup() as tasks:
                 dripping = [
