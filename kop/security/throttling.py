@@ -22,6 +22,8 @@ LONGEST_OF_REQUESTS: Final = 1.0
 """The most seconds that a request is held for the time it took, and a new connection before it is closed."""
 MOST_COUNTED: Final = 10_000
 """Those whose counts are kept, for each kind of quota. Client ids come from clients, so there is no end of them."""
+LONGEST_HELD: Final = (2**31 - 1) / 1000
+"""The most seconds that a client is held: an answer cannot say more."""
 _LONGEST_KEY: Final = 255
 """Characters of a client id by which it is counted."""
 _T = TypeVar("_T")
@@ -207,7 +209,7 @@ class Meter:
 
     def _hold(self, kind: QuotaKind, delay: float) -> None:
         if delay > self.delay:
-            self.delay, self.kind = delay, kind
+            self.delay, self.kind = min(delay, LONGEST_HELD), kind
 
 
 class TimedWork(Coroutine[Any, Any, _T]):
@@ -275,7 +277,9 @@ class Throttling:
         key = principal, client_id or ""
         known = clients.get(key)
         if known is None:
-            known = clients[key] = self._quotas_of(principal.partition(":")[2], client_id or "")
+            known = self._quotas_of(principal.partition(":")[2], client_id or "")
+            if len(key[1]) <= _LONGEST_KEY:  # a long one would be kept whole
+                clients[key] = known
         return None if known is _NOTHING else known
 
     def _quotas_of(self, user: str, client_id: str) -> ClientQuotas:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import tracemalloc
 
 import pytest
 
@@ -225,6 +227,30 @@ def test_client_ids_without_end_do_not_grow_memory() -> None:
     long = "x" * 30_000
     assert clients.produce(1100, client_id=long) == 1
     assert clients.produce(1100, client_id=long) == 12
+
+
+def test_long_client_ids_are_not_kept() -> None:
+    clients = Clients((Entity("u"), QuotaKind.PRODUCED, 100.0))
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            clients.of(client_id=f"{number}" + "x" * 30_000)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [QuotaKind.PRODUCED, QuotaKind.CONSUMED, QuotaKind.MUTATIONS])
+def test_the_least_quota_holds_as_long_as_an_answer_can_say(kind: QuotaKind) -> None:
+    clients = Clients((Entity("u"), kind, math.ulp(0.0)))
+    for _ in range(2):
+        meter = clients.meter(produced=1)
+        if kind is QuotaKind.CONSUMED:
+            meter.consume(1)
+        elif kind is QuotaKind.MUTATIONS:
+            meter.mutate(1, strict=False)
+        delay = meter.answered()
+    assert math.ceil(1000 * delay) == 2**31 - 1
 
 
 def test_the_steps_of_a_coroutine_count_and_its_waits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
