@@ -479,8 +479,6 @@ def check_batches(spec: FunctionSpec) -> None:
         raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
     if spec.processing_guarantees is Guarantee.MANUAL:
         raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
-    if spec.window is not None:
-        raise ClientError(f"leave windowConfig of {spec.fqfn} out: process_batch is given batches, not windows")
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
     if named or spec.output_serde_class_name or spec.output_schema_type:
         raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
