@@ -72,6 +72,8 @@ class Server:
 
     def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
+        self._throttling = requests.throttling
+        self._quotas_seen = self._throttling.quotas.version
         self.requests = requests
         self.settings = settings
         self.memory = MemoryBudget(self.loop, settings.kop_request_memory_bytes)
@@ -220,6 +222,12 @@ class Server:
         self._metrics.connections.set(len(self._connections))
         return True
 
+    def held(self, connection: ClientConnection) -> float:
+        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
+        than a quota allows; 0 if it has not.
+        """
+        return self._throttling.connected(connection.info.client_host)
+
     def release(self, connection: ClientConnection) -> None:
         """Count a connection out that is closed."""
         if connection in self._connections:
@@ -275,9 +283,13 @@ class Server:
                 certificate.look()
         self._look_at_logins()
         now = self.loop.time()
+        quotas = self._throttling.quotas.version
+        changed, self._quotas_seen = quotas != self._quotas_seen, quotas
         longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
+            if changed:
+                connection.quotas_changed(quotas)
             if (
                 (0 <= longest < now - connection.last_active and not connection.busy)
                 or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
