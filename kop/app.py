@@ -336,12 +336,12 @@ async def start(
         producer_ids=producer_ids,
         security=security,
         security_settings=settings,
-        audit=audit,
         throttling=throttling,
+        audit=audit,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, audit, throttling, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, audit, server, background):
         metrics.collect_with(part.collect)
 
     security.on_user_change(lambda _: server.users_changed())

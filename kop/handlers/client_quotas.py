@@ -76,8 +76,7 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
                 answers[place] = PeerError("There are as many quotas as kop.security.max.quotas allows")
                 continue
             room -= more
-            if changed:
-                made.append((entity, changed))
+            made.append((entity, changed))
             records += [of_quota(entity, kind, value) for kind, value in changed.items()]
         return records
 
@@ -89,11 +88,9 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
             await gw.security.write(decide)
         except KopError as error:
             failure = error.fresh_copy()
+        _tell(gw, ctx, made, failure)
+        if failure is not None:
             answers = {place: answers.get(place) or failure for place in range(len(wanted))}
-        for entity, changed in made:
-            name = ", ".join(f"{kind}={name}" for kind, name in entity.names().items())
-            quotas = {kind.value: value for kind, value in changed.items()}
-            gw.audit.changed(ctx.conn, "ALTER", "QUOTA", name, dict(quotas=quotas), failure)
     return ctx.response(
         entries=[
             dict(
@@ -104,6 +101,14 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
             for entry, error in zip(request.entries, (answers[place] for place in range(len(wanted))), strict=True)
         ]
     )
+
+
+def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change], failure: KopError | None) -> None:
+    for entity, values in changes:
+        name = ", ".join(f"{kind}={'(default)' if text is None else text}" for kind, text in entity.names().items())
+        for kind, value in values.items():
+            operation = "DELETE" if value is None else "SET"
+            gw.audit.changed(ctx.conn, operation, "QUOTA", name, dict(quota=kind.value, value=value), failure)
 
 
 def _change(entry: Any) -> _Change | KopError:

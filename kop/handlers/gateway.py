@@ -71,10 +71,10 @@ class Gateway:
     security: SecurityState
     """Users, ACLs and quotas."""
     security_settings: SecuritySettings
-    audit: Audit
-    """The audit of denials and changes."""
     throttling: Throttling
     """What clients take, by the quotas that hold for them."""
+    audit: Audit
+    """The audit of denials and changes."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)

@@ -51,10 +51,6 @@ class SecuritySettings(Settings):
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
     )
 
-    kop_audit_file: str = setting(
-        "kop.audit.file", "", "File of the audit, a line of JSON for each denial and change; empty: the log."
-    )
-    kop_audit_allowed: bool = setting("kop.audit.allowed", False, "Audit lines for what was allowed, too.")
     kop_security_users_file: str = setting(
         "kop.security.users.file",
         "",
@@ -82,6 +78,10 @@ class SecuritySettings(Settings):
     kop_pulsar_token_audience_claim: str = setting(
         "kop.pulsar.token.audience.claim", "aud", "The claim of such tokens that has their audience."
     )
+    kop_audit_file: str = setting(
+        "kop.audit.file", "", "File of the audit, a line of JSON for each denial and change; empty: the log."
+    )
+    kop_audit_allowed: bool = setting("kop.audit.allowed", False, "Audit lines for what was allowed, too.")
 
     def problems(self) -> Iterable[str]:
         """Return a line if nobody could ever give a right."""

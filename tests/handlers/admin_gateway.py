@@ -85,8 +85,8 @@ class Admin:
             producer_ids=unused,
             security=security,
             security_settings=config.of(SecuritySettings),
-            audit=Audit(AuditLines(""), config.node_id),
             throttling=Throttling(security.quotas, self.loop.time),
+            audit=Audit(AuditLines(""), config.node_id),
         )
 
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:

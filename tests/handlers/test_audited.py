@@ -123,7 +123,7 @@ async def _changes(at: Place, conn: Connection, lines: Lines) -> None:
         assert answer.entries[0].error_code == 0
     (line,) = lines.new()
     assert (line["event"], line["resource"], line["name"]) == ("changed", "QUOTA", "user=bob")
-    assert line["quotas"] == {"producer_byte_rate": 1000.0}
+    assert (line["operation"], line["quota"], line["value"]) == ("SET", "producer_byte_rate", 1000.0)
     config = dict(name="retention.ms", value="1000", config_operation=0)
     resources = [
         dict(resource_type=2, resource_name=SEEN, configs=[config]),
