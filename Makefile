@@ -94,7 +94,7 @@ checker: $(VENV)/.test ## five minutes of transactions under faults, then their 
 checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
 	$(BIN)/python -m conformance.checker --start-kop --fast $(ARGS)
 
-functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 14 minutes (ARGS=--help)
+functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 15 minutes (ARGS=--help)
 	$(BIN)/python -m conformance.functions $(ARGS)
 
 functions-fast: $(VENV)/.test ## one minute of it on the embedded engine (ARGS=--start-kop-pulsar: Java, Maven)
