@@ -346,6 +346,8 @@ async def start(
         )
         for endpoint in listening
     ]
+    if dial.tls is not None:
+        server.watch(dial.tls)
     listeners = await _listen(server, listening, securities)
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))

@@ -106,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 EXTRA: dict[str, set[str]] = {
+    "kop/cli/certs.py": {"security"},
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
     "kop/cli/functions_admin.py": {"functions"},

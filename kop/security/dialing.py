@@ -57,16 +57,17 @@ class Dialer:
     """Opens connections. `nonce` returns fresh text for each login."""
 
     def __init__(self, tls: TlsContext | None, login: BrokerLogin | None, nonce: Callable[[], str]) -> None:
-        self._tls = tls
+        self.tls = tls
+        """The context of its connections; None if they go without TLS."""
         self._login = login
         self._nonce = nonce
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection that is not logged in, on which ApiVersions alone is answered. OSError."""
-        if self._tls is None:
+        if self.tls is None:
             return await asyncio.open_connection(host, port)
-        self._tls.look()
-        return await asyncio.open_connection(host, port, ssl=self._tls.context)
+        self.tls.look()
+        return await asyncio.open_connection(host, port, ssl=self.tls.context)
 
     async def open(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection that is logged in. OSError if the other side cannot be reached or refuses."""

@@ -14,7 +14,9 @@ from functools import partial
 from kop import clock
 from kop.errors import ConfigError
 from kop.security.dialing import Dialer, broker_login
+from kop.security.keystores import Store
 from kop.security.listener import ListenerSecurity
+from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import Exchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
@@ -35,15 +37,16 @@ def listener_security(
     """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
     mechanisms = _mechanisms(endpoint, settings, security) if endpoint.has_sasl else {}
     if endpoint.name and not endpoint.is_local:
-        if not endpoint.has_sasl:
+        if not endpoint.has_sasl and settings.ssl_client_auth != "required":
             log.warning("listener %s takes all who reach %s: no login is asked", endpoint.name, endpoint.address)
-        elif not endpoint.has_tls:
+        elif endpoint.has_sasl and not endpoint.has_tls:
             log.warning("listener %s asks for a login without TLS: who listens in reads all records", endpoint.name)
     return ListenerSecurity(
         endpoint.name,
         of_listener(endpoint.name, _tls_files(settings)) if endpoint.has_tls else None,
         mechanisms,
         server.sasl_server_max_receive_size,
+        _name_of(endpoint, settings),
     )
 
 
@@ -79,13 +82,34 @@ def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dia
 
 def _tls_files(settings: ListenerSettings) -> TlsFiles:
     return TlsFiles(
-        keystore_location=settings.ssl_keystore_location,
-        keystore_chain=settings.ssl_keystore_certificate_chain,
-        keystore_key=settings.ssl_keystore_key,
+        keystore=Store(
+            kind="keystore",
+            type=settings.ssl_keystore_type,
+            location=settings.ssl_keystore_location,
+            certificates=settings.ssl_keystore_certificate_chain,
+            key=settings.ssl_keystore_key,
+            password=settings.ssl_keystore_password,
+        ),
         key_password=settings.ssl_key_password,
-        truststore_location=settings.ssl_truststore_location,
-        truststore_certificates=settings.ssl_truststore_certificates,
+        truststore=Store(
+            kind="truststore",
+            type=settings.ssl_truststore_type,
+            location=settings.ssl_truststore_location,
+            certificates=settings.ssl_truststore_certificates,
+            password=settings.ssl_truststore_password,
+        ),
+        client_auth=settings.ssl_client_auth,
         enabled_protocols=settings.ssl_enabled_protocols,
         cipher_suites=settings.ssl_cipher_suites,
         check_hostname=bool(settings.ssl_endpoint_identification_algorithm),
     )
+
+
+def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[bytes], str] | None:
+    """Return what names clients by their certificates; None if they have none, or log in besides, which counts then."""
+    if not endpoint.has_tls or endpoint.has_sasl or settings.ssl_client_auth == "none":
+        return None
+    try:
+        return partial(name_of, MappingRules(settings.ssl_principal_mapping_rules))
+    except ValueError as error:
+        raise ConfigError([f"listener {endpoint.name}: ssl.principal.mapping.rules {error}"]) from None

@@ -23,7 +23,18 @@ from kop.values import (
     setting,
 )
 
-Pem: TypeAlias = Annotated[Literal["PEM"], "string", BeforeValidator(str.upper)]
+
+def _store_type(value: str) -> str:
+    if value.upper() in {"JKS", "JCEKS"}:
+        raise ValueError(
+            "is Java's own form, which is not read here; convert it: keytool -importkeystore -srckeystore STORE "
+            "-destkeystore STORE.p12 -deststoretype PKCS12, then set PKCS12"
+        )
+    return value.upper()
+
+
+StoreType: TypeAlias = Annotated[Literal["PEM", "PKCS12"], "string", BeforeValidator(_store_type)]
+ClientAuth: TypeAlias = Annotated[Literal["none", "requested", "required"], "string", BeforeValidator(str.lower)]
 _LISTEN = "127.0.0.1:9092,[::1]:9092"
 
 
@@ -125,36 +136,64 @@ class ServerSettings(Settings):
 class ListenerSettings(Settings):
     """What a listener shows of itself and asks of its clients. Each listener may have its own."""
 
-    ssl_keystore_type: Pem = setting(
-        "ssl.keystore.type", "PEM", "Form of the keystore: PEM, the certificate chain and its key.", by_listener=True
+    ssl_keystore_type: StoreType = setting(
+        "ssl.keystore.type", "PEM", "Form of the keystore: PEM or PKCS12.", by_listener=True
     )
     ssl_keystore_location: str = setting(
         "ssl.keystore.location", "", "File with the certificate chain and its key.", by_listener=True
     )
+    ssl_keystore_password: Secret = setting(
+        "ssl.keystore.password", "", "Password of a keystore of type PKCS12, and of the key in it.", by_listener=True
+    )
     ssl_keystore_certificate_chain: str = setting(
-        "ssl.keystore.certificate.chain", "", "The certificate chain itself, instead of a file.", by_listener=True
+        "ssl.keystore.certificate.chain",
+        "",
+        "The certificate chain itself, in PEM, instead of a file.",
+        by_listener=True,
     )
     ssl_keystore_key: Secret = setting(
         "ssl.keystore.key", "", "The key itself, with ssl.keystore.certificate.chain.", by_listener=True
     )
     ssl_key_password: Secret = setting(
-        "ssl.key.password", "", "Password of the key; empty: it has none.", by_listener=True
+        "ssl.key.password", "", "Password of the key in PEM; empty: it has none.", by_listener=True
     )
-    ssl_truststore_type: Pem = setting("ssl.truststore.type", "PEM", "Form of the truststore: PEM.", by_listener=True)
+    ssl_truststore_type: StoreType = setting(
+        "ssl.truststore.type", "PEM", "Form of the truststore: PEM or PKCS12.", by_listener=True
+    )
     ssl_truststore_location: str = setting(
         "ssl.truststore.location",
         "",
-        "File with the CAs that brokers trust when they call one another; empty: the system's.",
+        "File with the CAs of clients' certificates, and of those of brokers when they call one another; empty: the "
+        "system's for the latter.",
         by_listener=True,
     )
+    ssl_truststore_password: Secret = setting(
+        "ssl.truststore.password", "", "Password of a truststore of type PKCS12.", by_listener=True
+    )
     ssl_truststore_certificates: str = setting(
-        "ssl.truststore.certificates", "", "The CAs themselves, instead of a file.", by_listener=True
+        "ssl.truststore.certificates", "", "The CAs themselves, in PEM, instead of a file.", by_listener=True
+    )
+    ssl_client_auth: ClientAuth = setting(
+        "ssl.client.auth",
+        "none",
+        "Certificates of clients: none, requested (who shows one is its subject, others are ANONYMOUS), or required.",
+        by_listener=True,
+    )
+    ssl_principal_mapping_rules: str = setting(
+        "ssl.principal.mapping.rules",
+        "DEFAULT",
+        "Rules that make a client's name of its certificate's subject: RULE:PATTERN/REPLACEMENT/[LU], comma separated; "
+        "DEFAULT: the subject.",
+        by_listener=True,
     )
     ssl_enabled_protocols: Texts = setting(
         "ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "Versions of TLS: TLSv1.2 and TLSv1.3.", by_listener=True
     )
     ssl_cipher_suites: Texts = setting(
-        "ssl.cipher.suites", "", "Cipher suites of TLS 1.2; empty: OpenSSL's choice.", by_listener=True
+        "ssl.cipher.suites",
+        "",
+        "Cipher suites, by Java's or OpenSSL's names; empty: OpenSSL's choice.",
+        by_listener=True,
     )
     ssl_endpoint_identification_algorithm: str = setting(
         "ssl.endpoint.identification.algorithm",

@@ -33,14 +33,20 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         failed: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
+        shown: Callable[[bytes], None],
     ) -> None:
-        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment."""
+        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment.
+
+        `shown` is called with the certificate of a client that has one, in DER, once it is checked; ValueError says why
+        the client is not taken.
+        """
         super().__init__()
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._inner = inner
         self._failed = failed
+        self._shown = shown
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._buffer = buffer
@@ -110,8 +116,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._fail(_told(error))
             return False
         self._send()
-        self._shaken = True
         self._shake_no_more()
+        certificate = self._tls.getpeercert(binary_form=True)
+        if certificate is not None:
+            try:
+                self._shown(certificate)
+            except ValueError as error:
+                self._fail(str(error))
+                return False
+        self._shaken = True
         return True
 
     def _shake_no_more(self) -> None:
@@ -283,8 +296,17 @@ _REASONS: Final = {
         "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the certificate has expired",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the client shows no certificate, and ssl.client.auth=required: give it one (ssl.keystore.location)"
+    ),
+    "EXCESSIVE_MESSAGE_SIZE": "the client sends more in the TLS handshake than any certificate has",
 }
 
 
 def _told(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the client's certificate is not taken, {error.verify_message}: see that it has not expired, is for "
+            "clients (clientAuth), and that its CA is in ssl.truststore of the listener"
+        )
     return _REASONS.get(error.reason or "", f"the TLS handshake has failed: {error.reason or error}")
