@@ -102,10 +102,12 @@ class Executor(of_servers.Executor):
     def _undo(self, fault: Fault) -> None:
         if fault.kind not in KINDS:
             super()._undo(fault)
-        elif fault.kind == "pause_leader":
-            kill(self._hit.pop(fault).pid, signal.SIGCONT)
-        elif fault in self._hit:
-            self._hit.pop(fault).start()
+        elif fault in self._hit:  # else nobody led: it has not begun
+            worker = self._hit.pop(fault)
+            if fault.kind == "pause_leader":
+                kill(worker.pid, signal.SIGCONT)
+            else:
+                worker.start()
 
     def _leader(self) -> WorkerProcess:
         """Return the worker that leads. OSError if nobody does for long."""
