@@ -46,7 +46,7 @@ conformance-pulsar: $(VENV)/.test ## real clients against a gateway over an Apac
 conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
 	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
 
-conformance-secure: $(VENV)/.test ## every real client, over SASL_SSL (ARGS="--start-kop-pulsar --fast": over Pulsar)
+conformance-secure: $(VENV)/.test ## clients over SASL_SSL, those of Java too (ARGS="--start-kop-pulsar --fast": over Pulsar)
 	$(BIN)/python -m conformance --secure $(or $(ARGS),--start-kop)
 
 conformance-control: $(VENV)/.test ## every real client; what fails is tried on an Apache Kafka, too (Java, Maven)

@@ -25,7 +25,14 @@ class Lock:
         self._folder = folder
         self._call("certs", str(folder))
         kop.address, plain = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        self.security = Security(USER, secrets.token_hex(16), str(folder / "ca.pem"), plain)
+        self.security = Security(
+            USER,
+            secrets.token_hex(16),
+            str(folder / "ca.pem"),
+            plain,
+            truststore=str(folder / "ca.p12"),
+            truststore_password=(folder / "password").read_text().strip(),
+        )
         kop.more_settings = {
             "listeners": f"SASL_SSL://{kop.address},PLAINTEXT://{plain}",
             "inter.broker.listener.name": "PLAINTEXT",
@@ -37,7 +44,7 @@ class Lock:
 
     def admit(self) -> Path:
         """Make the user, who may do everything by ACLs, in a gateway that runs; return the file for suites."""
-        password, told = self._folder / "password", self._folder / "security.json"
+        password, told = self._folder / "of-the-user", self._folder / "security.json"
         password.write_text(self.security.password)
         plain = ["--bootstrap", self.security.plain]
         self._call("users", "create", USER, "--password-file", str(password), *plain)

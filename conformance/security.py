@@ -22,6 +22,9 @@ class Security(NamedTuple):
     """The file of the CA that signed the server's certificate, PEM."""
     plain: str
     """HOST:PORT of a listener of the same server that asks for nothing: for those who read sockets by hand."""
+    truststore: str = ""
+    """The same CA as PKCS12, for Java before 2.7, which reads no PEM."""
+    truststore_password: str = ""
     protocol: str = "SASL_SSL"
     mechanism: str = "SCRAM-SHA-512"
 
@@ -55,15 +58,16 @@ class Security(NamedTuple):
         arguments["ssl_context"] = ssl.create_default_context(cafile=arguments.pop("ssl_cafile"))
         return arguments
 
-    def java(self) -> dict[str, str]:
-        """Return the properties of Kafka's own clients, and of all that take them."""
+    def java(self, *, pem: bool = True) -> dict[str, str]:
+        """Return the properties of Kafka's own clients, and of all that take them; without `pem` for old ones."""
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
             "security.protocol": self.protocol,
             "sasl.mechanism": self.mechanism,
             "sasl.jaas.config": f'{module} required username="{self.user}" password="{self.password}";',
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": self.ca,
+            "ssl.truststore.type": "PEM" if pem else "PKCS12",
+            "ssl.truststore.location": self.ca if pem else self.truststore,
+            **({} if pem else {"ssl.truststore.password": self.truststore_password}),
         }
 
 

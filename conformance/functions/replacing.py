@@ -48,8 +48,8 @@ RATE = 600.0
 """Messages a second."""
 DONE_SECONDS = 60.0
 """For functions to come to the end of their inputs."""
-REPLACED_SECONDS = 15.0
-"""For instances to end that were replaced, once all is done."""
+REPLACED_SECONDS = 75.0
+"""For instances to end that were replaced, once all is done: an idle one hears of it when it renews its offsets."""
 PLAIN, KEYED, NATIVE, RESULTS, PUBLISHED = 3, 2, 2, 3, 4
 """Partitions of the topics."""
 
