@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kop import __version__, allocator, background, clock, compiled, event_loop, threads
-from kop.address import Address
+from kop.address import Address, is_loopback
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -44,13 +44,19 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
+from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
+from kop.security.passwords import checks_at_once
+from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
+from kop.security.token_keys import KeySources
+from kop.security.users_file import make_missing_users
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
-from kop.server.securing import dialer, listener_security
+from kop.server.securing import LoginParts, dialer, listener_security
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
@@ -277,19 +283,29 @@ async def start(
         }
         runner, http_port = await http.serve_http(config.http.host, config.http.port, routes)
         stack.push_async_callback(runner.cleanup)
+        if config.authorizer_class_name and not is_loopback(config.http.host):
+            log.warning("/metrics names topics and groups to all who reach %s: no login is asked there", config.http)
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]
-    dial = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config))
+    by = config.of(ListenerSettings, listener=caller.key).sasl_mechanism_inter_broker_protocol
+    calling = config.of_mechanism(ListenerSettings, caller.key, by)
+    dial = dialer(caller, calling, alone=not _has_peers(config))
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, dial.connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
+    settings = config.of(SecuritySettings)
+    audit = Audit(AuditLines(settings.kop_audit_file), config.node_id, tells_allowed=settings.kop_audit_allowed)
+    stack.callback(audit.close)
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
+    if config.kop_security_users_file:
+        await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
+    throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -319,12 +335,16 @@ async def start(
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
         producer_ids=producer_ids,
         security=security,
-        security_settings=config.of(SecuritySettings),
+        security_settings=settings,
+        throttling=throttling,
+        audit=audit,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, audit, server, background):
         metrics.collect_with(part.collect)
+
+    security.on_user_change(lambda _: server.users_changed())
 
     def limit_connections() -> None:
         server.settings = config.of(
@@ -337,15 +357,21 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
+    token_keys = KeySources()
+    logins = LoginParts(security, checks_at_once(), token_keys, _pulsar_token_check(config, engine))
     securities = [
         listener_security(
             endpoint,
             config.of(ListenerSettings, listener=endpoint.key),
             config.of(ServerSettings, listener=endpoint.key),
-            security,
+            logins,
+            partial(config.of_mechanism, ListenerSettings, endpoint.key),
         )
         for endpoint in listening
     ]
+    stack.push_async_callback(token_keys.close)
+    await token_keys.open()
+    metrics.collect_with(token_keys.collect)
     if dial.tls is not None:
         server.watch(dial.tls)
     listeners = await _listen(server, listening, securities)
@@ -422,6 +448,15 @@ async def _open_engine(
         ended=ended,
         settings=config.of(SqliteSettings, cleaner_interval_ms=cleaner_interval_ms),
     )
+
+
+def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
+    """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
+    if not config.kop_pulsar_tokens:
+        return None
+    from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
+
+    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
 def _store_path(config: Config) -> Path:

@@ -296,6 +296,7 @@ KNOWS_INTERNALS_OF_KAFKA_PYTHON = {
     "kop/wire/codec.py",
     "kop/wire/rows.py",
     "kop/wire/refusals.py",
+    "kop/wire/throttle_time.py",
     "kop/cli/common.py",
     "tests/support/random_messages.py",
     "tests/wire/test_refusals.py",

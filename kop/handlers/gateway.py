@@ -27,9 +27,11 @@ from kop.handlers.produce_targets import ProduceTargets
 from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
+from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
 from kop.security.settings import STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
 from kop.storage.base import Engine
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
@@ -67,8 +69,12 @@ class Gateway:
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
     security: SecurityState
-    """Users and ACLs."""
+    """Users, ACLs and quotas."""
     security_settings: SecuritySettings
+    throttling: Throttling
+    """What clients take, by the quotas that hold for them."""
+    audit: Audit
+    """The audit of denials and changes."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)
@@ -90,9 +96,9 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make the parts that are made of the other ones."""
-        self.access = AccessControl(self.topics)
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
+        self.access = AccessControl(self.topics, self.audit, self.super_users)
         self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER
         if self.acls_decide:
             self.access.authorizer = AclAuthorizer(

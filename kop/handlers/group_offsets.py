@@ -166,9 +166,9 @@ def _fetched(
     topics: list[dict[str, Any]] = []
     if wanted_topics is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
-            topic = ctx.topic(name, AclOperation.DESCRIBE)
-            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if not ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
                 continue
+            topic = ctx.topic(name, None)
             rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
             if ctx.version < 10:
                 topics.append(dict(name=name, partitions=rows))

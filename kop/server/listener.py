@@ -72,6 +72,8 @@ class Server:
 
     def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
+        self._throttling = requests.throttling
+        self._quotas_seen = self._throttling.quotas.version
         self.requests = requests
         self.settings = settings
         self.memory = MemoryBudget(self.loop, settings.kop_request_memory_bytes)
@@ -101,6 +103,8 @@ class Server:
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
+        self._looking: asyncio.Handle | None = None
+        """The look at logins that comes soon, after a change of users."""
         self._end_sweeps = every(self.loop, _SWEEP_SECONDS, "the sweep of client connections", self.sweep)
 
     # --- listening
@@ -218,6 +222,12 @@ class Server:
         self._metrics.connections.set(len(self._connections))
         return True
 
+    def held(self, connection: ClientConnection) -> float:
+        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
+        than a quota allows; 0 if it has not.
+        """
+        return self._throttling.connected(connection.info.client_host)
+
     def release(self, connection: ClientConnection) -> None:
         """Count a connection out that is closed."""
         if connection in self._connections:
@@ -271,10 +281,31 @@ class Server:
         if self._sweeps % CERTIFICATE_SWEEPS == 0:
             for certificate in self._certificates:
                 certificate.look()
+        self._look_at_logins()
         now = self.loop.time()
+        quotas = self._throttling.quotas.version
+        changed, self._quotas_seen = quotas != self._quotas_seen, quotas
         longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
+            if changed:
+                connection.quotas_changed(quotas)
+            if (
+                (0 <= longest < now - connection.last_active and not connection.busy)
+                or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
+                or connection.gone_unnoticed()
+            ):
+                connection.abort()
+        self._make_room(now)
+
+    def users_changed(self) -> None:
+        """Close, soon, the connections whose users are gone or have another password."""
+        if self._looking is None:
+            self._looking = self.loop.call_soon(self._look_at_logins)
+
+    def _look_at_logins(self) -> None:
+        self._looking = None
+        for connection in list(self._connections):
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
                     "closing the connection of %s: the user of %s is gone or has another password",
@@ -282,13 +313,6 @@ class Server:
                     connection.info.principal,
                 )
                 connection.abort()
-            elif (
-                (0 <= longest < now - connection.last_active and not connection.busy)
-                or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
-                or connection.gone_unnoticed()
-            ):
-                connection.abort()
-        self._make_room(now)
 
     def _count_traffic(self) -> None:
         """Give free memory back to the system after a quiet time, if the process has grown since it did so last.

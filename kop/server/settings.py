@@ -204,7 +204,7 @@ class ListenerSettings(Settings):
     sasl_enabled_mechanisms: Texts = setting(
         "sasl.enabled.mechanisms",
         "SCRAM-SHA-256,SCRAM-SHA-512",
-        "Mechanisms of SASL that clients may use: SCRAM-SHA-256, SCRAM-SHA-512.",
+        "Mechanisms of SASL that clients may use: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
         by_listener=True,
     )
     sasl_mechanism_inter_broker_protocol: str = setting(
@@ -215,6 +215,60 @@ class ListenerSettings(Settings):
     sasl_jaas_config: Secret = setting(
         "sasl.jaas.config",
         "",
-        "User and password by which brokers log in at one another: Kafka's line for ScramLoginModule.",
+        "Kafka's line for a login module: name and password by which brokers log in at one another; users of PLAIN.",
+        by_mechanism=True,
+    )
+    connections_max_reauth_ms: Long = setting(
+        "connections.max.reauth.ms",
+        0,
+        "Milliseconds after which clients have to log in again on their connection; 0: at the end of a token only.",
+        ge=0,
+        by_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_url: str = setting(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "",
+        "JWKS with the keys that sign tokens: file:///PATH, or https:.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: Long = setting(
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        3_600_000,
+        "Milliseconds from one fetch of these keys to the next.",
+        ge=1000,
+        by_listener=True,
+    )
+    sasl_oauthbearer_expected_issuer: str = setting(
+        "sasl.oauthbearer.expected.issuer", "", "The issuer (iss) that a token has to have.", by_listener=True
+    )
+    sasl_oauthbearer_expected_audience: Texts = setting(
+        "sasl.oauthbearer.expected.audience",
+        "",
+        "Audiences (aud), comma separated, one of which a token has to be for.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_sub_claim_name: str = setting(
+        "sasl.oauthbearer.sub.claim.name", "sub", "The claim of a token that has the user's name.", by_listener=True
+    )
+    sasl_oauthbearer_scope_claim_name: str = setting(
+        "sasl.oauthbearer.scope.claim.name",
+        "scope",
+        "The claim of a token that has its scope: a text or a list of texts, if it is there.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_clock_skew_seconds: Int = setting(
+        "sasl.oauthbearer.clock.skew.seconds", 30, "Seconds by which clocks may differ.", ge=0, by_listener=True
+    )
+    kop_oauthbearer_max_token_seconds: Long = setting(
+        "kop.oauthbearer.max.token.seconds",
+        86_400,
+        "Seconds from now on within which a token has to end (exp).",
+        ge=1,
+        by_listener=True,
+    )
+    kop_oauthbearer_allow_unsecured_tokens: bool = setting(
+        "kop.oauthbearer.allow.unsecured.tokens",
+        False,
+        "Take tokens that nobody has signed, so that anybody may be anybody: for trying out alone.",
         by_listener=True,
     )

@@ -57,6 +57,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """True once a failure was told."""
         self._shaken = False
         self._paused = False
+        self._unread = False
+        """True while the client does not read."""
         self._feeding = False
         self._ended = False
 
@@ -97,10 +99,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Tell the connection that the client does not read."""
+        self._unread = True
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """Tell the connection that the client reads again."""
+        self._unread = False
         self._inner.resume_writing()
 
     # --- the handshake
@@ -174,7 +178,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 self._inner.buffer_updated(cast(int, count))
         finally:
             self._feeding = False
-        self._send()  # what TLS itself has to say, such as a new key
+        # What TLS itself has to say, such as a refusal to renegotiate. The connection bounds answers, and not these.
+        if self._outgoing.pending and self._unread:
+            self._fail("it asks for more and more of TLS, and does not read the answers")
+        else:
+            self._send()
 
     def _end_of_stream(self) -> bool:
         if self._ended:

@@ -32,7 +32,8 @@ def test_what_it_prints_is_all_that_has_to_be_set(invoke: Invoke, tmp_path: Path
         endpoint,
         config.of(ListenerSettings, listener="ssl"),
         config.of(ServerSettings),
-        security=None,  # type: ignore[arg-type]
+        parts=None,  # type: ignore[arg-type]
+        of_mechanism=lambda mechanism: config.of_mechanism(ListenerSettings, "ssl", mechanism),
     )
     assert secured.tls is not None
     assert secured.name_of is not None

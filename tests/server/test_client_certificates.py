@@ -116,7 +116,7 @@ def test_certificates_decide_who_a_client_is(tmp_path: Path, ca: Authority, capl
                     client.writer.write(b"\0")
                     assert await client.reader.read() == b""
                     await client.close()
-                await until(lambda: closings(caplog), seconds=5)
+                await until(lambda: closings(caplog))
                 (line,) = closings(caplog)
                 assert "127.0.0.1" in line, name
                 assert why in line, name

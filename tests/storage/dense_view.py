@@ -29,6 +29,7 @@ from kop.storage.base import (
     Promises,
     ReadResult,
     TimestampOffset,
+    TokenAuthority,
     TopicInfo,
     Topics,
     TransactionStorage,
@@ -289,6 +290,10 @@ class DenseEngine:
     @property
     def directory(self) -> Path | None:
         return self.real.directory
+
+    @property
+    def token_authority(self) -> TokenAuthority | None:
+        return self.real.token_authority
 
     @property
     def read_budget(self) -> ReadBudget:
