@@ -80,14 +80,14 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     if request.validate_only or all(isinstance(each, KopError) for each in wanted):
         decide()
     else:
-        failure = None
+        failure: KopError | None = None
         try:
             await gw.security.write(decide)
         except KopError as error:
-            failure = error
+            failure = error.fresh_copy()
         _tell(gw, ctx, [each for place, each in enumerate(wanted) if answers.get(place) is None], failure)
         if failure is not None:
-            answers = {place: answers.get(place) or failure.fresh_copy() for place in range(len(wanted))}
+            answers = {place: answers.get(place) or failure for place in range(len(wanted))}
     return ctx.response(
         entries=[
             dict(

@@ -30,7 +30,9 @@ PASSWORD, WRONG, OF_BROKERS, OF_KEY = "mark-of-alice", "mark-of-nobody", "mark-o
 SALTED = b"mark-of-salted-password-of-bob--"
 JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="b" password="{OF_BROKERS}";'
 OPEN, LOGIN = 0, 1
-NAMED_AS_SECRETS = re.compile(r"(password|secret|token|credential|jaas\.config|pulsar\.auth|keystore\.key)$")
+NAMED_AS_SECRETS = re.compile(
+    r"(password|secret|token|credential|jaas\.config|pulsar\.auth|keystore\.key|secret\.key)$"
+)
 
 
 def forms(secret: bytes) -> Iterable[bytes]:
