@@ -24,6 +24,7 @@ from kop.groups.classic.messages import Description
 from kop.storage.base import PartitionLog, TopicInfo
 from kop.storage.memory.engine import Memory, open_engine
 from kop.testing import records, report
+from kop.testing.entrance import Entrance
 from kop.testing.loop_thread import LoopThread, Startable
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
@@ -70,8 +71,22 @@ class Broker(Startable):
     run.
     """
 
-    def __init__(self, *, _place: ClusterPlace | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        users: Mapping[str, str] | None = None,
+        tls: bool = False,
+        _place: ClusterPlace | None = None,
+        **settings: Any,
+    ) -> None:
+        """`users`: names with passwords; clients have to log in as one of them, by SCRAM-SHA-256 or SCRAM-SHA-512.
+
+        `tls`: clients have to speak TLS, and to trust the CA of `ca_file`, which the broker makes for itself.
+        """
         chosen = {name.replace("_", "."): value for name, value in settings.items()}
+        self._entrance = Entrance(users or {}, tls=tls) if users or tls else None
+        if self._entrance is not None:
+            chosen = {**self._entrance.settings, **chosen}
         defaults = {name: value for name, value in DEFAULTS.items() if name != "listen" or "listeners" not in chosen}
         self._config = Config.load(overrides={**defaults, **chosen}, environ={})
         self._listening: dict[str, Any] = {}
@@ -86,6 +101,14 @@ class Broker(Startable):
         """The address `HOST:PORT` for `bootstrap_servers` and `bootstrap.servers`."""
         host, port = self._running().serving.listeners[0]
         return f"{host}:{port}"
+
+    @property
+    def ca_file(self) -> str:
+        """The path of the certificate, in PEM, that clients of a broker with `tls` have to trust."""
+        self._running()
+        if self._entrance is None:
+            raise RuntimeError("there is no CA: the broker was made without tls=True")
+        return self._entrance.ca_file
 
     @property
     def node_id(self) -> int:
@@ -230,6 +253,8 @@ class Broker(Startable):
         else:
             self._thread, self._memory = self._place
         try:
+            if self._entrance is not None:
+                self._entrance.open()
             self._thread.call(self._open())
         except BaseException:
             self.stop()
@@ -239,6 +264,8 @@ class Broker(Startable):
     def stop(self) -> None:
         """Close the clients' connections and stop. What was produced is gone. Nothing if the broker does not run."""
         thread, self._thread = self._thread, None
+        if self._entrance is not None:
+            self._entrance.close()
         if thread is None:
             return
         try:
@@ -266,6 +293,8 @@ class Broker(Startable):
         try:
             config = self._config.model_copy(update=self._listening)
             serving = await start(config, stack, memory=self._memory)
+            if self._entrance is not None and not self._listening:
+                await self._entrance.admit(serving.gateway.security)
             # A broker that starts again is where its clients look for it.
             bound = tuple(Address(*place) for place in serving.listeners)
             names = [listener.name for listener in config.listeners]
