@@ -10,11 +10,12 @@ broker logs goes to the loggers below `kop`. Several brokers may run side by sid
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from kop.address import Address, NamedAddress
 from kop.app import MemoryStore, Serving, start
@@ -29,6 +30,7 @@ from kop.testing.loop_thread import LoopThread, Startable
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
+from kop.wire.transaction_state import TransactionStatus
 
 T = TypeVar("T")
 
@@ -46,6 +48,10 @@ DEFAULTS: Mapping[str, str] = {
 """The settings that differ from those of `kop serve`: any free port, records in memory, no waits that tests do not
 need.
 """
+
+_ENDING: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+_ENDS_SECONDS: Final = 5.0
+_ENDS_PAUSE: Final = 0.001
 
 
 class ClusterPlace(NamedTuple):
@@ -148,7 +154,8 @@ class Broker(Startable):
         """Return the records of a topic, or of one partition: partition after partition, by their offsets.
 
         With the isolation level `read_committed` as such a consumer gets them, without those of open and of aborted
-        transactions. UNKNOWN_TOPIC_OR_PARTITION if there is no such topic or partition.
+        transactions; the markers of those that a client has ended are waited for. UNKNOWN_TOPIC_OR_PARTITION if there
+        is no such topic or partition.
         """
         __tracebackhide__ = True
         if isolation_level not in {"read_uncommitted", "read_committed"}:
@@ -161,7 +168,10 @@ class Broker(Startable):
         return {topic.name: topic.partitions for topic in self._call(self._topics())}
 
     def committed(self, group_id: str) -> dict[tuple[str, int], int]:
-        """Return the committed offsets of a group by topic and partition; none if there is no such group."""
+        """Return the committed offsets of a group by topic and partition; none if there is no such group.
+
+        The markers of transactions that a client has ended are waited for.
+        """
         __tracebackhide__ = True
         return self._call(self._committed(group_id))
 
@@ -329,6 +339,8 @@ class Broker(Startable):
 
     async def _records(self, name: str, partition: int | None, *, committed: bool) -> list[KafkaRecord]:
         topic = await self._topic(name)
+        if committed:
+            await self._ends_written()
         read: list[KafkaRecord] = []
         for index in range(topic.partitions) if partition is None else (partition,):
             read += await records.read(self._log(topic, index), committed=committed)
@@ -361,7 +373,17 @@ class Broker(Startable):
     async def _topics(self) -> list[TopicInfo]:
         return [topic for topic in self._running().serving.gateway.topics.all() if not topic.internal]
 
+    async def _ends_written(self) -> None:
+        """Wait for the markers of transactions whose end a client was told: they are written behind that answer."""
+        transactions = self._running().serving.gateway.transactions
+        end = asyncio.get_running_loop().time() + _ENDS_SECONDS
+        while any(transaction.status in _ENDING for _, transaction in transactions.all()):
+            if asyncio.get_running_loop().time() > end:
+                return
+            await asyncio.sleep(_ENDS_PAUSE)
+
     async def _committed(self, group_id: str) -> dict[tuple[str, int], int]:
+        await self._ends_written()
         offsets = self._running().serving.gateway.groups.offsets(group_id)
         return {} if offsets is None else {(topic, at): value.offset for topic, at, value in offsets}
 
