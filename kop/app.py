@@ -45,7 +45,7 @@ from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.listener import ListenerSecurity
-from kop.security.settings import SecuritySettings
+from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
@@ -290,6 +290,8 @@ async def start(
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
+    if config.authorizer_class_name == PULSAR_AUTHORIZER and (grants := engine.grants) is not None:
+        await grants.open()
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)

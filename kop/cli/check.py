@@ -37,6 +37,7 @@ from kop.cli.common import (
 )
 from kop.cli.older_entries import topics_with_older_entries
 from kop.cli.pulsar import ask, configured_url
+from kop.cli.pulsar_rights import lacking
 from kop.config import Config
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -122,8 +123,8 @@ def _is_default(option: str) -> bool:
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, then one step for each
-    of the settings that matter, and for entries that are older than the index.
+    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, the rights of the
+    gateway's role, then one step for each of the settings that matter, and for entries that are older than the index.
     """
     settings: dict[str, str] = {}
 
@@ -154,12 +155,23 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
             "docs/pulsar.md names three ways to them"
         )
 
+    def rights() -> str:
+        async def look(admin: Any) -> tuple[list[str], list[str]]:
+            return await lacking(admin, config.kop_pulsar_namespace, config.kop_pulsar_metadata_namespace)
+
+        needed, wanted = ask(url, config, look)
+        if needed:
+            fail(f"the gateway's role lacks rights: {'; '.join([*needed, *wanted])}")
+        if wanted:
+            return Caution(f"the gateway's role lacks a right: {wanted[0]}")
+        return "the gateway's role has all that it needs"
+
     def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
         return lambda: look(settings)
 
-    return [("Pulsar", read, ()), *((name, bound(look), ("Pulsar",)) for name, look in LOOKS)] + (
-        [] if config.kop_pulsar_offsets == "packed" else [("older entries", older, ("entry index",))]
-    )
+    looks = [(name, bound(look), ("Pulsar",)) for name, look in LOOKS]
+    steps: list[Step] = [("Pulsar", read, ()), ("rights", rights, ()), *looks]
+    return steps if config.kop_pulsar_offsets == "packed" else [*steps, ("older entries", older, ("entry index",))]
 
 
 def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:

@@ -16,6 +16,7 @@ from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.coordination.peers import Peers
+from kop.errors import InternalError
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.access import AccessControl
 from kop.handlers.api import Api
@@ -28,7 +29,8 @@ from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
 from kop.security.authorizer import AclAuthorizer
-from kop.security.settings import STANDARD_AUTHORIZER, SecuritySettings, principals_of
+from kop.security.grants import GrantsAuthorizer
+from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
 from kop.storage.base import Engine
 from kop.transactions.ends import TransactionEnds
@@ -98,6 +100,11 @@ class Gateway:
             self.access.authorizer = AclAuthorizer(
                 self.security.acls, self.super_users, security.allow_everyone_if_no_acl_found
             )
+        elif security.authorizer_class_name == PULSAR_AUTHORIZER:
+            grants = self.engine.grants
+            if grants is None:
+                raise InternalError("authorizer.class.name=pulsar: this store has no grants")
+            self.access.authorizer = GrantsAuthorizer(grants, self.super_users, self.topics.is_internal)
         self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics

@@ -18,7 +18,7 @@ import logging
 from typing import Any, Final
 
 from kop.errors import ErrorCode
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
@@ -64,7 +64,7 @@ async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict
         return row | dict(error_code=error)
     topics: dict[str, list[int]] = {}
     for name, partition in sorted(transaction.partitions):
-        if ctx.topic(name, AclOperation.DESCRIBE) is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        if not is_refusal(ctx.topic(name, AclOperation.DESCRIBE)):
             topics.setdefault(name, []).append(partition)
     return row | dict(
         transaction_state=transaction.status.label,
@@ -100,6 +100,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
             and not ctx.transactional_id(transactional_id, AclOperation.DESCRIBE)
         )
 
+    ctx.access.check_known(ctx.conn, ResourceType.TRANSACTIONAL_ID)
     known, error = gw.transactions.listed()
     rows = []
     for index, (transactional_id, transaction) in enumerate(known):
