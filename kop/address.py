@@ -33,7 +33,7 @@ class NamedAddress(NamedTuple):
 
 def is_loopback(host: str) -> bool:
     """Return true if only this machine reaches a host of this name or address."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
 
 
 def parse_address(text: str) -> Address:

@@ -52,10 +52,10 @@ def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
         libc.mallopt(_M_TOP_PAD, 1 << 20)
 
 
-def share_arenas() -> None:
-    """Let all threads share two arenas. To be called before the first thread is started."""
+def share_arenas(arenas: int = 2) -> None:
+    """Let all threads share so many arenas. To be called before the first thread is started."""
     if (libc := _libc()) is not None:
-        libc.mallopt(_M_ARENA_MAX, 2)
+        libc.mallopt(_M_ARENA_MAX, arenas)
 
 
 def resident_bytes() -> int:

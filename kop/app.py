@@ -45,12 +45,17 @@ from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.listener import ListenerSecurity
+from kop.security.passwords import checks_at_once
+from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
+from kop.security.token_keys import KeySources
+from kop.security.users_file import make_missing_users
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
-from kop.server.securing import dialer, listener_security
+from kop.server.securing import LoginParts, dialer, listener_security
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
@@ -280,7 +285,9 @@ async def start(
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]
-    dial = dialer(caller, config.of(ListenerSettings, listener=caller.key), alone=not _has_peers(config))
+    by = config.of(ListenerSettings, listener=caller.key).sasl_mechanism_inter_broker_protocol
+    calling = config.of_mechanism(ListenerSettings, caller.key, by)
+    dial = dialer(caller, calling, alone=not _has_peers(config))
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, dial.connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
@@ -292,6 +299,9 @@ async def start(
     await security.open(readiness.waits)
     if config.authorizer_class_name == PULSAR_AUTHORIZER and (grants := engine.grants) is not None:
         await grants.open()
+    if config.kop_security_users_file:
+        await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
+    throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
@@ -322,10 +332,11 @@ async def start(
         producer_ids=producer_ids,
         security=security,
         security_settings=config.of(SecuritySettings),
+        throttling=throttling,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, server, background):
         metrics.collect_with(part.collect)
 
     def limit_connections() -> None:
@@ -339,15 +350,23 @@ async def start(
     limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
+    token_keys = KeySources()
+    logins = LoginParts(security, checks_at_once(), token_keys, _pulsar_token_check(config, engine))
     securities = [
         listener_security(
             endpoint,
             config.of(ListenerSettings, listener=endpoint.key),
             config.of(ServerSettings, listener=endpoint.key),
-            security,
+            logins,
+            partial(config.of_mechanism, ListenerSettings, endpoint.key),
         )
         for endpoint in listening
     ]
+    stack.push_async_callback(token_keys.close)
+    await token_keys.open()
+    metrics.collect_with(token_keys.collect)
+    if dial.tls is not None:
+        server.watch(dial.tls)
     listeners = await _listen(server, listening, securities)
     try:
         await engine.join(_this_broker(config.node_id, listening, listeners, between))
@@ -422,6 +441,15 @@ async def _open_engine(
         ended=ended,
         settings=config.of(SqliteSettings, cleaner_interval_ms=cleaner_interval_ms),
     )
+
+
+def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
+    """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
+    if not config.kop_pulsar_tokens:
+        return None
+    from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
+
+    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
 def _store_path(config: Config) -> Path:

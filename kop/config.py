@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
@@ -33,7 +33,7 @@ from kop.storage.pulsar.settings import PulsarOptions
 from kop.storage.settings import StorageOptions
 from kop.storage.sqlite.settings import SqliteOptions
 from kop.transactions.settings import TransactionSettings
-from kop.values import Int, Level, Long, SettingRow, Settings, Store, setting
+from kop.values import MECHANISMS, Int, Level, Long, SettingRow, Settings, Store, setting
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 Given: TypeAlias = dict[str, tuple[str, str]]
@@ -49,7 +49,7 @@ SPECIAL_ENVIRONMENT = {
 """`KOP_*` variables that are no settings. Beside them names under `KOP_TEST_` and `KOP_REQUIRE_` are left to tests."""
 
 _SPECIAL_PREFIXES = ("KOP_TEST_", "KOP_REQUIRE_")
-_OF_LISTENER = re.compile(r"listener\.name\.([^.]+)\.(.+)")
+_OF_LISTENER = re.compile(rf"listener\.name\.([^.]+)(?:\.((?i:{'|'.join(MECHANISMS)})))?\.(.+)")
 # Kubernetes sets these in every pod for a Service whose name begins with "kop".
 _SERVICE_LINK = re.compile(
     r"KOP_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -135,7 +135,9 @@ class Config(
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _by_listener: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
-    """The settings that single listeners have of their own: by the listener's name, then by attribute."""
+    """The settings that single listeners have of their own, by the listener's name, or its name and that of a mechanism
+    (`NAME.MECHANISM`); then by attribute.
+    """
 
     def of(self, kind: type[SettingsT], *, listener: str | None = None, **more: Any) -> SettingsT:
         """Return the settings of one room (a package of kop); `more` gives fields of its class that people cannot set.
@@ -144,6 +146,13 @@ class Config(
         """
         present = self.__dict__ | self._by_listener.get(listener or "", {}) | more
         return kind.model_construct(**{name: present[name] for name in kind.model_fields if name in present})
+
+    def of_mechanism(self, kind: type[SettingsT], listener: str, mechanism: str) -> SettingsT:
+        """Return the settings of one room for logins by a mechanism at a listener."""
+        special = self._by_listener.get(f"{listener}.{mechanism.lower()}", {})
+        return self.of(
+            kind, listener=listener, **{name: special[name] for name in special if name in kind.model_fields}
+        )
 
     def problems(self) -> Iterable[str]:
         """Return a line for each contradiction between the settings of several rooms."""
@@ -183,7 +192,10 @@ class Config(
         for layer in reversed(layers):
             values.update(layer)
         fields = cls.fields()
-        by_listener = [name for name, field in fields.items() if field.json_schema_extra == {"by_listener": True}]
+        by_listener, by_mechanism = (
+            [name for name, field in fields.items() if cast(dict[str, bool], field.json_schema_extra)[kind]]
+            for kind in ("by_listener", "by_mechanism")
+        )
         general: Given = {}
         of_listeners: dict[str, Given] = {}
         for name, value in values.items():
@@ -191,11 +203,13 @@ class Config(
                 general[name] = value
             elif (match := _OF_LISTENER.fullmatch(name)) is None:
                 problems.append(f"unknown setting {name} ({value[1]}){suggest(name)}")
-            elif match[2] in by_listener:
-                of_listeners.setdefault(match[1].lower(), {})[match[2]] = value
+            elif match[3] in (by_listener if match[2] is None else by_mechanism):
+                of_listeners.setdefault(".".join(filter(None, match.groups()[:2])).lower(), {})[match[3]] = value
             else:
-                may = f"only {', '.join(by_listener)}" if by_listener else "no setting"
-                problems.append(f"{name} ({value[1]}): {may} may be given by listener")
+                may = by_listener if match[2] is None else by_mechanism
+                kind = "listener" if match[2] is None else "mechanism"
+                only = f"only {', '.join(may)}" if may else "no setting"
+                problems.append(f"{name} ({value[1]}): {only} may be given by {kind}")
 
         store = {"store": default_store(environ)}
         try:
@@ -206,8 +220,9 @@ class Config(
         names = {listener.name.lower() for listener in config.listeners}
         for listener, special in of_listeners.items():
             prefix = f"listener.name.{listener}."
-            if names and listener not in names:
-                problems.append(f"{prefix}: listeners has no {listener.upper()}; there are {', '.join(sorted(names))}")
+            owner = listener.partition(".")[0]
+            if names and owner not in names:
+                problems.append(f"{prefix}: listeners has no {owner.upper()}; there are {', '.join(sorted(names))}")
             try:
                 whole = cls.model_validate(store | _texts(general | special))
             except ValidationError as error:

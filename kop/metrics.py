@@ -137,6 +137,9 @@ class Metrics:
             ["limit"],
             registry=reg,
         )
+        self.login_failures = Counter(
+            "kop_login_failures", "Logins that have failed, by mechanism.", ["mechanism"], registry=reg
+        )
         self.bad_frames = Counter(
             "kop_bad_frames", "Connections closed because of what the peer sent, by reason.", ["reason"], registry=reg
         )

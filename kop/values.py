@@ -22,6 +22,8 @@ from kop.address import Address, NamedAddress, parse_address
 
 PROTOCOLS: Final = ("SASL_SSL", "PLAINTEXT", "SSL", "SASL_PLAINTEXT")
 """What may be spoken on a listener, by Kafka's names."""
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+"""The mechanisms of SASL that there are."""
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
@@ -45,14 +47,18 @@ class Settings(BaseModel):
         return ()
 
 
-def setting(name: str, default: Any, doc: str, *, by_listener: bool = False, **limits: Any) -> Any:
+def setting(
+    name: str, default: Any, doc: str, *, by_listener: bool = False, by_mechanism: bool = False, **limits: Any
+) -> Any:
     """Declare a setting. A `default` that is made of the settings before it is a function of these.
 
     Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have
-    a value of its own, which is given with `listener.name.NAME.` before the name.
+    a value of its own, which is given with `listener.name.NAME.` before the name; with `by_mechanism` too each of its
+    mechanisms, with `listener.name.NAME.MECHANISM.`.
     """
+    extra: dict[str, Any] = {"by_listener": by_listener or by_mechanism, "by_mechanism": by_mechanism}
     made = {"default_factory": default} if callable(default) else {"default": default}
-    return Field(**made, alias=name, description=doc, json_schema_extra={"by_listener": by_listener}, **limits)
+    return Field(**made, alias=name, description=doc, json_schema_extra=extra, **limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 EXTRA: dict[str, set[str]] = {
+    "kop/cli/certs.py": {"security"},
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
     "kop/cli/functions_admin.py": {"functions"},
@@ -295,6 +296,7 @@ KNOWS_INTERNALS_OF_KAFKA_PYTHON = {
     "kop/wire/codec.py",
     "kop/wire/rows.py",
     "kop/wire/refusals.py",
+    "kop/wire/throttle_time.py",
     "kop/cli/common.py",
     "tests/support/random_messages.py",
     "tests/wire/test_refusals.py",

@@ -19,7 +19,7 @@ from kop.config import Config, default_store
 from kop.errors import ConfigError
 from kop.groups.settings import GroupSettings
 from kop.handlers.settings import HandlerSettings
-from kop.server.settings import ServerSettings
+from kop.server.settings import ListenerSettings, ServerSettings
 from kop.storage.memory.settings import MemorySettings
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.sqlite.settings import SqliteSettings
@@ -260,9 +260,24 @@ def test_a_secret_of_a_listener_is_not_shown() -> None:
     assert "very-secret" not in f"{config!r} {list(config.table())}"
 
 
+def test_a_mechanism_of_a_listener_may_have_values_of_its_own() -> None:
+    name = "connections.max.reauth.ms"
+    given = {name: "1", f"listener.name.a.{name}": "2", f"listener.name.A.Scram-Sha-256.{name}": "3"}
+    config = load(overrides=given)
+
+    def value(listener: str, mechanism: str) -> int:
+        return config.of_mechanism(ListenerSettings, listener, mechanism).connections_max_reauth_ms
+
+    assert config.of(ListenerSettings, listener="a").connections_max_reauth_ms == 2
+    assert [value("b", "PLAIN"), value("a", "SCRAM-SHA-512"), value("a", "SCRAM-SHA-256")] == [1, 2, 3]
+    rows = {row.name: row.current for row in config.table()}
+    assert rows[f"listener.name.a.scram-sha-256.{name}"] == "3"
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
+        ("listener.name.inside.plain.made.up", "connections.max.reauth.ms may be given by mechanism"),
         ("listener.name.inside.made.number", "made.up, made.secret may be given by listener"),
         ("listener.name.inside.made", "made.up, made.secret may be given by listener"),
         ("listener.name.inside.node.id", "made.up, made.secret may be given by listener"),
@@ -477,6 +492,7 @@ KAFKA_DEFAULTS = {
     "compression.type": "producer",
     "connection.failed.authentication.delay.ms": "100",
     "connections.max.idle.ms": "600000",
+    "connections.max.reauth.ms": "0",
     "default.replication.factor": "1",
     "delete.topic.enable": "true",
     "fetch.max.bytes": "57671680",
@@ -512,17 +528,28 @@ KAFKA_DEFAULTS = {
     "offsets.topic.num.partitions": "50",
     "producer.id.expiration.ms": "86400000",
     "sasl.jaas.config": "",
+    "sasl.oauthbearer.clock.skew.seconds": "30",
+    "sasl.oauthbearer.expected.audience": "",
+    "sasl.oauthbearer.expected.issuer": "",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "3600000",
+    "sasl.oauthbearer.jwks.endpoint.url": "",
+    "sasl.oauthbearer.scope.claim.name": "scope",
+    "sasl.oauthbearer.sub.claim.name": "sub",
     "sasl.server.max.receive.size": "524288",
     "socket.request.max.bytes": "104857600",
     "ssl.cipher.suites": "",
     "ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
     "ssl.endpoint.identification.algorithm": "https",
+    "ssl.client.auth": "none",
     "ssl.key.password": "",
     "ssl.keystore.certificate.chain": "",
     "ssl.keystore.key": "",
     "ssl.keystore.location": "",
+    "ssl.keystore.password": "",
+    "ssl.principal.mapping.rules": "DEFAULT",
     "ssl.truststore.certificates": "",
     "ssl.truststore.location": "",
+    "ssl.truststore.password": "",
     "super.users": "",
     "transaction.max.timeout.ms": "900000",
     "transaction.state.log.num.partitions": "50",

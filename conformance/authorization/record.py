@@ -163,6 +163,9 @@ class Recorder:
         await admin.call(31, 3, filters=[_EVERY_ACL])
         await self._until_acls(0)
         await admin.call(51, 0, deletions=[{"name": USER, "mechanism": 1}], upsertions=[])
+        removed = [{"key": "producer_byte_rate", "value": 0.0, "remove": True}]
+        user = [{"entity_type": "user", "entity_name": USER}]
+        await admin.call(49, 1, entries=[{"entity": user, "ops": removed}], validate_only=False)
         for name in (OPEN, CALM):  # ends what is under way
             await _until(partial(admin.call, 22, 4, transactional_id=name, **NEW_PRODUCER), 0)
         names = [group.group_id for group in (await admin.call(16, 4, states_filter=[])).groups]

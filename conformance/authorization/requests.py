@@ -524,6 +524,28 @@ REQUESTS: Sequence[Request] = (
         lambda version: {"group_id": GROUP, "topics": _by_name(version, partitions=[{"partition_index": 0}])},
         _always([groups("DELETE", GROUP)], [topics("READ")]),
     ),
+    Request(
+        48,
+        "one",
+        _BOTH,
+        _fields(components=[{"entity_type": "user", "match_type": 0, "match": USER}], strict=False),
+        _always([cluster("DESCRIBE_CONFIGS")]),
+    ),
+    Request(
+        49,
+        "one",
+        _BOTH,
+        _fields(
+            entries=[
+                {
+                    "entity": [{"entity_type": "user", "entity_name": USER}],
+                    "ops": [{"key": "producer_byte_rate", "value": 1000.0, "remove": False}],
+                },
+            ],
+            validate_only=False,
+        ),
+        _always([cluster("ALTER_CONFIGS")]),
+    ),
     Request(50, "one", _BOTH, _fields(users=[{"name": USER}]), _always([cluster("DESCRIBE")])),
     Request(
         51,

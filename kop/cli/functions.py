@@ -159,7 +159,8 @@ def localrun(
     stand_in.install()
     changes = Changes(spec.py)
     try:
-        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True)
+        running.start(stopping=lambda: stop.came)
         note(_begun(spec))
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
@@ -221,7 +222,7 @@ WORKER_EPILOG = """\b
 Examples:
   kop functions worker
   kop functions worker --bootstrap broker.example:9092 \\
-      --listen 0.0.0.0:6750 --token-file token
+      --listen 0.0.0.0:6750 --advertise w1.example:6750 --token-file token
 
 \b
 Whoever reaches its address may run code on it, and so may whoever may write
@@ -235,6 +236,11 @@ the topics __kop_functions... of the server."""
     default="127.0.0.1:6750",
     show_default=True,
     help="Where it is asked by REST; not on this machine alone only with --token-file.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where other workers ask it. Default: --listen, by the name of the machine if that is every address.",
 )
 @click.option(
     "--token-file",
@@ -259,6 +265,7 @@ def worker(
     client_config: str | None,
     topic_namespace: str,
     listen: str,
+    advertise: str | None,
     token_file: str | None,
     worker_id: str | None,
     folder: Path | None,
@@ -269,6 +276,12 @@ def worker(
         address = parse_address(listen)
     except ValueError as error:
         raise CliUsageError(f"--listen: {error}") from None
+    try:
+        announced = None if advertise is None else parse_address(advertise)
+    except ValueError as error:
+        raise CliUsageError(f"--advertise: {error}") from None
+    if announced is not None and announced.host in {"", "0.0.0.0", "::"}:
+        raise CliUsageError(f"--advertise: {advertise} is no address that others reach: name a host")
     token = read_token(token_file)
     quiet_client()
     from kop.client.errors import ClientError, UnreachableError
@@ -292,6 +305,7 @@ def worker(
                 folder=cache / name,
                 host=address.host,
                 port=address.port,
+                advertise=announced,
                 token=token,
                 topic_namespace=topic_namespace,
                 **options,

@@ -73,6 +73,8 @@ def update(
 ) -> None:
     """Change what the flags and the file say, and nothing else; with --py its code, too.
 
+    `null` in the file takes a field away.
+
     It is refused if somebody else has changed the function since it was read: by this command, or, with --revision, by
     `kop functions get`.
     """
@@ -160,7 +162,10 @@ def list_functions(worker: WorkerRest, tenant: str, namespace: str, as_json: boo
 @revision_option
 @admin_options
 def delete(worker: WorkerRest, fqfn: str, revision: int | None) -> None:
-    """Delete a function, and with it its offsets, unless --cleanup-subscription was false."""
+    """Delete a function, and with it its offsets, unless --cleanup-subscription was false.
+
+    Its state stays, for a function of the same name: kop topics delete __kop_functions_state.TENANT.NAMESPACE.NAME
+    """
     worker.function("DELETE", fqfn, revision=revision)
     click.echo(f"deleted {fqfn}")
 
@@ -472,11 +477,16 @@ def download(worker: WorkerRest, fqfn: str | None, path: str | None, destination
 
 @click.command("workers", short_help="List the workers.")
 @click.option("--rebalance", is_flag=True, help="Deal the instances anew.")
-@click.option("--drain", metavar="WORKER", help="Give the instances of a worker to the others.")
+@click.option("--drain", metavar="WORKER", help="Give its instances to the others; none until it starts anew.")
+@click.option("--undrain", metavar="WORKER", help="Let it have instances again.")
 @admin_options
 @json_option
-def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: bool) -> None:
-    """List the workers, who of them leads, and how many instances each has."""
+def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str | None, as_json: bool) -> None:
+    """List the workers, who of them leads or is drained, and how many instances each has.
+
+    A worker that is drained has none until --undrain, or until it has ended and started again. The last one that is
+    not cannot be drained.
+    """
     from urllib.parse import quote
 
     if rebalance:
@@ -485,6 +495,9 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
     if drain is not None:
         worker.send("PUT", f"/admin/v2/worker/leader/drain?workerId={quote(drain, safe='')}")
         note(f"the instances of {drain} go to the others")
+    if undrain is not None:
+        worker.send("DELETE", f"/admin/v2/worker/leader/drain?workerId={quote(undrain, safe='')}")
+        note(f"{undrain} is given instances again")
     cluster = worker.send("GET", "/admin/v2/worker/cluster").json()
     assignments = worker.send("GET", "/admin/v2/worker/assignments").json()
     leads = worker.send("GET", "/admin/v2/worker/cluster/leader", may_miss=True)
@@ -494,6 +507,7 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
             "worker": each["workerId"],
             "address": f"{each['workerHostname']}:{each['port']}",
             "leader": each["workerId"] == leader,
+            "drained": each["drained"],
             "instances": sorted(assignments.get(each["workerId"], [])),
         }
         for each in cluster
@@ -501,9 +515,13 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, as_json: boo
     if as_json:
         print_json(rows)
         return
-    shown = [row | {"leader": "leader" if row["leader"] else "", "instances": len(row["instances"])} for row in rows]
-    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("instances", ">INSTANCES")]
-    _print(shown, False, columns)
+    words = {name: {True: name, False: ""} for name in ("leader", "drained")}
+    shown = [
+        row | {name: said[row[name]] for name, said in words.items()} | {"instances": len(row["instances"])}
+        for row in rows
+    ]
+    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("drained", "DRAINED")]
+    _print(shown, False, [*columns, ("instances", ">INSTANCES")])
 
 
 # -- output

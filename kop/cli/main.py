@@ -26,6 +26,8 @@ COMMANDS = {
     "transactions": "List, describe and abort transactions.",
     "users": "Create, list and delete users with passwords.",
     "acls": "Add, list and remove rights of users.",
+    "quotas": "List, set and remove how much clients may take.",
+    "certs": "Make a CA and certificates to try out.",
     "produce": "Send lines of stdin or a file as records.",
     "consume": "Print records.",
     "offsets": "Turn Pulsar's message ids into offsets and back.",

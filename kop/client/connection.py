@@ -8,6 +8,7 @@ Every call blocks until it is done. One object serves one thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar
@@ -55,6 +56,8 @@ class ClusterConnection:
         self.controller: int | None = None
         """The server that makes topics, as of the last `metadata`."""
         self._patience = patience
+        self._latest = math.inf
+        """Until when anything is tried again."""
         self._coordinators: dict[Coordinated, int] = {}
         self._net = NetworkSelector(slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)
@@ -108,6 +111,10 @@ class ClusterConnection:
 
         failure: Exception | None = self._manager.run(connect)
         return failure
+
+    def hurry(self, seconds: float) -> None:
+        """Try nothing again once so many seconds are over. For any thread."""
+        self._latest = min(self._latest, clock.monotonic() + seconds)
 
     def close(self) -> None:
         """Close every connection."""
@@ -192,7 +199,7 @@ class ClusterConnection:
             try:
                 return ask()
             except errors.ConcurrentTransactionsError:
-                if clock.monotonic() > end:
+                if clock.monotonic() > min(end, self._latest):
                     raise
                 time.sleep(END_SECONDS)
                 continue
@@ -202,7 +209,7 @@ class ClusterConnection:
                     settled = None
                 elif settled is None:
                     settled = now + SETTLE_SECONDS
-                if now > (end if settled is None else min(end, settled)):
+                if now > min(end, self._latest, end if settled is None else settled):
                     raise
             time.sleep(RETRY_SECONDS)
             if coordinator is not None:

@@ -5,9 +5,17 @@ Everything else that the clients raise is kafka-python's.
 
 from __future__ import annotations
 
+from typing import Final
+
+from kafka import errors
+
 
 class ClientError(Exception):
     """A request that cannot be done; the text says what to do about it. Trying again does not help."""
+
+
+class NotAllowedError(ClientError):
+    """The user may not do what was asked for."""
 
 
 class NoTransactionsError(ClientError):
@@ -33,3 +41,18 @@ class NotMemberError(Exception):
 
 class UnreachableError(Exception):
     """No server answered, or none let this client in; the text says which properties to look at."""
+
+
+REQUEST_ERRORS: Final = (ClientError, UnreachableError, errors.KafkaError)
+"""What a request may raise but for FencedError and NotMemberError."""
+ANSWERS: Final = (errors.BrokerResponseError, ClientError, NotMemberError)
+"""What a server has answered, or what follows from that."""
+RIGHTS: Final = (errors.AuthorizationError, NotAllowedError, NoTransactionsError)
+"""Answers because the user may not do what was asked for."""
+OF_TRANSACTION: Final = (
+    NoTransactionsError,
+    errors.ConcurrentTransactionsError,
+    errors.InvalidProducerIdMappingError,
+    errors.InvalidTxnStateError,
+)
+"""Answers that concern a transaction as a whole, and none of what is added to it."""

@@ -36,6 +36,9 @@ class GroupPeer:
     client_id: str
     holds: bool
     """True if it has the partition."""
+    member_id: str
+    host: str
+    """From where it is connected, as the server sees it."""
 
 
 class Membership:
@@ -53,6 +56,8 @@ class Membership:
         changed: Callable[[], None],
         session_seconds: float,
     ) -> None:
+        self.failure: str | None = None
+        """Why this client is not in the group at the moment."""
         self._settings = {**settings, "client_id": client_id}
         self._group = group
         self._partition = TopicPartition(topic, 0)
@@ -69,15 +74,21 @@ class Membership:
         """Join the group."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Leave the group."""
+    def close(self, seconds: float | None = None) -> None:
+        """Leave the group; waits at most so many seconds for it."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def peers(self) -> tuple[GroupPeer, ...]:
         """Return who is in the group, as of a second ago."""
         return self._peers
+
+    @property
+    def member_id(self) -> str:
+        """The id of this member; empty if it is none at the moment."""
+        consumer = self._consumer
+        return "" if consumer is None else str(consumer.group_metadata().member_id or "")
 
     def holding(self) -> MemberIdentity | None:
         """Return as which member this one has the partition; None if it does not."""
@@ -100,7 +111,10 @@ class Membership:
             try:
                 self._be_member()
             except Exception as error:
-                log.warning("not in the group %s for the moment: %r", self._group, error)
+                failure = f"not in the group {self._group} for the moment: {error!r}"
+                if failure != self.failure:
+                    log.warning("%s", failure)
+                self.failure = failure
                 self._over.wait(LOOK_SECONDS)
 
     def _be_member(self) -> None:
@@ -128,6 +142,7 @@ class Membership:
                 consumer.poll(timeout_ms=POLL_MS)
                 if consumer.group_metadata().state is MemberState.STABLE:
                     settled = clock.monotonic()
+                    self.failure = None
                 elif clock.monotonic() > settled + SETTLE_SECONDS:
                     raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
                 if clock.monotonic() >= look:
@@ -149,9 +164,15 @@ class Membership:
         if described["error"] is not None:
             return
         peers = [
-            GroupPeer(member["client_id"], self._has_it(member["member_assignment"])) for member in described["members"]
+            GroupPeer(
+                member["client_id"],
+                self._has_it(member["member_assignment"]),
+                member["member_id"],
+                str(member["client_host"]).lstrip("/"),
+            )
+            for member in described["members"]
         ]
-        in_order = tuple(sorted(peers, key=lambda peer: peer.client_id))
+        in_order = tuple(sorted(peers, key=lambda peer: (peer.client_id, peer.member_id)))
         if in_order != self._peers:
             self._peers = in_order
             self._changed()

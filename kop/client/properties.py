@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from kop.client.errors import ClientError
 
@@ -25,9 +26,12 @@ REFUSED: Final = {
     "ssl.keystore.certificate.chain": "write it to a file, and name that in ssl.keystore.location",
     "sasl.login.callback.handler.class": "leave it out: no Java class runs here",
     "sasl.client.callback.handler.class": "leave it out: no Java class runs here",
-    "sasl.oauthbearer.token.endpoint.url": "use PLAIN or SCRAM: OAUTHBEARER is not there",
 }
 """Properties that Java's clients have and that cannot be kept, with what to do."""
+
+
+_OURS_TOO: Final = ".OAuthBearerLoginCallbackHandler"
+"""The end of a class that Java's clients have to name, and that does what is done here."""
 
 
 class PropertyError(ClientError):
@@ -182,6 +186,7 @@ PROPERTIES: Final = (
     "send.buffer.bytes",
     "sasl.mechanism",
     "sasl.jaas.config",
+    "sasl.oauthbearer.token.endpoint.url",
     "ssl.truststore.type",
     "ssl.truststore.location",
     "ssl.keystore.type",
@@ -220,7 +225,9 @@ def connection(properties: Mapping[str, str], client_id: str) -> ConnectionPrope
     What else they have is left out, and named, but for `ssl.`, `sasl.` and `security.`: no connection is less secure
     than it was asked to be. `client_id` is the name by which servers know the client, unless `client.id` is another.
     """
-    unused = tuple(name for name in properties if name not in PROPERTIES)
+    unused = tuple(
+        name for name, value in properties.items() if name not in PROPERTIES and not value.endswith(_OURS_TOO)
+    )
     for name in unused:
         if name.startswith(("ssl.", "sasl.", "security.")):
             raise PropertyError(f"{name}: {REFUSED.get(name, 'leave it out: there is no such thing here')}")
@@ -278,6 +285,45 @@ _UNKEPT_IN_JAAS: Final = {
 """What a line of JAAS may ask for and cannot be kept, with what to do."""
 
 
+_TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+
+
+def _file_url(value: str) -> str:
+    parts = urlsplit(value.strip())
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
+        raise ValueError("is not file:///PATH: tokens are read from a file alone")
+    return unquote(parts.path)
+
+
+class TokenFile:
+    """The token in a file, which is read for each login, as kafka-python asks for it."""
+
+    def __init__(self, path: str) -> None:
+        from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: PLC0415 - few want it
+
+        AbstractTokenProvider.register(TokenFile)
+        self._path = path
+
+    def __reduce__(self) -> tuple[type[TokenFile], tuple[str]]:
+        """Make it again in another process."""
+        return TokenFile, (self._path,)
+
+    def token(self) -> str:
+        """Return the token. PropertyError if there is none."""
+        try:
+            with open(self._path, encoding="ascii") as stream:
+                token = stream.read().strip()
+        except (OSError, ValueError) as error:
+            raise PropertyError(f"{_TOKEN_URL}: {self._path}: {getattr(error, 'strerror', 'no ASCII')}") from None
+        if not token:
+            raise PropertyError(f"{_TOKEN_URL}: {self._path} is empty")
+        return token
+
+    def extensions(self) -> dict[str, str]:
+        """Return what else is sent."""
+        return {}
+
+
 def _sasl(given: _Properties, protocol: str) -> dict[str, Any]:
     mechanism = given.read("sasl.mechanism", text, "").upper()
     module, pairs = given.read("sasl.jaas.config", _jaas, ("", dict[str, str]()))
@@ -294,6 +340,15 @@ def _sasl(given: _Properties, protocol: str) -> dict[str, Any]:
         if module != wanted or not {"username", "password"} <= pairs.keys():
             raise PropertyError(f"set sasl.jaas.config for {mechanism}: a line of {wanted} with username and password")
         settings |= {"sasl_plain_username": pairs["username"], "sasl_plain_password": pairs["password"]}
+    elif mechanism == "OAUTHBEARER":
+        path = given.read(_TOKEN_URL, _file_url, "")
+        if module != "OAuthBearerLoginModule" or not path:
+            raise PropertyError(
+                f"set sasl.jaas.config for OAUTHBEARER to OAuthBearerLoginModule required; and {_TOKEN_URL} to "
+                "file:///PATH, a file with the token"
+            )
+        settings["sasl_oauth_token_provider"] = TokenFile(path)
     elif mechanism != "GSSAPI":
-        raise PropertyError(f"set sasl.mechanism to PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or GSSAPI, not {mechanism}")
+        mechanisms = "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or GSSAPI"
+        raise PropertyError(f"set sasl.mechanism to {mechanisms}, not {mechanism}")
     return settings

@@ -107,12 +107,21 @@ class ReadClient:
         self._topics: dict[str, TopicMetadata] = {}
         self._turn = 0
 
+    def hurry(self, seconds: float) -> None:
+        """Try nothing again once so many seconds are over. For any thread."""
+        self._connection.hurry(seconds)
+
     def close(self) -> None:
         """Close every connection."""
         self._connection.close()
 
-    def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
-        """Return the topics of these names that there are, or all; no topic is made by asking."""
+    def topics(
+        self, names: Collection[str] | None, refused: dict[str, Exception] | None = None
+    ) -> dict[str, TopicMetadata]:
+        """Return the topics of these names that there are, or all; no topic is made by asking.
+
+        `refused` gets the error of each topic that has one; without it the first one is tried again, and raised.
+        """
 
         def ask() -> dict[str, TopicMetadata]:
             topics: dict[str, TopicMetadata] = {}
@@ -121,7 +130,11 @@ class ReadClient:
                 if error in {errors.UnknownTopicOrPartitionError, errors.InvalidTopicError}:
                     continue
                 if error is not errors.NoError:
-                    raise error(f"topic {topic.name}")
+                    wrong: Exception = error(f"topic {topic.name}")
+                    if refused is None:
+                        raise wrong
+                    refused[topic.name] = wrong
+                    continue
                 topic_id = None if topic.topic_id is None else str(topic.topic_id)
                 leaders = {p.partition_index: p.leader_id for p in topic.partitions}
                 topics[topic.name] = TopicMetadata(

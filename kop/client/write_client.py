@@ -29,7 +29,7 @@ from kafka.protocol.producer import (
 
 from kop import clock
 from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
-from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
+from kop.client.errors import ClientError, FencedError, NotAllowedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 from kop.records.batch import read_header
 
@@ -85,6 +85,10 @@ class WriteClient:
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
         self._connection = ClusterConnection(settings, patience)
         self._topics: dict[str, _Topic] = {}
+
+    def hurry(self, seconds: float) -> None:
+        """Try nothing again once so many seconds are over. For any thread."""
+        self._connection.hurry(seconds)
 
     def close(self) -> None:
         """Close every connection."""
@@ -152,7 +156,7 @@ class WriteClient:
             else:
                 code = self._create(topic, count, configs or {})
             if code in _NOT_ALLOWED:
-                raise ClientError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
+                raise NotAllowedError(f"make the topic {topic} with {count} partitions or more, or allow this user to")
             # Another one may have been first: look again.
             if code not in (0, errors.TopicAlreadyExistsError.errno, errors.InvalidPartitionsError.errno):
                 _raise(code, f"making {topic}")
@@ -172,7 +176,7 @@ class WriteClient:
             self._connection.metadata([])  # which server makes topics
             code = self._create(topic, DEFAULT_PARTITIONS, {})
             if code in _NOT_ALLOWED:
-                raise ClientError(f"make the topic {topic}, or allow this user to")
+                raise NotAllowedError(f"make the topic {topic}, or allow this user to")
             if code != errors.TopicAlreadyExistsError.errno:
                 _raise(code, f"making {topic}")
             return code == 0

@@ -1,4 +1,4 @@
-"""Which messages of an instance are done, which are tried again and when, and what of it may be committed.
+"""Messages of an instance and their fate: done, or tried again and when; and what of it may be committed.
 
 Owns: the offset behind which nothing is open, for each partition; how long a failed message waits.
 Must not know: clocks, threads, what a message holds. The time is given, in seconds of any clock.

@@ -55,7 +55,8 @@ class FunctionState:
     """The state of one instance. `query` and `put` are for any thread, the rest for the one that calls.
 
     `refused` says why there can be none, None if there can. `failed` is told of what ends the instance: a call that
-    uses state which cannot be had must not be tried for ever. `wake` lets the thread that calls look for questions.
+    uses state which cannot be had must not be tried for ever. `patience` is how long at the moment an open transaction
+    of another one is waited for. `wake` lets the thread that calls look for questions.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class FunctionState:
         refused: str | None,
         failed: Callable[[BaseException], None],
         wake: Callable[[], None],
-        patience: float,
+        patience: Callable[[], float],
     ) -> None:
         self._spec = spec
         self._by_partition = spec.state_scope == "partition"
@@ -160,7 +161,7 @@ class FunctionState:
                 position, moved = stored.next_offset, clock.monotonic()
             elif stored.cut_off > fetch.partition_bytes:
                 fetch = replace(fetch, partition_bytes=stored.cut_off, max_bytes=stored.cut_off)
-            elif clock.monotonic() - moved > self._patience:
+            elif clock.monotonic() - moved > self._patience():
                 raise ClientError(
                     f"end the transaction that is open in {place[0]}-{number} at offset {position}: the state of "
                     f"{self._spec.fqfn} cannot be read beyond it, and no instance of the function has one open"

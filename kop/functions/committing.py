@@ -1,4 +1,4 @@
-"""How the outputs and the offsets of a batch are written: offsets beside, before, or in one transaction with outputs.
+"""The end of a batch: its outputs and its offsets, beside, before, or in one transaction.
 
 Owns: the order of these two for each guarantee, when offsets are committed, and that it is done in transactions of the
 instance if the server has them.

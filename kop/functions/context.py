@@ -1,4 +1,4 @@
-"""What a function is told of its message, and what it asks for: Pulsar's Context over records of Kafka.
+"""The context of a function: what it is told of its message, and what it asks for, as in Pulsar, over records of Kafka.
 
 Owns: the methods of Pulsar's context with their signatures; what a call asks the instance to write and to commit,
 as effects; the id of a record.

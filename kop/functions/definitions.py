@@ -1,4 +1,4 @@
-"""What workers tell each other through topics: definitions, assignments, requests, answers; and their JSON.
+"""The data that workers tell each other through topics: definitions, assignments, requests, answers; and their JSON.
 
 Owns: these data, their keys and values in records, what a worker's client id says.
 Must not know: topics, who writes, what a request does.
@@ -9,7 +9,7 @@ Every reader takes fields that it does not know, since a newer worker may have w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
+from kop.address import Address, is_loopback
 from kop.client.offsets import TopicPartition
 from kop.functions.spec import FunctionSpec
 from kop.functions.spec import read as read_spec
@@ -24,7 +25,7 @@ from kop.functions.topics import HOME, TopicNames
 
 InstanceName: TypeAlias = tuple[str, int]
 """The full name of a function, and the number of one of its instances."""
-Kind: TypeAlias = Literal["create", "update", "delete", "start", "stop", "restart", "rebalance", "drain"]
+Kind: TypeAlias = Literal["create", "update", "delete", "start", "stop", "restart", "rebalance", "drain", "undrain"]
 NOT_YET: Final = -1
 """In the place of a revision: there is none."""
 _WORKER_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
@@ -100,6 +101,35 @@ def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
     return read_spec(to_json(dict(config)).decode(), "functionConfig", topic_names)[0]
 
 
+_BY_FIELD: Final = frozenset(
+    {"resources", "windowConfig", "inputSpecs", "customSerdeInputs", "customSchemaInputs", "customSchemaOutputs"}
+)
+"""Fields whose own fields an update changes one by one."""
+_OF_COUNT: Final = ("windowLengthCount", "slidingIntervalCount")
+_OF_TIME: Final = ("windowLengthDurationMs", "slidingIntervalDurationMs")
+
+
+def updated(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a FunctionConfig with the fields that an update gives: None takes a field away, all else replaces it.
+
+    Of what `_BY_FIELD` names only the fields within are replaced. Windows by count have none of the fields of windows
+    by time, and the other way round.
+    """
+    merged = {**config, **given}
+    for name in _BY_FIELD & given.keys():
+        if isinstance(merged[name], Mapping):
+            merged[name] = _within(config.get(name), merged[name])
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _within(there: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    inner = dict(there) if isinstance(there, Mapping) else {}
+    for length, others in ((_OF_COUNT[0], _OF_TIME), (_OF_TIME[0], _OF_COUNT)):
+        if given.get(length) is not None:
+            inner = {name: value for name, value in inner.items() if name not in others}
+    return {name: value for name, value in {**inner, **given}.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment(_RecordJson):
     """Which worker runs an instance, and on which partitions."""
@@ -127,7 +157,7 @@ class Request(_RecordJson):
     instance: int | None = None
     """None means all."""
     worker: str = ""
-    """Which one is drained."""
+    """Which one is drained, or no more."""
     by: str = ""
     at_ms: int = 0
 
@@ -157,17 +187,42 @@ class WorkerInfo:
     worker_id: str
     host: str
     port: int
+    """Host and port are where it says that it is asked."""
     is_leader: bool = False
+    machine: str = ""
+    """From where it is connected, as the server sees it; empty if that is not known."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return str(Address(self.host, self.port))
 
     def client_id(self) -> str:
         """Return the client id by which the others know it."""
         return f"{self.worker_id}@{self.host}:{self.port}"
 
     @classmethod
-    def of_client_id(cls, client_id: str, *, is_leader: bool = False) -> WorkerInfo | None:
+    def of_client_id(cls, client_id: str, *, is_leader: bool = False, machine: str = "") -> WorkerInfo | None:
         """Return the worker that has a client id; None if it is no worker's."""
         match = _CLIENT_ID.fullmatch(client_id)
-        return None if match is None else cls(match[1], match[2], int(match[3]), is_leader)
+        return None if match is None else cls(match[1], match[2], int(match[3]), is_leader, machine)
+
+
+def out_of_reach(me: WorkerInfo, workers: Iterable[WorkerInfo]) -> str | None:
+    """Return why others cannot ask a worker at the address that it announces; None if nothing speaks against it."""
+    workers = tuple(workers)
+    here = {worker.machine for worker in workers if worker.worker_id == me.worker_id}
+    for other in workers:
+        if other.worker_id == me.worker_id:
+            continue
+        if is_loopback(me.host) and here and other.machine and other.machine not in here:
+            return (
+                f"let the others reach this worker, by --listen, --token-file and --advertise HOST:PORT: it announces "
+                f"{me.address}, and {other.worker_id} is on another machine ({other.machine})"
+            )
+        if (other.host, other.port) == (me.host, me.port):
+            return f"announce another address, by --advertise HOST:PORT: {other.worker_id} announces {me.address}, too"
+    return None
 
 
 def is_worker_id(text: str) -> bool:

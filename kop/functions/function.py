@@ -1,4 +1,4 @@
-"""Where the code of a function comes from: a file or folders, and the class, function or module in it that is named.
+"""The code of a function: found in a file or folders, and the class, function or module in it that is named.
 
 Owns: what a class name means; the import of a user's file, under the name that Pulsar gives it, so that its pickles and
 its imports of files beside it work; what is told of code that cannot be loaded.

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kop import clock
 from kop.client.batches import build
@@ -43,7 +43,7 @@ from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
-from kop.functions.growth import Growth
+from kop.functions.inputs import LaterPartitions
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
@@ -57,6 +57,7 @@ from kop.records.batch import Codec
 
 log = logging.getLogger(__name__)
 
+C = TypeVar("C", WriteClient, ReadClient)
 ID_PREFIX: Final = "kop.functions"
 PATIENCE_SECONDS: Final = 120.0
 """How long requests are tried again that fail for a time."""
@@ -66,6 +67,8 @@ BATCH_RECORDS: Final = 10_000
 """How many messages at most are called before what they gave is written."""
 BATCH_SECONDS: Final = 0.05
 """For how long at most messages are called before what they gave is written."""
+HURRY_SECONDS: Final = 8.0
+"""How long it is tried again what fails for a time, once the instance is to end: less than a worker waits for that."""
 END_SECONDS: Final = 2.0
 """How long an end waits for the thread that reads, which may be in the middle of a Fetch."""
 
@@ -137,6 +140,8 @@ class Instance:
         self._failure: BaseException | None = None
         self._reader: ReadAhead | None = None
         self._state: FunctionState | None = None
+        self._clients: list[WriteClient | ReadClient] = []
+        """Those that what is done is written with, and state is read."""
         self._fresh: Collection[TopicPartition] = ()
         """The partitions that had no committed offset."""
 
@@ -161,6 +166,8 @@ class Instance:
     def stop(self) -> None:
         """Let `run` return after the message that is being called, with all that is done written and committed."""
         self._stopping = True
+        for client in list(self._clients):
+            client.hurry(HURRY_SECONDS)
         if self._reader is not None:
             self._reader.wake()
 
@@ -178,10 +185,10 @@ class Instance:
     def _run(self) -> None:
         spec = self._spec
         with ExitStack() as stack:
-            writer = WriteClient(self._settings, self._patience)
+            writer = self._new_writer()
             stack.callback(writer.close)
             identity = self._fence(writer)
-            reading = self._new_reader()
+            reading = self._hurried(self._new_reader())
             try:
                 positions = self._positions(writer, reading, identity)
                 once = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE
@@ -204,8 +211,8 @@ class Instance:
             end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             if self._look_seconds is not None:
-                growth = Growth(spec, self._settings, self.add, self._look_seconds)
-                stack.callback(growth.close)
+                later = LaterPartitions(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(later.close)
             self.started.set()
             self._work(calls, self._reader, end)
             if self._failure is None:
@@ -319,16 +326,26 @@ class Instance:
     def _new_reader(self) -> ReadClient:
         return ReadClient(self._settings, int(self._patience * 1000))
 
+    def _new_writer(self) -> WriteClient:
+        return self._hurried(WriteClient(self._settings, self._patience))
+
+    def _hurried(self, client: C) -> C:
+        """Let a client hurry once the instance is to end."""
+        self._clients.append(client)
+        if self._stopping:
+            client.hurry(HURRY_SECONDS)
+        return client
+
     def _new_state(self, writer: WriteClient, identity: Identity | None) -> FunctionState:
         self._state = FunctionState(
             self._spec,
             self.partitions,
             writer,
-            self._new_reader,
+            lambda: self._hurried(self._new_reader()),
             refused=_NO_STATE.format(self._spec.fqfn) if identity is None else None,
             failed=self._fail,
             wake=self._wake,
-            patience=self._patience,
+            patience=lambda: HURRY_SECONDS if self._stopping else self._patience,
         )
         return self._state
 
@@ -390,7 +407,7 @@ class Instance:
         elif guarantee is Guarantee.ATMOST_ONCE:
             end = Before(writer, identity, group, outputs, positions)
         else:
-            client = WriteClient(self._settings, self._patience)
+            client = self._new_writer()
             end = Beside(client, identity, group, outputs, positions, self._fail)
 
         def switch(committed: Offsets) -> BatchEnd:
@@ -455,8 +472,6 @@ def check_batches(spec: FunctionSpec) -> None:
         raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
     if spec.processing_guarantees is Guarantee.MANUAL:
         raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
-    if spec.window is not None:
-        raise ClientError(f"leave windowConfig of {spec.fqfn} out: windows are for process(list, context)")
     if spec.window is not None:
         raise ClientError(f"leave windowConfig of {spec.fqfn} out: process_batch is given batches, not windows")
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]

@@ -1,4 +1,4 @@
-"""What becomes of requests: the first one that knows the definition as it is wins, the others are told who won.
+"""Decisions on requests: the first one that knows the definition as it is wins, the others are told who won.
 
 Owns: what each kind of request does to definitions, which request was answered how, which workers are drained.
 Must not know: topics, transactions, threads, where partitions and packages come from.
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
-from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of
+from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of, updated
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
@@ -74,14 +74,23 @@ class Leader:
     # -- requests
 
     def take(
-        self, offset: int, request: Request, *, is_whole: Callable[[str], bool], workers: Collection[str]
+        self,
+        offset: int,
+        request: Request,
+        *,
+        is_whole: Callable[[str], bool],
+        workers: Collection[str],
+        refused: tuple[int, str] | None = None,
     ) -> Effects:
-        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there."""
+        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there.
+
+        `refused` is the status and the reason of a refusal that does not come from what definitions say.
+        """
         before = self._answers.get(request.id)
         if before is not None:
             return Effects(before, schedules=False)
         try:
-            effects = self._decide(offset, request, is_whole, workers)
+            effects = self._decide(offset, request, is_whole, workers, refused)
         except Exception as error:  # the requests behind it are not to wait for ever
             reason = f"nothing was changed, by a defect of the leader: {error!r}"
             effects = Effects(LeaderAnswer(request=request.id, status=DEFECT, reason=reason, offset=offset))
@@ -101,19 +110,29 @@ class Leader:
             del self._answers[next(iter(self._answers))]
 
     def _decide(
-        self, offset: int, request: Request, is_whole: Callable[[str], bool], workers: Collection[str]
+        self,
+        offset: int,
+        request: Request,
+        is_whole: Callable[[str], bool],
+        workers: Collection[str],
+        refusal: tuple[int, str] | None,
     ) -> Effects:
         def refused(status: int, reason: str) -> Effects:
             now = None if there is None else there.revision
             return Effects(LeaderAnswer(request=request.id, status=status, reason=reason, revision=now, offset=offset))
 
         there = self.definitions.get(request.fqfn)
-        if request.kind in {"rebalance", "drain"}:
-            if request.kind == "drain" and request.worker not in workers:
-                return refused(NOT_THERE, f"there is no worker {request.worker}")
-            drained = {request.worker: True} if request.kind == "drain" else {}
+        if request.kind in {"rebalance", "drain", "undrain"}:
+            worker = request.worker
+            if request.kind != "rebalance" and worker not in workers:
+                return refused(NOT_THERE, f"there is no worker {worker}")
+            if request.kind == "drain" and not set(self.workers(workers)) - {worker}:
+                return refused(
+                    LOST, f"no other worker is left to take the instances of {worker}: start one, or undrain one, first"
+                )
+            drained = {} if request.kind == "rebalance" else {worker: request.kind == "drain"}
             return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
-        lost = self._lost(request, there)
+        lost = self._lost(request, there) or refusal
         if lost is not None:
             return refused(*lost)
         if request.kind == "delete":
@@ -237,18 +256,18 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
 
 def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
     """Return what a create or an update makes of a function: an update changes the fields that it gives."""
-    given = {name: value for name, value in (request.config or {}).items() if value is not None}
+    given = request.config or {}
     if there is None:
         return Definition(
             fqfn=request.fqfn,
-            config=given,
+            config=updated({}, given),
             revision=offset,
             version=offset,
             package=request.package,
             package_name=request.package_name,
             topic_names=topic_names,
         )
-    config = {**there.config, **given}
+    config = updated(there.config, given)
     package, name = request.package or there.package, request.package_name or there.package_name
     if (config, package) == (dict(there.config), there.package):
         return there

@@ -21,7 +21,7 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.errors import without_frames
 from kop.functions.function import FunctionCode, load, load_place
-from kop.functions.growth import LOOK_SECONDS, partitions_of
+from kop.functions.inputs import LOOK_SECONDS, partitions_of, topics_of
 from kop.functions.instance import PATIENCE_SECONDS, Instance
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack
@@ -109,8 +109,8 @@ class Running:
         assert self._instance is not None
         return self._instance
 
-    def start(self) -> Self:
-        """Find the topics, make those that are missing, and start."""
+    def start(self, stopping: Callable[[], bool] = lambda: False) -> Self:
+        """Find the topics, make those that are missing, and start; it begins to end once `stopping` returns true."""
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)
         if self._spec.parallelism > 1:
             self._say(f"parallelism is {self._spec.parallelism}; here one instance has all partitions")
@@ -128,6 +128,8 @@ class Running:
         if watch.seconds is not None:
             threading.Thread(target=self._look, args=(watch, self._instance), daemon=True).start()
         while not self._instance.started.wait(0.05):
+            if stopping():
+                self._instance.stop()
             if self.is_over:
                 self._raise()
         return self
@@ -202,7 +204,7 @@ def find_partitions(
         writer.close()
     reader = ReadClient(settings, int(patience * 1000))
     try:
-        partitions = partitions_of(spec, reader)
+        partitions = list(partitions_of(spec, topics_of([spec], reader)))
     finally:
         reader.close()
     if not partitions:

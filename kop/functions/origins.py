@@ -1,4 +1,4 @@
-"""From which messages outputs were made: the headers that tell it, for many outputs at once.
+"""The messages from which outputs were made: the headers that tell them, for many outputs at once.
 
 Owns: the names of these headers, and what is in them: the topic, and the id of the message as Pulsar's clients read it.
 Must not know: record batches, who writes the outputs.

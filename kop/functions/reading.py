@@ -32,6 +32,9 @@ AHEAD_BYTES: Final = 16 << 20
 """Bytes of batches that all partitions together are read ahead."""
 PARTITION_AHEAD_BYTES: Final = 4 << 20
 """Bytes of batches that one partition is read ahead; the answer that goes beyond it is the last."""
+MORE_BYTES: Final = 32 << 10
+"""Bytes of an answer from which on more is read at once. Behind a smaller one little is waiting: it is read when it is
+wanted, with all that has come until then, instead of a record at a time."""
 
 
 class Taken(NamedTuple):
@@ -80,6 +83,8 @@ class ReadAhead:
         self._gone: dict[TopicPartition, float] = {}
         """Since when the servers say that a partition is gone; they may not have heard of it yet."""
         self._bytes = 0
+        self._hungry = True
+        """True if the thread that takes has nothing to do."""
         self._over = False
         self._woken = False
         self._changed = threading.Condition()
@@ -110,8 +115,7 @@ class ReadAhead:
         """
         taken: list[Taken] = []
         with self._changed:
-            if not any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting):
-                self._changed.wait_for(lambda: self._woken or self._ready(waiting), seconds)
+            self._changed.wait_for(lambda: self._woken or self._ready(waiting), seconds)
             self._woken = False
             for partition in [partition for partition, ahead in self._ahead.items() if ahead.chunks]:
                 if count <= 0:
@@ -150,7 +154,13 @@ class ReadAhead:
             thread.join(max(0.0, end - clock.monotonic()))
 
     def _ready(self, waiting: Collection[TopicPartition]) -> bool:
-        return any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting)
+        """Return true if there is something to take; else let the threads read."""
+        if any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting):
+            return True
+        if not self._hungry:
+            self._hungry = True
+            self._changed.notify_all()
+        return False
 
     def _take(self, partition: TopicPartition, count: int, taken: list[Taken]) -> int:
         ahead = self._ahead[partition]
@@ -177,10 +187,13 @@ class ReadAhead:
         client = None
         try:
             client = make()
-            while (positions := self._wanted(number)) is not None:
+            more = True
+            while (positions := self._wanted(number, more)) is not None:
                 answers = client.fetch_many(positions, self._fetch)
                 for partition, answer in answers.items():
                     self._put(client, partition, positions[partition], answer)
+                got = sum(len(answer.records) for answer in answers.values() if isinstance(answer, Fetched))
+                more = got >= MORE_BYTES
                 if any(isinstance(answer, TEMPORARY) for answer in answers.values()):
                     time.sleep(RETRY_SECONDS)
         except Exception as error:
@@ -189,11 +202,13 @@ class ReadAhead:
             if client is not None:
                 client.close()
 
-    def _wanted(self, number: int) -> Offsets | None:
-        """Return which partitions are fetched from where; waits until there is room. None at the end."""
+    def _wanted(self, number: int, more: bool) -> Offsets | None:
+        """Return which partitions are fetched from where; waits until there is room, and, unless there is `more`, until
+        records are wanted. None at the end.
+        """
         with self._changed:
             while not self._over:
-                if self._bytes < AHEAD_BYTES:
+                if self._bytes < AHEAD_BYTES and (more or self._hungry):
                     wanted = {
                         partition: ahead.position
                         for partition, ahead in self._ahead.items()
@@ -245,6 +260,7 @@ class ReadAhead:
             ahead.chunks.extend(chunks)
             ahead.bytes += len(answer.records)
             self._bytes += len(answer.records)
+            self._hungry = False
             self._changed.notify_all()
 
     @staticmethod

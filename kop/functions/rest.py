@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from aiohttp import BodyPartReader, web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from kop.client.errors import ClientError
+from kop.address import is_loopback
+from kop.client.errors import REQUEST_ERRORS, ClientError
 from kop.functions import shapes
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.metrics import exposition
@@ -113,11 +113,14 @@ class Service(Protocol):
     def assignments(self) -> Mapping[InstanceName, Assignment]:
         """Return which worker has which instance."""
 
-    async def rebalance(self) -> None:
+    def drained(self) -> Set[str]:
+        """Return the workers that are given no instances."""
+
+    async def rebalance(self) -> LeaderAnswer:
         """Deal the instances anew."""
 
-    async def drain(self, worker_id: str) -> None:
-        """Give the instances of a worker to others."""
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
 
     def not_ready(self) -> str | None:
         """Return why the worker does not work; None if it does."""
@@ -174,16 +177,6 @@ async def serve(service: Service, host: str, port: int, token: str | None) -> Re
     return RestServer(runner)
 
 
-def is_loopback(host: str) -> bool:
-    """Return if a host is this machine, and nobody else reaches it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def application(service: Service, token: str | None) -> web.Application:
     """Return all paths, for whoever has the token."""
     app = web.Application(middlewares=[_errors, _guard(token)], client_max_size=CONFIG_BYTES)
@@ -196,7 +189,7 @@ def application(service: Service, token: str | None) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """LeaderAnswer errors as Pulsar does: `{"reason": text}`."""
+    """Answer errors as Pulsar does: `{"reason": text}`."""
     try:
         return await handler(request)
     except RestError as error:
@@ -206,7 +199,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"reason": error.text or error.reason}, status=error.status, headers=headers)
     except TimeoutError as error:
         return web.json_response({"reason": str(error) or "it took too long"}, status=408)
-    except ClientError as error:
+    except REQUEST_ERRORS as error:  # what a server refuses a worker itself
         return web.json_response({"reason": str(error)}, status=503)
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
@@ -307,6 +300,12 @@ async def _form(request: web.Request, limits: Mapping[str, int]) -> dict[str, Gi
     return form
 
 
+def _answered(answer: LeaderAnswer) -> web.Response:
+    if not answer.won:
+        raise RestError(answer.status, answer.reason)
+    return web.Response(status=204, headers=_etag(answer.revision))
+
+
 def _etag(revision: int | None) -> dict[str, str]:
     return {} if revision is None else {"ETag": f'"{revision}"'}
 
@@ -367,17 +366,11 @@ class _Functions:
         package = Package(form["data"].file_name.replace("\\", "/").rpartition("/")[2], form["data"].data)
         return shapes.config_with_package(config, package.name), package
 
-    @staticmethod
-    def _answered(answer: LeaderAnswer) -> web.Response:
-        if answer.status >= 300:
-            raise RestError(answer.status, answer.reason)
-        return web.Response(status=204, headers=_etag(answer.revision))
-
     async def create(self, request: web.Request) -> web.Response:
         """Make a function."""
         config, package = await self._definition_given(request, is_update=False)
         answer = await self._service.request("create", _fqfn(request), config=config, package=package, by=_by(request))
-        return self._answered(answer)
+        return _answered(answer)
 
     async def update(self, request: web.Request) -> web.Response:
         """Change the fields that are given."""
@@ -387,13 +380,13 @@ class _Functions:
         answer = await self._service.request(
             "update", fqfn, expects=expects, config=config, package=package, by=_by(request)
         )
-        return self._answered(answer)
+        return _answered(answer)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a function."""
         fqfn = _fqfn(request)
         expects = self._expects(request, fqfn)
-        return self._answered(await self._service.request("delete", fqfn, expects=expects, by=_by(request)))
+        return _answered(await self._service.request("delete", fqfn, expects=expects, by=_by(request)))
 
     def state_changes(self, kind: str) -> Handler:
         """Make the handler that starts, stops or restarts a function, or an instance of it."""
@@ -401,7 +394,7 @@ class _Functions:
         async def change(request: web.Request) -> web.Response:
             fqfn, instance = self._one(request)
             expects = self._expects(request, fqfn)
-            return self._answered(
+            return _answered(
                 await self._service.request(kind, fqfn, expects=expects, instance=instance, by=_by(request))
             )
 
@@ -589,8 +582,11 @@ class _Workers:
         self._service = service
 
     async def cluster(self, _request: web.Request) -> web.Response:
-        """Return the workers."""
-        return web.json_response([_worker(worker) for worker in self._service.workers()])
+        """Return the workers; `drained` is beside Pulsar's fields."""
+        drained = self._service.drained()
+        return web.json_response(
+            [{**_worker(worker), "drained": worker.worker_id in drained} for worker in self._service.workers()]
+        )
 
     async def leader(self, _request: web.Request) -> web.Response:
         """Return the worker that leads."""
@@ -612,21 +608,28 @@ class _Workers:
 
     async def rebalance(self, _request: web.Request) -> web.Response:
         """Deal the instances anew."""
-        await self._service.rebalance()
-        return web.Response(status=204)
+        return _answered(await self._service.rebalance())
 
     async def drain(self, request: web.Request) -> web.Response:
         """Give the instances of a worker to others: of the one that is named, else of this one."""
+        return _answered(await self._service.drain(self._worker_of(request)))
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """Let a worker have instances again: the one that is named, else this one."""
+        return _answered(await self._service.drain(self._worker_of(request), drained=False))
+
+    def _worker_of(self, request: web.Request) -> str:
         worker = request.query.get("workerId") or self._service.worker_id
         if worker not in {each.worker_id for each in self._service.workers()}:
             raise RestError(404, f"there is no worker {worker}")
-        await self._service.drain(worker)
-        return web.Response(status=204)
+        return worker
 
     async def drain_status(self, request: web.Request) -> web.Response:
-        """Return if a worker has instances still."""
-        worker = request.query.get("workerId") or self._service.worker_id
+        """Return if a worker that is drained has instances still."""
+        worker = self._worker_of(request)
         left = [number for number, assignment in self._service.assignments().items() if assignment.worker == worker]
+        if worker not in self._service.drained():
+            return web.json_response({"status": "NOT_RUN", "lastError": ""})
         return web.json_response({"status": "RUNNING" if left else "SUCCESS", "lastError": ""})
 
     async def function_stats(self, _request: web.Request) -> web.Response:
@@ -683,11 +686,11 @@ class _Internal:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def health(self, _request: web.Request) -> web.Response:
-        """LeaderAnswer 200: the process lives."""
+        """Answer 200: the process lives."""
         return web.Response(text="ok\n")
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """LeaderAnswer 503 with a reason while the worker does not work."""
+        """Answer 503 with a reason while the worker does not work."""
         reason = self._service.not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 
@@ -726,6 +729,7 @@ def routes(service: Service) -> list[web.RouteDef]:
         web.get(f"{WORKER}/assignments", workers.assignments),
         web.put(f"{WORKER}/rebalance", workers.rebalance),
         *(web.put(f"{WORKER}{path}", workers.drain) for path in ("/drain", "/leader/drain")),
+        *(web.delete(f"{WORKER}{path}", workers.undrain) for path in ("/drain", "/leader/drain")),
         *(web.get(f"{WORKER}{path}", workers.drain_status) for path in ("/drain", "/leader/drain")),
         web.get("/admin/v2/worker-stats/functionsmetrics", workers.function_stats),
         web.get("/admin/v2/worker-stats/metrics", workers.metrics),

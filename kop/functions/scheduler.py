@@ -1,4 +1,4 @@
-"""Which worker runs which instance, on which partitions: a pure function of what is wanted, what is, and who is there.
+"""The schedule: a pure function of what is wanted, what is, and who is there, to who runs what on which partitions.
 
 Owns: that loads differ by one at most, and that no more moves than that needs.
 Must not know: topics, requests, time.

@@ -1,4 +1,4 @@
-"""What turns the bytes of a record into the input of a function, and its result into bytes.
+"""Serdes: from the bytes of a record to the input of a function, and from its result to bytes.
 
 Owns: Pulsar's IdentitySerDe and PickleSerDe; the serde of an annotation, of a schema type and of a class name; what a
 serde says of a value that it refuses.

@@ -32,9 +32,7 @@ def config_of_pulsar_tools(config: Json, *, is_update: bool) -> Json:
     """
     given = dict(config)
     if is_update:
-        for field, value in _MADE_UP.items():
-            if given.get(field) == value:
-                del given[field]
+        given = {field: value for field, value in given.items() if value is not None and value != _MADE_UP.get(field)}
         given.pop("py", None)
     if isinstance(given.get("userConfig"), dict):
         given["userConfig"] = _whole(given["userConfig"])

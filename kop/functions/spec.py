@@ -1,4 +1,4 @@
-"""What a function is: Pulsar's FunctionConfig, read from YAML, JSON or Pulsar's flags, and checked.
+"""The definition of a function: Pulsar's FunctionConfig, read from YAML, JSON or Pulsar's flags, and checked.
 
 Owns: the fields of a FunctionConfig and its flags, which of them act, have no effect or are refused; the places of
 mistakes; the defaults.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -22,6 +22,7 @@ from pydantic.alias_generators import to_camel
 from kop.functions.topics import HOME, TopicNameError, TopicNames
 from kop.functions.watch import LEAST_RAM
 
+V = TypeVar("V")
 Path: TypeAlias = tuple[str | int, ...]
 """Where something stands in a FunctionConfig: names of fields, keys and indexes."""
 
@@ -224,10 +225,10 @@ class FunctionConfig(_Fields):
     class_name: _Text = None
     inputs: list[str] | None = None
     topics_pattern: _Text = None
-    input_specs: dict[str, _ConsumerFields] | None = None
-    custom_serde_inputs: dict[str, str] | None = None
-    custom_schema_inputs: dict[str, str] | None = None
-    custom_schema_outputs: dict[str, str] | None = None
+    input_specs: dict[str, _ConsumerFields | None] | None = None
+    custom_serde_inputs: dict[str, str | None] | None = None
+    custom_schema_inputs: dict[str, str | None] | None = None
+    custom_schema_outputs: dict[str, str | None] | None = None
     input_type_class_name: _Text = None
     output: _Text = None
     output_schema_type: _Text = None
@@ -596,7 +597,7 @@ class _Draft:
             self.wrong(("resources", "ram"), f"must be {LEAST_RAM} bytes or more: an instance has that much by itself")
         dead_letter_topic = self._topic(("deadLetterTopic",), config.dead_letter_topic)
         output_schema = self._schema(("outputSchemaType",), config.output_schema_type)
-        for topic, schema in (config.custom_schema_outputs or {}).items():
+        for topic, schema in _given(config.custom_schema_outputs):
             is_output = self._topic(("customSchemaOutputs", topic), topic) == output
             if is_output and not output_schema:
                 output_schema = self._schema(("customSchemaOutputs", topic), schema)
@@ -712,12 +713,12 @@ class _Draft:
             inputs[self._topic(("inputs", index), topic)] = InputSpec()
         if config.topics_pattern:
             inputs[self._pattern(("topicsPattern",), config.topics_pattern)] = InputSpec(is_regex=True)
-        for topic, serde in (config.custom_serde_inputs or {}).items():
+        for topic, serde in _given(config.custom_serde_inputs):
             inputs[self._topic(("customSerdeInputs", topic), topic)] = InputSpec(serde_class_name=serde)
-        for topic, schema in (config.custom_schema_inputs or {}).items():
+        for topic, schema in _given(config.custom_schema_inputs):
             path: Path = ("customSchemaInputs", topic)
             inputs[self._topic(path, topic)] = InputSpec(schema_type=self._schema(path, schema))
-        for topic, given in (config.input_specs or {}).items():
+        for topic, given in _given(config.input_specs):
             place: Path = ("inputSpecs", topic)
             schema = self._schema((*place, "schemaType"), given.schema_type)
             if schema and given.serde_class_name:
@@ -757,6 +758,13 @@ class _Draft:
         if bool(given.env) is bool(given.file):
             self.wrong(("secrets", name), 'must be {"env": VARIABLE} or {"file": PATH}')
         return SecretPlace(given.env or "", given.file or "")
+
+
+def _given(values: Mapping[str, V | None] | None) -> Iterator[tuple[str, V]]:
+    """Yield the items that have a value; those without one are taken away by an update."""
+    for name, value in (values or {}).items():
+        if value is not None:
+            yield name, value
 
 
 def _leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -1,4 +1,4 @@
-"""What an instance has done: counts, failures, latencies, metrics of the function's own.
+"""Statistics of an instance: counts, failures, latencies, metrics of the function's own.
 
 Owns: what is counted, over which time, and the plain values that others show.
 Must not know: who shows them, what is called.

@@ -1,4 +1,4 @@
-"""When a function has to be ended: a call that takes too long, too much memory.
+"""The watch over a function: it has to be ended if a call takes too long, or it has too much memory.
 
 Owns: the numbers by which an instance tells where it is, and what is too long and too much.
 Must not know: clocks, processes, who ends it.

@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from kop import clock
+from kop.address import Address
 from kop.client.errors import ClientError
 from kop.functions.checking import check
 from kop.functions.definitions import (
@@ -31,19 +35,23 @@ from kop.functions.definitions import (
     Request,
     WorkerInfo,
     is_worker_id,
+    out_of_reach,
     spec_of,
+    updated,
 )
 from kop.functions.function import CodePlace
 from kop.functions.leader import NO_PACKAGE, WRONG
 from kop.functions.localrun import names_of
+from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 from kop.functions.packages import Assembler, Package, PackageError, unpack
-from kop.functions.peers import OtherWorkerError, OtherWorkers
 from kop.functions.process import InstanceStatus, Processes, WantedInstance
+from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import SESSION_SECONDS, Registry, membership_of
 from kop.functions.rest import RestServer, serve
 from kop.functions.scheduler import Scheduler, schedule
 from kop.functions.spec import SpecError
 from kop.functions.topics import DEFAULT_NAMESPACE, HOME
+from kop.functions.unpacking import Unpacking
 from kop.records.partitioning import partition_of
 
 log = logging.getLogger(__name__)
@@ -55,6 +63,10 @@ SEEN_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.005
 """How often it is looked if it is."""
 ASK_SECONDS: Final = 15.0
+END_SECONDS: Final = 30.0
+"""How long an end takes at most: longer than that of an instance, and of what is told the server."""
+START_SECONDS: Final = 5.0
+"""How long the end of a start takes at most."""
 NOBODY: Final = 503
 
 
@@ -67,6 +79,8 @@ class WorkerOptions:
     """Where packages are kept."""
     host: str = "127.0.0.1"
     port: int = 6750
+    advertise: Address | None = None
+    """Where the other workers ask it, if that is another address than the one that it listens on."""
     allow_index: bool = False
     """True if dependencies that a package does not have may come from pip's index."""
     token: str | None = None
@@ -112,13 +126,15 @@ class Worker:
         self._server: RestServer | None = None
         self._registry: Registry | None = None
         self._others = OtherWorkers(options.token)
-        self._me = WorkerInfo(options.worker_id, _reachable(options.host), options.port)
+        self._me = _announced(options, options.port)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
         self._changed = asyncio.Event()
+        self._unpacking = Unpacking(self._place, lambda: self._call(self._changed.set))
         self._follower: asyncio.Task[None] | None = None
         self._is_closing = False
         # of `_follow`
+        self._told_wrong: str | None = None
         self._wanted: dict[InstanceName, WantedInstance] = {}
         self._unusable: dict[InstanceName, InstanceStatus] = {}
         """Instances whose code cannot be had."""
@@ -135,7 +151,7 @@ class Worker:
         try:
             self._processes = Processes(self._settings, patience=self._patience)
             self._server = await serve(self, self._options.host, self._options.port, self._options.token)
-            self._me = WorkerInfo(self._options.worker_id, self._me.host, self._server.port)
+            self._me = _announced(self._options, self._server.port)
             self._names = await asyncio.to_thread(
                 names_of, self._settings, self._patience, self._options.topic_namespace
             )
@@ -163,6 +179,7 @@ class Worker:
             self._follower.cancel()
             with suppress(asyncio.CancelledError):
                 await self._follower
+        self._unpacking.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         if self._registry is not None:
@@ -185,7 +202,8 @@ class Worker:
     async def _follow(self) -> None:
         """Run what the topics say."""
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._unpacking.next_try())
             self._changed.clear()
             try:
                 await asyncio.to_thread(self._run_assigned)
@@ -197,27 +215,39 @@ class Worker:
     def _run_assigned(self) -> None:
         assert self._registry is not None
         assert self._processes is not None
+        wrong = self._out_of_place()
+        if wrong not in {None, self._told_wrong}:
+            log.error("%s", wrong)
+        self._told_wrong = wrong
         view = self._registry.view
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
-        for name, assignment in {} if self._twin() else dict(view.assignments).items():
+        mine: dict[InstanceName, tuple[Assignment, Definition]] = {}
+        for name, assignment in dict(view.assignments if self._twin() is None else {}).items():
             if assignment.worker != self._options.worker_id:
                 continue
             definition = view.definitions.get(name[0])
-            if definition is None or definition.runs(name[1]) != assignment.revision:
-                if name in self._wanted:  # its definition comes in a moment: it is of the same transaction
-                    wanted[name] = self._wanted[name]
-                continue
+            if definition is not None and definition.runs(name[1]) == assignment.revision:
+                mine[name] = assignment, definition
+            elif name in self._wanted:  # its definition comes in a moment: it is of the same transaction
+                wanted[name] = self._wanted[name]
+        self._unpacking.want({(made.package, made.package_name) for _, made in mine.values()})
+        for name, (assignment, definition) in mine.items():
+            reason, before = "its package is being unpacked", self._wanted.get(name)
             try:
-                place = self._place(definition.package, definition.package_name)
+                place = self._unpacking.place((definition.package, definition.package_name))
             except PackageError as error:
-                before = self._unusable.get(name)
-                since = clock.wall_ms() if before is None else before.since_ms
-                unusable[name] = InstanceStatus(False, str(error), None, since, 0, [], None)
-                continue
-            wanted[name] = WantedInstance(
-                definition.spec, place, assignment.partitions, assignment.revision, assignment.number
-            )
+                place, reason, before = None, str(error), None
+            if place is not None:
+                wanted[name] = WantedInstance(
+                    definition.spec, place, assignment.partitions, assignment.revision, assignment.number
+                )
+            elif before is not None and before.partitions == assignment.partitions:
+                wanted[name] = before  # until the new code is there
+            else:
+                failed = self._unusable.get(name)
+                since = clock.wall_ms() if failed is None else failed.since_ms
+                unusable[name] = InstanceStatus(False, reason, None, since, 0, [], None)
         if not self._is_closing:
             self._processes.want(wanted)
         self._wanted, self._unusable = wanted, unusable
@@ -232,9 +262,15 @@ class Worker:
             )
         return unpack(package, self._options.folder / "code", self._options.allow_index)
 
-    def _twin(self) -> bool:
-        """Return if another worker has the id of this one, and goes before it."""
-        return self._registry is not None and self._registry.is_second()
+    def _out_of_place(self) -> str | None:
+        """Return why this worker cannot be one of all; None if it can."""
+        twin = self._twin()
+        if twin is not None:
+            return f"give this worker another id, by --worker-id: the one at {twin} is {self.worker_id}, too"
+        return out_of_reach(self._me, self.workers())
+
+    def _twin(self) -> str | None:
+        return None if self._registry is None else self._registry.twin()
 
     # -- requests
 
@@ -266,13 +302,13 @@ class Worker:
         )
         if kind in {"create", "update"}:
             tenant, namespace, name = fqfn.split("/")
-            given = {field: value for field, value in (config or {}).items() if field != "fqfn" and value is not None}
+            given = {field: value for field, value in (config or {}).items() if field != "fqfn"}
             given |= {"tenant": tenant, "namespace": namespace, "name": name}
             made = replace(made, config=given)
             if (kind == "create") is (there is None):  # else the leader says who was first
                 wrong = await asyncio.to_thread(self._prepare, given, there, package)
                 if wrong is not None:
-                    return LeaderAnswer(request=made.id, status=WRONG, reason=wrong)
+                    return LeaderAnswer(request=made.id, status=wrong[0], reason=wrong[1])
         answer = await self._ask_leader(made)
         if answer.status == NO_PACKAGE and package is not None:  # it was deleted meanwhile, since nobody named it
             await asyncio.to_thread(self._open().upload, package)
@@ -284,23 +320,30 @@ class Worker:
             raise ClientError("wait until the worker has started")
         return self._registry
 
-    def _prepare(self, given: Mapping[str, Any], there: Definition | None, package: Package | None) -> str | None:
-        """Try the code, and make what the function needs; what is wrong with it, None if nothing is."""
+    def _prepare(
+        self, given: Mapping[str, Any], there: Definition | None, package: Package | None
+    ) -> tuple[int, str] | None:
+        """Try the code, and make what the function needs; status and reason if something is wrong with it."""
         registry = self._open()
-        config = dict(given) if there is None else {**there.config, **given}
+        config = updated({} if there is None else there.config, given)
         try:
             spec = spec_of(config, self._names)
             if package is None and there is not None:
                 package = registry.packages.package(there.package, there.package_name)
             if package is None:
-                return "the package is missing: send the file with the function"
+                return WRONG, "the package is missing: send the file with the function"
             place = unpack(package, self._options.folder / "code", self._options.allow_index)
         except (SpecError, PackageError) as error:
-            return str(error)
+            return WRONG, str(error)
         mistakes = check(spec, place)
         if mistakes:
-            return "\n".join(mistakes)
-        for topic in registry.make_topics(spec):
+            return WRONG, "\n".join(mistakes)
+        try:
+            with concerning(spec.fqfn):
+                made = registry.make_topics(spec)
+        except RefusedFunctionError as refusal:
+            return refusal.status, refusal.reason
+        for topic in made:
             log.info("made the topic %s for %s", topic, spec.fqfn)
         if not registry.packages.is_whole(package.digest):
             registry.upload(package)
@@ -335,18 +378,18 @@ class Worker:
         there = self.definition(fqfn)
         return NOT_YET if there is None else there.revision
 
-    async def rebalance(self) -> None:
+    async def rebalance(self) -> LeaderAnswer:
         """Deal the instances anew."""
-        await self._must(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
+        return await self._ask_leader(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
 
-    async def drain(self, worker_id: str) -> None:
-        """Give the instances of a worker to others."""
-        await self._must(Request(id=clock.uuid4().hex, kind="drain", worker=worker_id, at_ms=clock.wall_ms()))
-
-    async def _must(self, request: Request) -> None:
-        answer = await self._ask_leader(request)
-        if not answer.won:
-            raise ClientError(answer.reason)
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
+        kind: Kind = "drain" if drained else "undrain"
+        made = Request(id=clock.uuid4().hex, kind=kind, worker=worker_id, at_ms=clock.wall_ms())
+        answer = await self._ask_leader(made)
+        if answer.won:
+            await _until(lambda: (worker_id in self.drained()) is drained, SEEN_SECONDS)
+        return answer
 
     async def history(self, fqfn: str) -> list[dict[str, Any]]:
         """Return all requests for a function and their answers, the oldest first."""
@@ -379,7 +422,7 @@ class Worker:
     @property
     def address(self) -> str:
         """Where it is asked, HOST:PORT."""
-        return f"{self._me.host}:{self._me.port}"
+        return self._me.address
 
     def definition(self, fqfn: str) -> Definition | None:
         """Return the definition of a function; None if there is none."""
@@ -406,6 +449,10 @@ class Worker:
         """Return the workers that live."""
         return () if self._registry is None else self._registry.workers()
 
+    def drained(self) -> Set[str]:
+        """Return the workers that are given no instances."""
+        return frozenset() if self._registry is None else frozenset(self._registry.view.drained)
+
     def leader(self) -> WorkerInfo | None:
         """Return the worker that leads; None if nobody does."""
         return next((worker for worker in self.workers() if worker.is_leader), None)
@@ -414,14 +461,16 @@ class Worker:
         """Return why the worker does not work; None if it does."""
         if self._registry is None or self._follower is None:
             return "it has not started yet"
-        if self._registry.failure is not None:
-            return self._registry.failure
-        if self._twin():
-            return f"another worker has the id {self.worker_id}, too: give one of them another id (--worker-id)"
+        if (trouble := self._registry.trouble()) is not None:
+            return trouble
+        if (wrong := self._out_of_place()) is not None:
+            return wrong
         if self.worker_id not in {worker.worker_id for worker in self.workers()}:
             return "it has not joined the other workers yet"
         if self.leader() is None:
             return "no worker leads at the moment"
+        if self.drained() >= {worker.worker_id for worker in self.workers()}:
+            return "every worker is drained, and no function runs: kop functions workers --undrain WORKER"
         return None
 
     async def package(self, fqfn: str) -> Package | None:
@@ -565,23 +614,45 @@ def _asked(
     return None, question
 
 
-def _reachable(host: str) -> str:
-    """Return by which name the other workers reach this one."""
-    return socket.gethostname() if host in {"", "0.0.0.0", "::"} else host
+def _announced(options: WorkerOptions, port: int) -> WorkerInfo:
+    """Return what a worker that listens on this port tells the others of itself."""
+    given = options.advertise
+    if given is not None:
+        return WorkerInfo(options.worker_id, given.host, given.port or port)
+    host = socket.gethostname() if options.host in {"", "0.0.0.0", "::"} else options.host
+    return WorkerInfo(options.worker_id, host, port)
 
 
 def run_worker(
     settings: Mapping[str, Any], patience: float, options: WorkerOptions, say: Callable[[str], None]
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's; ClientError says why it cannot start."""
+    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's; ClientError says why it cannot start.
+
+    A second signal ends it at once: its instances end by themselves then, and others begin where they have committed.
+    """
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, over.set)
         worker = Worker(settings, patience, options)
         starting = asyncio.create_task(worker.start())
+
+        def end(number: int) -> None:
+            if over.is_set():
+                say(f"worker {options.worker_id} ends at once")
+                os._exit(128 + number)
+            over.set()
+            threading.Thread(
+                target=give_up, args=(END_SECONDS if starting.done() else START_SECONDS,), daemon=True
+            ).start()
+
+        def give_up(seconds: float) -> None:
+            time.sleep(seconds)
+            say(f"worker {options.worker_id} has not ended within {seconds:g} s, and ends now")
+            os._exit(1)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number)
         ending = asyncio.create_task(over.wait())
         await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

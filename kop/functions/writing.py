@@ -1,4 +1,4 @@
-"""What calls of a function give, on its way to the topics: partitions, record batches, sequences, transactions.
+"""Outputs on their way to the topics: partitions, record batches, sequences, transactions.
 
 Owns: to which partition a record goes, the sequences of the producer, which partitions its transaction has.
 Must not know: functions, when offsets are committed.

@@ -19,12 +19,13 @@ from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from kop.coordination.peers import broker_of
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, PeerError
 from kop.handlers.access import ANONYMOUS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
 from kop.security.rights import AclOperation, ResourceType
+from kop.security.throttling import Meter
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
 from kop.wire.rows import Response
@@ -61,12 +62,16 @@ class ConnectionInfo:
     """The name of the listener that the client came by; empty in the short form of listeners."""
     login: Login | None = None
     """The client's login while it has not ended; None if the client may ask for everything else."""
+    session: Login | None = None
+    """The login of a client that has logged in and has to do so again in time; None if it need not."""
     needed_login: bool = False
     """True if the listener asks its clients to log in."""
     is_valid: Callable[[], bool] | None = None
     """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
     """The reads from storage that the connection's Fetches began; None before the first."""
+    meter: Meter | None = None
+    """What the request that is being started takes of quotas; None if its client has none."""
 
     @property
     def broker_address(self) -> tuple[str, int]:
@@ -95,8 +100,18 @@ class Context:
     """True if the request's memory is its own and may be kept; else what is kept of it must be copied."""
     request_tags: Mapping[int, bytes] | None = None
     """Tagged fields of the request's header, for APIs that read them (`Api.reads_tags`); None for all others."""
+    meter: Meter | None = None
+    """What the request takes of the quotas that hold for its client; None if none do."""
     header_tags: bytes = NO_TAGS
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
+
+    def change_partitions(self, count: int, strict_from: int | None = None) -> None:
+        """Count partitions that the request makes or deletes. From version `strict_from` on
+        THROTTLING_QUOTA_EXCEEDED, with nothing counted, if its client made too many before.
+        """
+        strict = strict_from is not None and self.version >= strict_from
+        if self.meter is not None and not self.meter.mutate(count, strict=strict):
+            raise PeerError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
     def response(self, **fields: Any) -> Response:
         """Return a response in the request's version with these fields; nested rows are dicts."""
@@ -128,8 +143,7 @@ class Context:
 
     def asking_broker(self) -> int | None:
         """Return the id of the broker that asks; None for any other client, also one that calls itself so."""
-        broker = broker_of(self.client_id)
-        return None if broker is None or self.cluster(AclOperation.CLUSTER_ACTION) is not NONE else broker
+        return broker_that_asks(self.access, self.conn, self.client_id)
 
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
@@ -162,6 +176,14 @@ class Context:
         access = self.access
         allowed = access.is_open or access.allows(self.conn, operation, resource, name)
         return NONE if allowed else access.refusal(resource, name)
+
+
+def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str | None) -> int | None:
+    """Return the id of the broker that a request is from; None for any other client, also one that calls itself so."""
+    broker = broker_of(client_id)
+    if broker is None or not access.allows(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
+        return None
+    return broker
 
 
 class AnswerTaker(Protocol):
@@ -338,6 +360,8 @@ class Api:
     """
     largest: int = LARGEST_REQUEST
     """The size in bytes of the largest request that is accepted."""
+    produces: bool = False
+    """True if the size of a request counts as bytes that its client produces (producer_byte_rate)."""
     overlaps: bool = False
     """True if further requests of this API on a connection may be started while one waits. Any other request waits
     until those before it are answered.

@@ -12,6 +12,7 @@
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once another one of its name is made.
 - A request that says it is a replica is NOT_LEADER_OR_FOLLOWER for every topic: no partition has a follower.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
+- A client that took more than its quota allows gets an empty answer, and no more at once than the quota leaves.
 - Batches go out as they are stored, those of zstd also below version 10, as in Kafka since 4.0.
 - Isolation level 1 (read_committed) reads up to the last stable offset and is told which of the transactions in the
   batches were aborted; behind that offset and up to the high watermark there is nothing for it, and no error. Level 0
@@ -34,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from kop import clock
 from kop.errors import ErrorCode, KopError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context, Frame, InTask, Later
@@ -135,6 +137,8 @@ class _Fetch:
         again.
         """
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
+        if ctx.meter is not None and (room := ctx.meter.room()) is not None:
+            self.budget = min(self.budget, int(room))
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads(gw.engine.read_budget)
@@ -373,6 +377,9 @@ class _Fetch:
 
     def frame(self, response: _Response) -> Frame:
         """Return the encoded answer; in a session it holds only what the client does not know yet."""
+        meter = self.ctx.meter
+        if meter is not None and not meter.consume(response.size):
+            return _held(self.ctx, self.call, self.session)
         for partition_log in response.taken:
             self.reads.forget(partition_log)
         self.read_ahead(response)
@@ -460,8 +467,11 @@ class WaitingFetch:
         self.looking = None
         if self.answered.done():
             return
+        begin = clock.perf_counter()
         response = self.fetch.look(read=True)
         self.looked = self.loop.time()
+        if self.fetch.ctx.meter is not None:
+            self.fetch.ctx.meter.seconds += clock.perf_counter() - begin
         if self.fetch.enough(response) or self.looked >= self.deadline:
             self.answered.set_result(self.fetch.frame(response))
 
@@ -488,6 +498,9 @@ class WaitingFetch:
 def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
     """Answer a Fetch from memory at once, or later: by reading from storage, or by waiting for records."""
     committed = reads_committed(call.isolation_level)
+    held = ctx.meter is not None and ctx.meter.room() == 0
+    if held and call.session_epoch == 0:
+        return _held(ctx, call, None)  # it begins no session: as in Kafka its client asks for the same again
     try:
         session = gw.fetch_sessions.resolve(
             call, by_id=ctx.version >= 13, now_ms=ctx.now_ms, principal=ctx.conn.principal
@@ -497,11 +510,19 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
         return encode_response(ctx.correlation_id, ctx.version, (), error_code=error.code)
     if session is not None:
         _keep_names(ctx, session, call)
+    if held:
+        return _held(ctx, call, session)
     fetching = _Fetch(gw, ctx, call, session, committed)
     response = fetching.look(read=False)
     if fetching.enough(response):
         return fetching.frame(response)
     return InTask(fetching.read_and_wait()) if response.unread else Later().follow(fetching.wait())
+
+
+def _held(ctx: Context, call: FetchCall, session: FetchSession | None) -> Frame:
+    """Return the empty answer to a client that is held for what it took before (KIP-219)."""
+    session_id = session.session_id if session is not None and call.session_epoch > 0 else 0
+    return encode_response(ctx.correlation_id, ctx.version, (), session_id=session_id)
 
 
 def _keep_names(ctx: Context, session: FetchSession, call: FetchCall) -> None:

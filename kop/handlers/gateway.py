@@ -32,6 +32,7 @@ from kop.security.authorizer import AclAuthorizer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
 from kop.storage.base import Engine
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
@@ -69,8 +70,10 @@ class Gateway:
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
     security: SecurityState
-    """Users and ACLs."""
+    """Users, ACLs and quotas."""
     security_settings: SecuritySettings
+    throttling: Throttling
+    """What clients take, by the quotas that hold for them."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)

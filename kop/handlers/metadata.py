@@ -148,7 +148,10 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
         await gw.topics.find(to_find)
     names = _to_create(gw, ctx, request)
     refused = {name: ctx.access.refusal(ResourceType.TOPIC, name) for name in names if not ctx.may_create(name)}
-    failed = await gw.auto_creation.make([name for name in names if name not in refused], making, end)
+    wanted = [name for name in names if name not in refused]
+    failed = await gw.auto_creation.make(wanted, making, end)
+    if made := len(wanted) - len(failed):
+        ctx.change_partitions(made * gw.broker_configs.num_partitions)
     return _answer(gw, ctx, request, failed | refused)
 
 

@@ -16,8 +16,9 @@
   coordinator is asked once for each partition of a transaction; such a request, and those of the producer behind it,
   wait for that in a task. All transactional batches of a request are of one producer id, else they are
   INVALID_PRODUCER_ID_MAPPING.
-- throttle_time_ms is what the storage says of batches that it holds back. The connection is not muted (KIP-219): a
-  client that sends on all the same waits for its answers, and what it may have under way is bounded.
+- throttle_time_ms is what the storage says of batches that it holds back, if no quota says more. For the storage the
+  connection is not muted (KIP-219): a client that sends on all the same waits for its answers, and what it may have
+  under way is bounded.
 - Else no task, and no object per record: the answer is put together by the appends' own callbacks.
 """
 
@@ -490,5 +491,6 @@ APIS = (
         refused_from=0,
         largest=UNLIMITED,
         overlaps=True,
+        produces=True,
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kop.handlers import (
     acls,
     api_versions,
+    client_quotas,
     cluster,
     configs,
     describe_producers,
@@ -44,6 +45,7 @@ _MODULES = (
     cluster,
     acls,
     scram_users,
+    client_quotas,
     sasl,
     transactions,
     transaction_admin,

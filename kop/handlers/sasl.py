@@ -1,7 +1,8 @@
 """SaslHandshake (17), versions 0 and 1, and SaslAuthenticate (36), versions 0 to 2 (KIP-43, KIP-152).
 
 - On a listener without SASL both are ILLEGAL_SASL_STATE and the connection stays open, as on a PLAINTEXT listener of
-  Kafka, which lists both in ApiVersions too; so they are once a client has logged in.
+  Kafka, which lists both in ApiVersions too; so they are once a client has logged in, if its session does not end.
+- A client whose session ends logs in again on the same connection, as the same user by the same mechanism (KIP-368).
 - An unknown mechanism is UNSUPPORTED_SASL_MECHANISM with the list of those that there are, a login that fails
   SASL_AUTHENTICATION_FAILED. Both answers are held back for `connection.failed.authentication.delay.ms`, and the
   connection is closed behind them.
@@ -13,6 +14,7 @@ import asyncio
 import logging
 from typing import Any, Final
 
+from kop import clock
 from kop.errors import ErrorCode, LoginRefusedError
 from kop.handlers.api import NONE, Api, ConnectionInfo, Context, Later
 from kop.handlers.gateway import Gateway
@@ -29,19 +31,28 @@ log = logging.getLogger(__name__)
 
 def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     """Begin a login."""
-    login = ctx.conn.login
-    if login is None:
-        if not ctx.conn.needed_login:
+    conn = ctx.conn
+    login = conn.login or conn.session
+    if login is None or not login.may_begin(ctx.now_ms):
+        if not conn.needed_login:
             log.info(
-                "client %s at %s asked for SASL, which is not served: %s", ctx.client_id, ctx.conn.client_host, _NO_SASL
+                "client %s at %s asked for SASL, which is not served: %s", ctx.client_id, conn.client_host, _NO_SASL
             )
         return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+    conn.login = login
     code = login.handshake(request.mechanism, ctx.version)
     response = ctx.response(error_code=code, mechanisms=login.mechanisms)
     if code is NONE:
         return response
     shown = repr(request.mechanism[:40])
-    return _held_back(gw, response, f"it asked for the mechanism {shown}; there are {', '.join(login.mechanisms)}")
+    gw.metrics.login_failures.labels("unknown").inc()
+    later = Later()
+    later.error = LoginRefusedError(
+        f"it asked for the mechanism {shown}; there are {', '.join(login.mechanisms)}",
+    )
+    loop = asyncio.get_running_loop()
+    loop.call_later(failure_seconds(gw), later.end, response)
+    return later
 
 
 def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
@@ -51,32 +62,49 @@ def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Lat
         # Without a look at what came: it may be a password.
         why = _LOGGED_IN if ctx.conn.needed_login else _NO_SASL
         return _answer(ctx, ErrorCode.ILLEGAL_SASL_STATE, why, b"")
+    later = Later()
+
+    async def answer() -> Response:
+        try:
+            token = await log_in(gw, ctx.conn, login, bytes(request.auth_bytes))
+        except AuthenticationError as error:
+            later.error = LoginRefusedError(f"its login has failed: {error}")
+            return _answer(ctx, ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b"")
+        ends_ms = (login.lifetime_ms or 0) if ctx.conn.login is None else 0
+        return _answer(ctx, NONE, None, token, ends_ms if ctx.version else 0)
+
+    return later.follow(asyncio.create_task(answer()))
+
+
+async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) -> bytes:
+    """Return the answer to a token, and note who the client is once it has logged in.
+
+    AuthenticationError, which comes so late that guessing takes time, and that the time tells nothing.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def failed() -> None:
+        gw.metrics.login_failures.labels(login.mechanism).inc()
+        await asyncio.sleep(began + failure_seconds(gw) - loop.time())
+
+    was_refused = login.is_refused
     try:
-        token = log_in(ctx.conn, login, bytes(request.auth_bytes))
-    except AuthenticationError as error:
-        response = _answer(ctx, ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b"")
-        return _held_back(gw, response, f"its login has failed: {error}")
-    return _answer(ctx, NONE, None, token)
-
-
-def log_in(conn: ConnectionInfo, login: Login, token: bytes) -> bytes:
-    """Return the answer to a token, and note who the client is once it has logged in. AuthenticationError."""
-    answer, exchange = login.take(token)
+        answer, exchange = await login.take(token, clock.wall_ms)
+    except AuthenticationError:
+        if not was_refused:
+            await failed()
+        raise
+    if login.is_refused:
+        await failed()
     if exchange is not None and exchange.principal is not None:
         conn.principal, conn.is_valid, conn.login = exchange.principal, exchange.is_valid, None
+        conn.session = None if login.lifetime_ms is None else login
     return answer
 
 
-def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes) -> Response:
-    return ctx.response(error_code=code, error_message=message, auth_bytes=token, session_lifetime_ms=0)
-
-
-def _held_back(gw: Gateway, response: Response, reason: str) -> Later:
-    """Answer a failed login later, and close the connection behind the answer: guessing takes time."""
-    later = Later()
-    later.error = LoginRefusedError(reason)
-    asyncio.get_running_loop().call_later(failure_seconds(gw), later.end, response)
-    return later
+def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes, session_ms: int = 0) -> Response:
+    return ctx.response(error_code=code, error_message=message, auth_bytes=token, session_lifetime_ms=session_ms)
 
 
 def failure_seconds(gw: Gateway) -> float:

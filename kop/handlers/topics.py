@@ -48,6 +48,10 @@ from kop.storage.base import TopicInfo
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
+_STRICT_CREATION, _STRICT_DELETION, _STRICT_GROWTH = 6, 5, 3
+"""The versions of CreateTopics, DeleteTopics and CreatePartitions from which on a topic beyond the quota of
+controller_mutation_rate is THROTTLING_QUOTA_EXCEEDED; below, its client is held after it (KIP-599).
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -139,6 +143,7 @@ def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
 
 async def _create(gw: Gateway, ctx: Context, plan: _Plan) -> None:
     try:
+        ctx.change_partitions(plan.partitions, _STRICT_CREATION)
         plan.topic = await gw.engine.topics.create(ctx.canonical_name(plan.name), plan.partitions, plan.configs)
     except KopError as error:
         plan.error = error
@@ -204,7 +209,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response
             row.refuse(code, "Topic deletion is disabled.")
     else:
         rows = await _resolve(gw, ctx, rows)
-        await asyncio.gather(*(_delete(gw, row) for row in rows if row.code == ErrorCode.NONE))
+        await asyncio.gather(*(_delete(gw, ctx, row) for row in rows if row.code == ErrorCode.NONE))
     return ctx.response(
         responses=[
             dict(name=row.name, topic_id=row.topic_id, error_code=row.code, error_message=row.message)
@@ -288,9 +293,10 @@ def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
     return kept
 
 
-async def _delete(gw: Gateway, row: _Deletion) -> None:
+async def _delete(gw: Gateway, ctx: Context, row: _Deletion) -> None:
     assert row.topic is not None
     try:
+        ctx.change_partitions(row.topic.partitions, _STRICT_DELETION)
         await gw.engine.topics.delete(row.topic.topic_id)
     except KopError as error:
         row.refuse(error.code, error.message)
@@ -319,7 +325,7 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Resp
             except KopError as error:
                 answers[name] = error
         if not request.validate_only:
-            results = await asyncio.gather(*(_grow(gw, topic, count) for topic, count in grown))
+            results = await asyncio.gather(*(_grow(gw, ctx, topic, count) for topic, count in grown))
             answers |= {topic.name: error for (topic, _), error in zip(grown, results, strict=True)}
     return ctx.response(
         results=[
@@ -364,8 +370,9 @@ def _check_growth(gw: Gateway, ctx: Context, wanted: Any) -> TopicInfo:
     return topic
 
 
-async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
+async def _grow(gw: Gateway, ctx: Context, topic: TopicInfo, count: int) -> KopError | None:
     try:
+        ctx.change_partitions(count - topic.partitions, _STRICT_GROWTH)
         await gw.engine.topics.grow(topic.topic_id, count)
     except KopError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_ID:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from weakref import WeakSet, WeakValueDictionary
 
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
@@ -119,15 +120,16 @@ class Client:
     ) -> None:
         self._url = url
         self._timeout = request_timeout
-        self._pool = Pool(
+        self._pool_as = partial(
+            Pool,
             url,
-            auth=auth,
             tls=tls,
             connect_timeout=request_timeout,
             keepalive=keepalive,
             idle=idle,
             client_version=client_version,
         )
+        self._pool = self._pool_as(auth=auth)
         self.outage = self._pool.outage
         """The state machine of outages of the cluster, which sees all connections of this client."""
         self._lookup = Lookup(self._pool, timeout=request_timeout, listener=listener)
@@ -149,6 +151,16 @@ class Client:
             text = f"{self._url}: {error.message}{_ADVICE.get(error.code, '')}"
             raise PulsarError(error.code, text, retriable=error.retriable) from error
         self.max_message_size = connection.max_message_size
+
+    async def try_credentials(self, auth: Auth) -> None:
+        """Connect once with other credentials than the client's, and close that. PulsarError if they are refused, or
+        nobody answers.
+        """
+        pool = self._pool_as(auth=auth)
+        try:
+            await pool.any(LOOKUP)
+        finally:
+            await pool.close()
 
     async def close(self) -> None:
         """Close all connections; producers, readers and watches that are still open end with Closed."""

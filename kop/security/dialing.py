@@ -7,13 +7,13 @@ Must not know: what is asked on the connection then.
 from __future__ import annotations
 
 import asyncio
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from kop.errors import ConfigError
+from kop.security.jaas import parse_jaas
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.sasl.scram import HASHES, ScramLogin
 from kop.security.tls import TlsContext
@@ -22,6 +22,8 @@ _SASL_HANDSHAKE: Final = 17
 _SASL_AUTHENTICATE: Final = 36
 _HEADER: Final = struct.Struct(">ihhih")
 """Size, API, version, correlation id, length of the client id."""
+_MODULES: Final = {"PLAIN": "PlainLoginModule", **dict.fromkeys(HASHES, "ScramLoginModule")}
+"""The login modules of the mechanisms that brokers may use."""
 _LARGEST_ANSWER: Final = 1 << 16
 
 
@@ -38,18 +40,19 @@ class BrokerLogin:
 
 
 def broker_login(mechanism: str, jaas: str) -> BrokerLogin:
-    """Read Kafka's line for ScramLoginModule. ConfigError if it has no user and password, or another mechanism."""
-    if mechanism not in HASHES:
-        raise ConfigError([f"sasl.mechanism.inter.broker.protocol is {mechanism}; there are {', '.join(HASHES)}"])
-    pairs = dict(re.findall(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"', jaas))
-    if "ScramLoginModule" not in jaas or len(pairs) != 2:
-        raise ConfigError(
-            [
-                "sasl.jaas.config of the listener between brokers has to be: "
-                'org.apache.kafka.common.security.scram.ScramLoginModule required username="..." password="...";'
-            ]
-        )
-    name, password = (re.sub(r"\\(.)", r"\1", pairs[key]) for key in ("username", "password"))
+    """Read Kafka's line for a login module. ConfigError if it has no user and password, or for another mechanism."""
+    module = _MODULES.get(mechanism)
+    if module is None:
+        raise ConfigError([f"sasl.mechanism.inter.broker.protocol is {mechanism}; there are {', '.join(_MODULES)}"])
+    setting = "sasl.jaas.config of the listener between brokers"
+    try:
+        line = parse_jaas(jaas)
+    except ValueError as error:
+        raise ConfigError([f"{setting}: {error}"]) from None
+    name, password = line.options.get("username"), line.options.get("password")
+    if line.name != module or not name or not password:
+        name_of_class = f"org.apache.kafka.common.security.{module.partition('Login')[0].lower()}.{module}"
+        raise ConfigError([f'{setting} has to be: {name_of_class} required username="..." password="...";'])
     return BrokerLogin(mechanism, name, password)
 
 
@@ -57,16 +60,17 @@ class Dialer:
     """Opens connections. `nonce` returns fresh text for each login."""
 
     def __init__(self, tls: TlsContext | None, login: BrokerLogin | None, nonce: Callable[[], str]) -> None:
-        self._tls = tls
+        self.tls = tls
+        """The context of its connections; None if they go without TLS."""
         self._login = login
         self._nonce = nonce
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection that is not logged in, on which ApiVersions alone is answered. OSError."""
-        if self._tls is None:
+        if self.tls is None:
             return await asyncio.open_connection(host, port)
-        self._tls.look()
-        return await asyncio.open_connection(host, port, ssl=self._tls.context)
+        self.tls.look()
+        return await asyncio.open_connection(host, port, ssl=self.tls.context)
 
     async def open(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection that is logged in. OSError if the other side cannot be reached or refuses."""
@@ -81,12 +85,15 @@ class Dialer:
 
     async def _log_in(self, login: BrokerLogin, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            scram = ScramLogin(login.mechanism, login.name, login.password, self._nonce())
             mechanism = login.mechanism.encode()
             body = struct.pack(">h", len(mechanism)) + mechanism
             answer = await _asked(reader, writer, _SASL_HANDSHAKE, body)
             if code := int.from_bytes(answer[:2], "big", signed=True):
                 raise ConnectionError(f"the other broker refuses {login.mechanism} (error {code})")
+            if login.mechanism == "PLAIN":
+                await _authenticated(reader, writer, f"\0{login.name}\0{login.password}".encode())
+                return
+            scram = ScramLogin(login.mechanism, login.name, login.password, self._nonce())
             first = await _authenticated(reader, writer, scram.first())
             # The hash of the password takes milliseconds.
             final = await asyncio.to_thread(scram.final, first)

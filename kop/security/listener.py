@@ -6,6 +6,7 @@ Must not know: sockets, settings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +25,10 @@ class ListenerSecurity:
     """How clients may log in; empty if they need not."""
     largest_before_login: int = 0
     """Bytes of the largest request before a client has logged in."""
+    name_of: Callable[[bytes], str] | None = None
+    """Returns the principal of a client with this certificate; None if certificates name nobody. ValueError tells why
+    the client is not taken.
+    """
 
     def login(self) -> Login | None:
         """Return the login of a new connection; None if it needs none."""

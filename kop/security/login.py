@@ -1,6 +1,7 @@
 """What one connection has to show before anything else is served to it (KIP-43, KIP-152).
 
-Owns: the order of the steps of SASL: at most one ApiVersions, SaslHandshake, tokens; which mechanisms a listener has.
+Owns: the order of the steps of SASL: at most one ApiVersions, SaslHandshake, tokens; which mechanisms a listener has;
+when a client has to log in again, and who it must be then.
 Must not know: sockets, the clock, what requests look like, any mechanism.
 
 A client may send its tokens as requests (SaslAuthenticate, after SaslHandshake 1), or without any header (after
@@ -10,6 +11,7 @@ SaslHandshake 0).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -20,8 +22,22 @@ _SASL_HANDSHAKE: Final = 17
 _API_VERSIONS: Final = 18
 _SASL_AUTHENTICATE: Final = 36
 
-Mechanisms: TypeAlias = Mapping[str, Callable[[], Exchange]]
-"""What a listener offers: mechanisms by their names, each with what begins an exchange."""
+_LEAST_MS_BETWEEN: Final = 1000
+"""Milliseconds from the beginning of one login of a connection that has logged in to that of the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A mechanism that a listener has."""
+
+    begin: Callable[[], Exchange]
+    """Begins an exchange."""
+    longest_ms: int = 0
+    """Milliseconds after which a client has to log in again; 0: it need not."""
+
+
+Mechanisms: TypeAlias = Mapping[str, Offer]
+"""What a listener offers, by the names of mechanisms."""
 
 
 class Turn(Enum):
@@ -35,21 +51,45 @@ class Turn(Enum):
 
 
 class Login:
-    """The login of one connection."""
+    """The login of one connection, and each further one by which the client goes on (KIP-368)."""
 
     def __init__(self, mechanisms: Mechanisms) -> None:
         self._mechanisms = mechanisms
+        self._mechanism = ""
+        """The mechanism of the exchange under way."""
         self._exchange: Exchange | None = None
         self._raw = False
         self._asked = False
         self._has_failed = False
+        self._principal: str | None = None
+        """Who has logged in; None before."""
+        self._logged_in_by = ""
+        self._again_ms: int | None = None
+        """When the client began to log in again the last time."""
+        self.lifetime_ms: int | None = None
+        """Milliseconds from the login on after which the client has to log in again; None: it need not."""
         self.completed: Callable[[], None] | None = None
-        """Is called once, when the client has logged in."""
+        """Is called each time that the client has logged in."""
 
     @property
     def mechanisms(self) -> list[str]:
         """The mechanisms that the listener has."""
         return list(self._mechanisms)
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism that the client has chosen; empty before."""
+        return self._mechanism
+
+    @property
+    def has_been_completed(self) -> bool:
+        """True if the client has logged in before."""
+        return self._principal is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the client has been told that its login will fail, and may send another token."""
+        return self._exchange is not None and self._exchange.refusal is not None
 
     @property
     def takes_raw_tokens(self) -> bool:
@@ -67,21 +107,38 @@ class Login:
             return Turn.SERVE if api_key == _SASL_AUTHENTICATE else Turn.REFUSE
         if api_key == _SASL_HANDSHAKE:
             return Turn.SERVE
-        if api_key == _API_VERSIONS and not self._asked:
+        if api_key == _API_VERSIONS and not self._asked and self._principal is None:
             self._asked = is_served
             return Turn.SERVE
         return Turn.CLOSE
 
+    def may_begin(self, now_ms: int) -> bool:
+        """Return true if a handshake is taken now: a client that has logged in may do so again if its session ends, and
+        once a second.
+        """
+        if self._principal is None:
+            return True
+        last = self._again_ms
+        if self.lifetime_ms is None or (last is not None and 0 <= now_ms - last < _LEAST_MS_BETWEEN):
+            return False
+        self._again_ms = now_ms
+        return True
+
     def handshake(self, mechanism: str, version: int) -> ErrorCode:
         """Begin an exchange; UNSUPPORTED_SASL_MECHANISM if the listener does not have the mechanism."""
-        begin = self._mechanisms.get(mechanism)
-        if begin is None:
+        offer = self._mechanisms.get(mechanism)
+        if offer is None:
+            self._has_failed = True
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        self._exchange = begin()
+        if self._principal is not None and mechanism != self._logged_in_by:
+            self._has_failed = True  # as Kafka, which lets the next step end it
+            return ErrorCode.NONE
+        self._mechanism = mechanism
+        self._exchange = offer.begin()
         self._raw = version == 0
         return ErrorCode.NONE
 
-    def take(self, token: bytes) -> tuple[bytes, Exchange | None]:
+    async def take(self, token: bytes, wall_ms: Callable[[], int]) -> tuple[bytes, Exchange | None]:
         """Return the answer to the client's next token, and the exchange once the client has logged in.
 
         AuthenticationError: the connection has to be closed.
@@ -91,11 +148,23 @@ class Login:
             raise AuthenticationError("SaslHandshake has to come first")
         try:
             answer = exchange.step(token)
-        except AuthenticationError:
+            if not isinstance(answer, bytes):
+                answer = await answer
+            if exchange.principal is None:
+                return answer, None
+            if self._principal not in {None, exchange.principal}:
+                raise AuthenticationError("Cannot change principals during re-authentication")
+        except BaseException:
             self._exchange, self._has_failed = None, True
             raise
-        if exchange.principal is None:
-            return answer, None
+        self._exchange = None
+        self._principal, self._logged_in_by = exchange.principal, self._mechanism
+        self.lifetime_ms = self._lifetime_ms(exchange.expires_ms, wall_ms())
         if self.completed is not None:
             self.completed()
         return answer, exchange
+
+    def _lifetime_ms(self, expires_ms: int | None, now_ms: int) -> int | None:
+        longest = self._mechanisms[self._mechanism].longest_ms
+        ends = [] if expires_ms is None else [max(expires_ms - now_ms, 0)]
+        return min([*ends, longest] if longest > 0 else ends, default=None)

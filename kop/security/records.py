@@ -1,4 +1,4 @@
-"""The records of users and ACLs in their state topic.
+"""The records of users, ACLs and quotas in their state topic.
 
 Owns: their keys and values. Whoever changes them changes what other versions of the gateway find.
 Must not know: who writes or reads them, and when.
@@ -7,17 +7,21 @@ Keys and values are JSON. A key is a list that begins with what the record is:
 - `["acl", resource type, name, pattern type, principal, host, operation, permission]`, by Kafka's codes. Its value is
   `{}`: the key says all.
 - `["scram", user, mechanism]`, by Kafka's code, with `salt`, `stored_key`, `server_key` in base64 and `iterations`.
+- `["quota", kind, user, client id, address]`, by Kafka's name of the kind, with its `value`. A name is null if it is no
+  part of the entity, and empty for Kafka's default.
 - `["secret"]`, with the cluster's `secret` in base64.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop.security.acls import Acl
+from kop.security.quotas import Entity, QuotaKind
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.users import Mechanism, ScramCredential, UserKey
 
@@ -40,14 +44,23 @@ class UserEntry(NamedTuple):
     """None if it is gone."""
 
 
+class QuotaEntry(NamedTuple):
+    """The record of a quota."""
+
+    entity: Entity
+    kind: QuotaKind
+    value: float | None
+    """None if it is gone."""
+
+
 class SecretEntry(NamedTuple):
     """The record of the cluster's secret."""
 
     secret: bytes
 
 
-Entry: TypeAlias = AclEntry | UserEntry | SecretEntry
-_ACL, _SCRAM, _SECRET = "acl", "scram", "secret"
+Entry: TypeAlias = AclEntry | UserEntry | QuotaEntry | SecretEntry
+_ACL, _SCRAM, _QUOTA, _SECRET = "acl", "scram", "quota", "secret"
 SECRET_BYTES: Final = 32
 
 
@@ -77,6 +90,11 @@ def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None)
             "iterations": credential.iterations,
         }
     )
+
+
+def of_quota(entity: Entity, kind: QuotaKind, value: float | None) -> KeyValue:
+    """Return the record of a quota; None: it is gone."""
+    return _packed([_QUOTA, kind.value, *entity]), None if value is None else _packed({"value": value})
 
 
 def of_secret(secret: bytes) -> KeyValue:
@@ -114,13 +132,31 @@ def _scram(fields: list[Any], value: Any) -> Entry:
     return UserEntry(key, ScramCredential(salt, stored, server, iterations))
 
 
+def _quota(fields: list[Any], value: Any) -> Entry:
+    kind, *names = fields
+    if len(names) != len(Entity._fields) or not all(name is None or isinstance(name, str) for name in names):
+        raise ValueError("no entity")
+    entity = Entity(*names)
+    if value is None:
+        return QuotaEntry(entity, QuotaKind(kind), None)
+    limit = value["value"]
+    if not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        raise ValueError("no limit")
+    return QuotaEntry(entity, QuotaKind(kind), float(limit))
+
+
 def _secret(fields: list[Any], value: Any) -> Entry:
     if fields:
         raise ValueError("a secret has no name")
     return SecretEntry(b64decode(value["secret"], validate=True))
 
 
-_KINDS: Final[dict[str, Callable[[list[Any], Any], Entry]]] = {_ACL: _acl, _SCRAM: _scram, _SECRET: _secret}
+_KINDS: Final[dict[str, Callable[[list[Any], Any], Entry]]] = {
+    _ACL: _acl,
+    _SCRAM: _scram,
+    _QUOTA: _quota,
+    _SECRET: _secret,
+}
 
 
 def parsed(key: bytes, value: bytes | None) -> Entry | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from kop.values import Int, Settings, setting
+from kop.values import Int, Secret, Settings, setting
 
 STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
@@ -51,8 +51,37 @@ class SecuritySettings(Settings):
         "allow.everyone.if.no.acl.found", False, "Allow everybody what no ACL is about."
     )
     kop_security_max_acls: Int = setting("kop.security.max.acls", 10_000, "ACLs that there may be.", ge=0)
+    kop_security_max_quotas: Int = setting("kop.security.max.quotas", 10_000, "Quotas that there may be.", ge=0)
     kop_security_max_users: Int = setting(
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
+    )
+
+    kop_security_users_file: str = setting(
+        "kop.security.users.file",
+        "",
+        "File of users, NAME:PASSWORD in each line, that are made at the start if they are missing.",
+    )
+    kop_pulsar_tokens: bool = setting(
+        "kop.pulsar.tokens",
+        False,
+        "Let clients log in with Pulsar's tokens, by PLAIN (password token:TOKEN) and OAUTHBEARER; over Pulsar.",
+    )
+    kop_pulsar_token_secret_key: Secret = setting(
+        "kop.pulsar.token.secret.key",
+        "",
+        "Secret by which such tokens are checked: a file, or data:;base64,TEXT; without any key Pulsar is asked.",
+    )
+    kop_pulsar_token_public_key: str = setting(
+        "kop.pulsar.token.public.key", "", "Public key by which they are checked, instead of a secret: likewise."
+    )
+    kop_pulsar_token_auth_claim: str = setting(
+        "kop.pulsar.token.auth.claim", "sub", "The claim of such tokens that has the role."
+    )
+    kop_pulsar_token_audience: str = setting(
+        "kop.pulsar.token.audience", "", "The audience that such tokens have to be for; empty: any."
+    )
+    kop_pulsar_token_audience_claim: str = setting(
+        "kop.pulsar.token.audience.claim", "aud", "The claim of such tokens that has their audience."
     )
 
     def problems(self) -> Iterable[str]:

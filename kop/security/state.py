@@ -1,7 +1,7 @@
-"""The state of security: users and ACLs in memory, and in a state topic that every broker follows.
+"""The state of security: users, ACLs and quotas in memory, and in a state topic that every broker follows.
 
 Owns: that topic, its replay before clients are served, what follows it, who may write to it and when.
-Must not know: what is decided by users and ACLs, requests.
+Must not know: what is decided by them, requests.
 
 Any broker may write. For the time of a write it is the topic's only writer, knows all that others wrote, and decides
 then what to write; one that has lost the lead meanwhile decides again. So changes of several brokers are in one order,
@@ -26,7 +26,8 @@ from kop.errors import BackendError, ErrorCode, InternalError
 from kop.metrics import gauge_value
 from kop.security import records
 from kop.security.acls import Acl, Acls
-from kop.security.records import AclEntry, SecretEntry, UserEntry
+from kop.security.quotas import Entity, QuotaKind, Quotas
+from kop.security.records import AclEntry, QuotaEntry, SecretEntry, UserEntry
 from kop.security.users import ScramCredential, UserKey, Users
 from kop.storage.base import Engine
 
@@ -39,13 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class SecurityState:
-    """Users and ACLs. Call `open` before anything is decided by them, and `close` at the end."""
+    """Users, ACLs and quotas. Call `open` before anything is decided by them, and `close` at the end."""
 
     def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
         self._engine = engine
         self.users = Users()
         self.acls = Acls()
+        self.quotas = Quotas()
         self._secret = b""
         self._state_log = StateLog(engine, _TOPIC, wall_ms)
         self._follower: Follower | None = None
@@ -133,12 +135,15 @@ class SecurityState:
         """Put in force what was read from the log."""
         acls: dict[Acl, bool] = {}
         credentials: dict[UserKey, ScramCredential | None] = {}
+        quotas: dict[tuple[Entity, QuotaKind], float | None] = {}
         for key, value in newest.items():
             entry = records.parsed(key, value)
             if isinstance(entry, AclEntry):
                 acls[entry.acl] = entry.present
             elif isinstance(entry, UserEntry):
                 credentials[entry.key] = entry.credential
+            elif isinstance(entry, QuotaEntry):
+                quotas[entry.entity, entry.kind] = entry.value
             elif isinstance(entry, SecretEntry):
                 self._secret = entry.secret
             elif value is not None:
@@ -146,18 +151,22 @@ class SecurityState:
         if everything:
             self.acls.replace(acl for acl, present in acls.items() if present)
             self.users.replace({key: value for key, value in credentials.items() if value is not None})
+            self.quotas.replace({key: value for key, value in quotas.items() if value is not None})
             return
         for acl, present in acls.items():
             (self.acls.add if present else self.acls.remove)(acl)
         for (name, mechanism), credential in credentials.items():
             self.users.put(name, mechanism, credential)
+        for (entity, kind), limit in quotas.items():
+            self.quotas.put(entity, kind, limit)
 
     def collect(self) -> Iterable[Metric]:
-        """Return how many users and ACLs there are, and for how long storage has not confirmed them."""
+        """Return how many users, ACLs and quotas there are, and for how long storage has not confirmed them."""
         age = 0.0 if self._follower is None else self._follower.age
         return (
             gauge_value("kop_security_users", "Users with SCRAM credentials.", len(self.users)),
             gauge_value("kop_security_acls", "ACLs.", len(self.acls)),
+            gauge_value("kop_security_quotas", "Quotas.", len(self.quotas)),
             gauge_value(
                 "kop_security_state_age_seconds",
                 "Seconds since storage last confirmed that users and ACLs are the newest.",

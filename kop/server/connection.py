@@ -12,6 +12,7 @@ are ordered is `responses.py`.
 - A client that does not read its answers gets no more requests taken; one that sends more than is answered is not read.
   What all connections hold together is bounded (`limits.py`).
 - A client that has many small requests under way lets others have their turn every few milliseconds.
+- A client that took more than a quota allows is answered, and no more requests of it are taken for a while.
 - When the peer is gone, or sent what it must not, its waits are cancelled and its memory is freed at once.
 """
 
@@ -27,6 +28,7 @@ from kop import clock
 from kop.errors import FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.security.listener import OPEN, ListenerSecurity
+from kop.security.throttling import Meter
 from kop.server.frames import FrameSplitter
 from kop.server.limits import MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
@@ -60,6 +62,7 @@ _MEMORY = 16  # all connections together hold too much memory for a request that
 _TURN = 32  # other connections have their turn
 _DRAINING = 64  # the server stops
 _CLOSED = 128  # nothing is taken any more
+_QUOTA = 256  # its client took more than a quota allows
 
 
 class ConnectionOwner(Protocol):
@@ -78,6 +81,11 @@ class ConnectionOwner(Protocol):
 
     def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
+
+    def held(self, connection: ClientConnection) -> float:
+        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
+        than a quota allows; 0 if it has not.
+        """
 
     def release(self, connection: ClientConnection) -> None:
         """Count a connection out that is closed."""
@@ -104,9 +112,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_login_timer",
         "_mark",
         "_memory",
+        "_meters",
         "_paused",
         "_pending_bytes",
         "_polling",
+        "_quota_timer",
+        "_quotas",
         "_ready",
         "_responses",
         "_server",
@@ -128,6 +139,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.info = ConnectionInfo("", "", 0, advertised, listener=security.name, login=security.login())
         self._login_timer: asyncio.TimerHandle | None = None
+        self._quota_timer: asyncio.TimerHandle | None = None
+        self._quotas = 0
+        """The version of the quotas by which the client is held, or was last."""
         self.last_active = server.loop.time()
         self.unread_since = 0.0
         """The loop's time since which the client has not read its answers; 0 if it reads."""
@@ -152,6 +166,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ended = False
         # What goes out.
         self._responses = ResponseOrder()
+        self._meters: dict[Answer, Meter] = {}
+        """What requests that are not answered yet take of quotas."""
         self._flushing = False
         """True if a call of `flush` is planned for the loop's next turn."""
         self._polling = False
@@ -171,15 +187,32 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._hold |= _CLOSED
             transport.abort()
             return
+        if delay := self._server.held(self):
+            self._hold |= _CLOSED
+            transport.pause_reading()
+            self._quota_timer = self._server.loop.call_later(delay, transport.abort)
+            return
         transport.set_write_buffer_limits(high=self._server.settings.kop_connection_unread_bytes)
         if self.info.login is not None:
             self._login_timer = self._server.loop.call_later(LOGIN_SECONDS, self._not_logged_in)
 
     def _logged_in(self) -> None:
         self._frames.largest = self._server.settings.socket_request_max_bytes
+        self._end_login_timer()
+        login = self.info.login
+        if login is not None and login.lifetime_ms is not None:
+            self._login_timer = self._server.loop.call_later(login.lifetime_ms / 1000, self._session_over)
+
+    def _end_login_timer(self) -> None:
         if self._login_timer is not None:
             self._login_timer.cancel()
             self._login_timer = None
+
+    def _session_over(self) -> None:
+        """Take nothing more of the client but a new login."""
+        self._login_timer = None
+        if self.info.login is None:
+            self.info.login = self.info.session
 
     def _not_logged_in(self) -> None:
         self._login_timer = None
@@ -189,11 +222,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Cancel all waits of the peer that is gone, and free the connection's memory."""
         self._leave()
         self._transport = None
-        if self._login_timer is not None:
-            self._login_timer.cancel()
-            self._login_timer = None
-        if self.info.login is not None:  # they refer to one another
-            self.info.login.completed = None
+        self._end_login_timer()
+        login = self.info.login or self.info.session
+        if login is not None:  # they refer to one another
+            login.completed = None
         self._server.release(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -410,6 +442,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _start(self, frame: memoryview, own: bool) -> None:
         requests = self._server.requests
         answer = requests.start(frame, self.info, owned=own)
+        if (meter := self.info.meter) is not None:
+            meter.is_started()
+            self._meters[answer], self.info.meter = meter, None
         responses = self._responses
         if answer.ready and not responses:
             self._write_all((answer,))
@@ -467,6 +502,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Write the answers to successive requests, up to one that closes the connection instead."""
         buffers: list[bytes | bytearray | memoryview] = []
         now = clock.perf_counter()
+        meters = self._meters
         for answer in ready:
             if answer.error is not None:
                 if answer.frame is not None:
@@ -475,9 +511,37 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._refuse(answer.error)
                 return
             answer.latencies.observe(now - answer.started)
-            if answer.frame is not None:
-                buffers += answer.frame
+            frame = answer.frame
+            if meters and (meter := meters.pop(answer, None)) is not None:
+                frame, delay = self._server.requests.settled(frame, meter)
+                if delay:
+                    self._hold_for_quota(delay)
+            if frame is not None:
+                buffers += frame
         self._write(buffers)
+
+    def _hold_for_quota(self, seconds: float) -> None:
+        """Take no more requests for so many seconds, or for as long as an earlier answer said, if that is longer."""
+        loop, timer = self._server.loop, self._quota_timer
+        if timer is not None:
+            if timer.when() >= loop.time() + seconds:
+                return
+            timer.cancel()
+        self._hold |= _QUOTA
+        self._quotas = self._server.requests.throttling.quotas.version
+        self._quota_timer = loop.call_later(seconds, self.end_quota)
+
+    def quotas_changed(self, version: int) -> None:
+        """Take requests again if the client is held by quotas of another version."""
+        if self._quotas != version:
+            self.end_quota()
+
+    def end_quota(self) -> None:
+        """Take requests again, because the time is over for which a quota holds the client."""
+        if self._quota_timer is not None and not self._hold & _CLOSED:
+            self._quota_timer.cancel()
+            self._quota_timer = None
+            self._go_on(_QUOTA)
 
     def _write(self, buffers: Frame) -> None:
         transport = self._transport
@@ -557,6 +621,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._frames.clear()
         self._ready = None
         self._held_bytes = self._pending_bytes = self._unread = 0
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
+            self._quota_timer = None
+        self._meters.clear()
         self._memory.forget(self)
         self._discharge(self._charged)
 

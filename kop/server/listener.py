@@ -12,14 +12,14 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from kop import allocator
+from kop import allocator, clock
 from kop.background import every
-from kop.metrics import Metrics, counter_value
+from kop.metrics import Metrics, counter_value, gauge_family
 from kop.security.listener import OPEN, ListenerSecurity
 from kop.security.tls import TlsContext
 from kop.server.connection import ClientConnection
@@ -72,6 +72,8 @@ class Server:
 
     def __init__(self, requests: RequestPipeline, metrics: Metrics, settings: ServerSettings) -> None:
         self.loop = asyncio.get_running_loop()
+        self._throttling = requests.throttling
+        self._quotas_seen = self._throttling.quotas.version
         self.requests = requests
         self.settings = settings
         self.memory = MemoryBudget(self.loop, settings.kop_request_memory_bytes)
@@ -122,10 +124,10 @@ class Server:
 
         def accepted() -> asyncio.BufferedProtocol:
             connection = ClientConnection(self, advertised, security)
-            return connection if security.tls is None else self._with_tls(security.tls, connection)
+            return connection if security.tls is None else self._with_tls(security.tls, security.name_of, connection)
 
-        if security.tls is not None and security.tls not in self._certificates:
-            self._certificates.append(security.tls)
+        if security.tls is not None:
+            self.watch(security.tls)
         listener = await self.loop.create_server(
             accepted,
             None if host in {"*", ""} else host,
@@ -140,11 +142,22 @@ class Server:
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
 
-    def _with_tls(self, tls: TlsContext, connection: ClientConnection) -> TlsTransport:
+    def watch(self, tls: TlsContext) -> None:
+        """Read the files of certificates again when they have changed, and tell for how long they hold."""
+        tls.look()
+        self._certificates.append(tls)
+
+    def _with_tls(
+        self, tls: TlsContext, name_of: Callable[[bytes], str] | None, connection: ClientConnection
+    ) -> TlsTransport:
         def failed(reason: str) -> None:
             self.bad_frame(connection, reason, "tls")
 
-        return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted)
+        def shown(certificate: bytes) -> None:
+            if name_of is not None:
+                connection.info.principal = name_of(certificate)
+
+        return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 
     # --- what connections report
 
@@ -158,12 +171,29 @@ class Server:
         return ServerSnapshot(len(self._connections), self.bytes_in, self.bytes_out, self.memory.used)
 
     def collect(self) -> Iterable[Metric]:
-        """Return metrics of the bytes received and sent, for a scrape."""
+        """Return metrics of the bytes received and sent, and of certificates, for a scrape."""
         now = self.snapshot()
         return (
+            self._days_left(),
             counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
         )
+
+    def _days_left(self) -> Metric:
+        family = gauge_family(
+            "kop_tls_certificate_days_left",
+            "Days for which a certificate still holds.",
+            ["listener", "store", "subject"],
+        )
+        wall = clock.wall()
+        days = {
+            (tls.name, stored.store, stored.certificate.subject): stored.certificate.days_left(wall)
+            for tls in self._certificates
+            for stored in tls.certificates
+        }
+        for labels, left in days.items():
+            family.add_metric(labels, round(left, 2))
+        return family
 
     def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
@@ -189,6 +219,12 @@ class Server:
         self._metrics.connections_total.inc()
         self._metrics.connections.set(len(self._connections))
         return True
+
+    def held(self, connection: ClientConnection) -> float:
+        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
+        than a quota allows; 0 if it has not.
+        """
+        return self._throttling.connected(connection.info.client_host)
 
     def release(self, connection: ClientConnection) -> None:
         """Count a connection out that is closed."""
@@ -244,9 +280,13 @@ class Server:
             for certificate in self._certificates:
                 certificate.look()
         now = self.loop.time()
+        quotas = self._throttling.quotas.version
+        changed, self._quotas_seen = quotas != self._quotas_seen, quotas
         longest = self.settings.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             connection.settle_unread()
+            if changed:
+                connection.quotas_changed(quotas)
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
                     "closing the connection of %s: the user of %s is gone or has another password",

@@ -23,6 +23,7 @@ import asyncio
 import copy
 import inspect
 import logging
+import math
 from asyncio import create_task
 from collections.abc import Awaitable, Collection, Iterable
 from functools import partial
@@ -30,15 +31,27 @@ from typing import Any, cast
 
 from kop import clock
 from kop.errors import ErrorCode, FrameError, KopError, LoginRefusedError
-from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Handler, InTask, Later
+from kop.handlers.api import (
+    LARGEST_REQUEST,
+    Answer,
+    Api,
+    ConnectionInfo,
+    Context,
+    Frame,
+    Handler,
+    InTask,
+    Later,
+    broker_that_asks,
+)
 from kop.handlers.gateway import Gateway
-from kop.handlers.sasl import SASL_AUTHENTICATE, failure_seconds, log_in
+from kop.handlers.sasl import SASL_AUTHENTICATE, log_in
 from kop.metrics import Count
 from kop.security.login import Login, Turn
 from kop.security.rights import ResourceType
 from kop.security.sasl.exchange import AuthenticationError
+from kop.security.throttling import Meter, TimedWork
 from kop.server.limits import ReadAdmission
-from kop.wire import codec
+from kop.wire import codec, throttle_time
 from kop.wire.frame import header_tags, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
 from kop.wire.rows import Response
@@ -95,6 +108,9 @@ class RequestPipeline:
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
         self._access = gw.access
+        self.throttling = gw.throttling
+        """What clients take of quotas."""
+        self._quotas = gw.throttling.quotas
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadAdmission | None = None
         """The bound on the bytes that handlers read from storage at a time."""
@@ -139,10 +155,13 @@ class RequestPipeline:
     def start(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         """Start one request. A FrameError means that the connection has to be closed.
 
-        `owned`: the frame's memory is its own. Else it is used again as soon as this returns.
+        `owned`: the frame's memory is its own. Else it is used again as soon as this returns. If the client has quotas
+        `conn.meter` is what the request takes of them.
         """
         if conn.login is not None and (early := self._before_login(conn.login, frame, conn)) is not None:
             return early
+        if self._quotas.of_clients and conn.login is None:
+            conn.meter = self._meter(frame, conn)
         if self._take_directly is not None:
             take = self._take_directly
             if not self._access.is_open:
@@ -164,6 +183,7 @@ class RequestPipeline:
             count = served.counts[version] = self._gw.metrics.requests.of(served.name, str(version))
         count.value += 1
         ctx = Context(api_key, version, client_id, self._now_ms, conn, self._access, correlation_id, owned)
+        ctx.meter = conn.meter
         if api.reads_tags:
             ctx.request_tags = header_tags(frame, begin)
         body = frame[begin:]
@@ -183,6 +203,31 @@ class RequestPipeline:
         result.started, result.latencies = self.arrived, served.latencies
         return result
 
+    def _meter(self, frame: memoryview, conn: ConnectionInfo) -> Meter | None:
+        """Return what counts a request against the quotas that hold for its client; None if there are none.
+
+        Brokers are not held for the time that their calls take.
+        """
+        api_key, version, _, client_id, _ = request_header(frame)
+        served, quotas = self._served.get(api_key), self.throttling.of(conn.principal, client_id)
+        if quotas is None or served is None:
+            return None
+        if quotas.requests is not None and broker_that_asks(self._access, conn, client_id) is not None:
+            quotas = quotas._replace(requests=None)
+        place = None
+        if served.oldest <= version <= served.api.max_version:
+            place = throttle_time.place(served.response_class, version)
+        return Meter(self.throttling, quotas, len(frame) if served.api.produces else 0, place)
+
+    def settled(self, frame: Frame | None, meter: Meter) -> tuple[Frame | None, float]:
+        """Count a request whose answer goes out now; return the answer, with the time for which its client is held, and
+        that time in seconds.
+        """
+        delay = meter.answered()
+        if delay and meter.place is not None and frame is not None:
+            frame = throttle_time.with_throttle_time(frame, meter.place, math.ceil(1000 * delay))
+        return frame, delay
+
     def _before_login(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer | None:
         """Return the answer to a frame of a client that has not logged in; None for a request that is served.
 
@@ -195,8 +240,13 @@ class RequestPipeline:
         turn = login.turn(api_key, served is not None and served.oldest <= version <= served.api.max_version)
         if turn is Turn.SERVE:
             return None
-        reason = f"{f'API {api_key}' if served is None else served.name} came before the login: client id "
-        refused = LoginRefusedError(reason + _shown(client_id))
+        reason = f"{f'API {api_key}' if served is None else served.name} came "
+        if login.has_been_completed:
+            reason += "behind the end of its session, or in the middle of the next login"
+        else:
+            reason += "before the login; clients log in if security.protocol is SASL_SSL or SASL_PLAINTEXT"
+        reason += f": client id {_shown(client_id)}"
+        refused = LoginRefusedError(reason)
         if turn is Turn.CLOSE or served is None or not served.oldest <= version <= served.api.max_version:
             raise refused
         code = ErrorCode.ILLEGAL_SASL_STATE
@@ -211,16 +261,26 @@ class RequestPipeline:
     def _raw_token(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer:
         """Take a token that has no header, as clients of SaslHandshake 0 send them."""
         served = self._served[SASL_AUTHENTICATE]
-        try:
-            token = log_in(conn, login, bytes(frame))
-        except AuthenticationError as error:
-            self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
-            later = Later()
-            later.started, later.latencies = self.arrived, served.latencies
-            refused = LoginRefusedError(f"its login has failed: {error}")
-            asyncio.get_running_loop().call_later(failure_seconds(self._gw), later.refuse, refused)
-            return later
-        return self._answer(served, (len(token).to_bytes(4, "big") + token,))
+        later = Later()
+        later.started, later.latencies = self.arrived, served.latencies
+
+        async def answer() -> Frame:
+            try:
+                token = await log_in(self._gw, conn, login, data)
+            except AuthenticationError as error:
+                self._count(served, ErrorCode.SASL_AUTHENTICATION_FAILED)
+                raise LoginRefusedError(f"its login has failed: {error}") from None
+            return (len(token).to_bytes(4, "big") + token,)
+
+        def taken(answered: Later, result: Any) -> None:
+            if isinstance(result, BaseException):
+                answered.refuse(result)
+            else:
+                answered.give(result)
+
+        data = bytes(frame)
+        later.take = taken
+        return later.follow(create_task(answer()))
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
         """Return an answer to a request that needs no waiting, with the request counted."""
@@ -238,6 +298,8 @@ class RequestPipeline:
         later.started, later.latencies = self.arrived, served.latencies
         later.take = partial(self._take, served, ctx, encoded)
         if isinstance(later, InTask):
+            if ctx.meter is not None:
+                later.work = TimedWork(later.work, ctx.meter)
             admission = self.reads if reads else None
             later.follow(create_task(later.work) if admission is None else admission.start(later.work, reads))
         return later

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from kop import clock
 from kop.errors import ConfigError
 from kop.security.dialing import Dialer, broker_login
+from kop.security.jaas import parse_jaas
+from kop.security.keystores import Store
 from kop.security.listener import ListenerSecurity
-from kop.security.sasl.exchange import Exchange
+from kop.security.login import Offer
+from kop.security.passwords import Passwords
+from kop.security.principal import MappingRules, name_of
+from kop.security.sasl.exchange import ClientIdentity, Exchange
+from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
+from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
 from kop.security.tls import TlsFiles, of_caller, of_listener
+from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
+from kop.turns import Turns
+from kop.values import MECHANISMS
 
 _nonce = partial(clock.token_hex, 18)
 """Returns text for a login that nobody guesses."""
@@ -29,38 +40,134 @@ _nonce = partial(clock.token_hex, 18)
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LoginParts:
+    """What the logins of all listeners share."""
+
+    security: SecurityState
+    passwords_at_once: Turns
+    keys: KeySources
+    check_pulsar_token: TokenCheck | None = None
+    """Says whose a token of Pulsar is; None: none is taken."""
+
+
 def listener_security(
-    endpoint: Endpoint, settings: ListenerSettings, server: ServerSettings, security: SecurityState
+    endpoint: Endpoint,
+    settings: ListenerSettings,
+    server: ServerSettings,
+    parts: LoginParts,
+    of_mechanism: Callable[[str], ListenerSettings],
 ) -> ListenerSecurity:
-    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had."""
-    mechanisms = _mechanisms(endpoint, settings, security) if endpoint.has_sasl else {}
+    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had.
+
+    `of_mechanism` returns the listener's settings for a mechanism.
+    """
+    mechanisms = _mechanisms(endpoint, settings, parts, of_mechanism) if endpoint.has_sasl else {}
     if endpoint.name and not endpoint.is_local:
-        if not endpoint.has_sasl:
+        if not endpoint.has_sasl and settings.ssl_client_auth != "required":
             log.warning("listener %s takes all who reach %s: no login is asked", endpoint.name, endpoint.address)
-        elif not endpoint.has_tls:
+        elif endpoint.has_sasl and not endpoint.has_tls:
             log.warning("listener %s asks for a login without TLS: who listens in reads all records", endpoint.name)
     return ListenerSecurity(
         endpoint.name,
         of_listener(endpoint.name, _tls_files(settings)) if endpoint.has_tls else None,
         mechanisms,
         server.sasl_server_max_receive_size,
+        _name_of(endpoint, settings),
     )
 
 
 def _mechanisms(
-    endpoint: Endpoint, settings: ListenerSettings, security: SecurityState
-) -> dict[str, Callable[[], Exchange]]:
-    known = {mechanism.text: mechanism for mechanism in Mechanism}
-    unknown = [name for name in settings.sasl_enabled_mechanisms if name not in known]
+    endpoint: Endpoint,
+    settings: ListenerSettings,
+    parts: LoginParts,
+    of_mechanism: Callable[[str], ListenerSettings],
+) -> dict[str, Offer]:
+    names = settings.sasl_enabled_mechanisms
+    unknown = [name for name in names if name not in MECHANISMS]
     if unknown:
-        raise ConfigError([f"sasl.enabled.mechanisms has {', '.join(unknown)}; there are {', '.join(known)}"])
-    if not settings.sasl_enabled_mechanisms:
+        raise ConfigError([f"sasl.enabled.mechanisms has {', '.join(unknown)}; there are {', '.join(MECHANISMS)}"])
+    if not names:
         raise ConfigError([f"sasl.enabled.mechanisms is empty: nobody could log in at listener {endpoint.name}"])
 
-    def begun(mechanism: Mechanism) -> Exchange:
+    security = parts.security
+
+    def scram(mechanism: Mechanism) -> Exchange:
         return ScramExchange(mechanism.text, partial(security.users.scram, mechanism), security.secret, _nonce())
 
-    return {name: partial(begun, known[name]) for name in settings.sasl_enabled_mechanisms}
+    begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
+    if "PLAIN" in names:
+        own = _plain_users(endpoint, of_mechanism("PLAIN").sasl_jaas_config)
+        check = Passwords(security.users, own.get, parts.passwords_at_once).check
+        begins["PLAIN"] = partial(PlainExchange, check, parts.check_pulsar_token)
+    if "OAUTHBEARER" in names:
+        begins["OAUTHBEARER"] = partial(OAuthBearerExchange, _token_check(endpoint, settings, parts))
+    return {name: Offer(begins[name], of_mechanism(name).connections_max_reauth_ms) for name in names}
+
+
+def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginParts) -> TokenCheck:
+    """Return what checks the tokens of a listener. ConfigError if nothing is said of them."""
+    # 20 ms of imports, for those who want it.
+    from kop.security import tokens  # noqa: PLC0415
+
+    url, issuer = settings.sasl_oauthbearer_jwks_endpoint_url, settings.sasl_oauthbearer_expected_issuer
+    audiences = settings.sasl_oauthbearer_expected_audience
+    rules = tokens.TokenRules(
+        issuer=issuer or None,
+        audiences=tuple(audiences),
+        name_claim=settings.sasl_oauthbearer_sub_claim_name,
+        scope_claim=settings.sasl_oauthbearer_scope_claim_name,
+        skew=settings.sasl_oauthbearer_clock_skew_seconds,
+        longest=settings.kop_oauthbearer_max_token_seconds,
+    )
+    if settings.kop_oauthbearer_allow_unsecured_tokens:
+        if url:
+            raise ConfigError(
+                ["kop.oauthbearer.allow.unsecured.tokens is set beside sasl.oauthbearer.jwks.endpoint.url: one of them"]
+            )
+        log.warning("listener %s takes tokens that nobody has signed: anybody may be anybody", endpoint.name)
+
+        async def unsecured(token: str) -> ClientIdentity:
+            return tokens.unsecured(token, rules, clock.wall())
+
+        return unsecured
+    if parts.check_pulsar_token is not None and not url:
+        return parts.check_pulsar_token
+    missing = [
+        f"sasl.oauthbearer.{name}"
+        for name, value in (("jwks.endpoint.url", url), ("expected.issuer", issuer), ("expected.audience", audiences))
+        if not value
+    ]
+    if missing:
+        raise ConfigError([f"OAUTHBEARER at listener {endpoint.name} needs {', '.join(missing)}"])
+    try:
+        source = parts.keys.source(url, settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000)
+    except ValueError as error:
+        raise ConfigError([f"sasl.oauthbearer.jwks.endpoint.url {error}"]) from None
+
+    async def check(token: str) -> ClientIdentity:
+        if tokens.is_of_unknown_key(token, source.keys):
+            source.ask(clock.monotonic())
+        return tokens.checked(token, source.keys, rules, clock.wall())
+
+    return check
+
+
+def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
+    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError."""
+    setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
+    if not jaas:
+        return {}
+    try:
+        module = parse_jaas(jaas)
+        if module.name != "PlainLoginModule":
+            return {}  # it is for SCRAM between brokers
+        users = {key.removeprefix("user_"): value for key, value in module.options.items() if key.startswith("user_")}
+        if not all(users) or not all(users.values()):
+            raise ValueError("a user without a name or a password")
+    except ValueError as error:
+        raise ConfigError([f"{setting}: {error}"]) from None
+    return users
 
 
 def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dialer:
@@ -79,13 +186,34 @@ def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dia
 
 def _tls_files(settings: ListenerSettings) -> TlsFiles:
     return TlsFiles(
-        keystore_location=settings.ssl_keystore_location,
-        keystore_chain=settings.ssl_keystore_certificate_chain,
-        keystore_key=settings.ssl_keystore_key,
+        keystore=Store(
+            kind="keystore",
+            type=settings.ssl_keystore_type,
+            location=settings.ssl_keystore_location,
+            certificates=settings.ssl_keystore_certificate_chain,
+            key=settings.ssl_keystore_key,
+            password=settings.ssl_keystore_password,
+        ),
         key_password=settings.ssl_key_password,
-        truststore_location=settings.ssl_truststore_location,
-        truststore_certificates=settings.ssl_truststore_certificates,
+        truststore=Store(
+            kind="truststore",
+            type=settings.ssl_truststore_type,
+            location=settings.ssl_truststore_location,
+            certificates=settings.ssl_truststore_certificates,
+            password=settings.ssl_truststore_password,
+        ),
+        client_auth=settings.ssl_client_auth,
         enabled_protocols=settings.ssl_enabled_protocols,
         cipher_suites=settings.ssl_cipher_suites,
         check_hostname=bool(settings.ssl_endpoint_identification_algorithm),
     )
+
+
+def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[bytes], str] | None:
+    """Return what names clients by their certificates; None if they have none, or log in besides, which counts then."""
+    if not endpoint.has_tls or endpoint.has_sasl or settings.ssl_client_auth == "none":
+        return None
+    try:
+        return partial(name_of, MappingRules(settings.ssl_principal_mapping_rules))
+    except ValueError as error:
+        raise ConfigError([f"listener {endpoint.name}: ssl.principal.mapping.rules {error}"]) from None

@@ -23,7 +23,18 @@ from kop.values import (
     setting,
 )
 
-Pem: TypeAlias = Annotated[Literal["PEM"], "string", BeforeValidator(str.upper)]
+
+def _store_type(value: str) -> str:
+    if value.upper() in {"JKS", "JCEKS"}:
+        raise ValueError(
+            "is Java's own form, which is not read here; convert it: keytool -importkeystore -srckeystore STORE "
+            "-destkeystore STORE.p12 -deststoretype PKCS12, then set PKCS12"
+        )
+    return value.upper()
+
+
+StoreType: TypeAlias = Annotated[Literal["PEM", "PKCS12"], "string", BeforeValidator(_store_type)]
+ClientAuth: TypeAlias = Annotated[Literal["none", "requested", "required"], "string", BeforeValidator(str.lower)]
 _LISTEN = "127.0.0.1:9092,[::1]:9092"
 
 
@@ -125,36 +136,64 @@ class ServerSettings(Settings):
 class ListenerSettings(Settings):
     """What a listener shows of itself and asks of its clients. Each listener may have its own."""
 
-    ssl_keystore_type: Pem = setting(
-        "ssl.keystore.type", "PEM", "Form of the keystore: PEM, the certificate chain and its key.", by_listener=True
+    ssl_keystore_type: StoreType = setting(
+        "ssl.keystore.type", "PEM", "Form of the keystore: PEM or PKCS12.", by_listener=True
     )
     ssl_keystore_location: str = setting(
         "ssl.keystore.location", "", "File with the certificate chain and its key.", by_listener=True
     )
+    ssl_keystore_password: Secret = setting(
+        "ssl.keystore.password", "", "Password of a keystore of type PKCS12, and of the key in it.", by_listener=True
+    )
     ssl_keystore_certificate_chain: str = setting(
-        "ssl.keystore.certificate.chain", "", "The certificate chain itself, instead of a file.", by_listener=True
+        "ssl.keystore.certificate.chain",
+        "",
+        "The certificate chain itself, in PEM, instead of a file.",
+        by_listener=True,
     )
     ssl_keystore_key: Secret = setting(
         "ssl.keystore.key", "", "The key itself, with ssl.keystore.certificate.chain.", by_listener=True
     )
     ssl_key_password: Secret = setting(
-        "ssl.key.password", "", "Password of the key; empty: it has none.", by_listener=True
+        "ssl.key.password", "", "Password of the key in PEM; empty: it has none.", by_listener=True
     )
-    ssl_truststore_type: Pem = setting("ssl.truststore.type", "PEM", "Form of the truststore: PEM.", by_listener=True)
+    ssl_truststore_type: StoreType = setting(
+        "ssl.truststore.type", "PEM", "Form of the truststore: PEM or PKCS12.", by_listener=True
+    )
     ssl_truststore_location: str = setting(
         "ssl.truststore.location",
         "",
-        "File with the CAs that brokers trust when they call one another; empty: the system's.",
+        "File with the CAs of clients' certificates, and of those of brokers when they call one another; empty: the "
+        "system's for the latter.",
         by_listener=True,
     )
+    ssl_truststore_password: Secret = setting(
+        "ssl.truststore.password", "", "Password of a truststore of type PKCS12.", by_listener=True
+    )
     ssl_truststore_certificates: str = setting(
-        "ssl.truststore.certificates", "", "The CAs themselves, instead of a file.", by_listener=True
+        "ssl.truststore.certificates", "", "The CAs themselves, in PEM, instead of a file.", by_listener=True
+    )
+    ssl_client_auth: ClientAuth = setting(
+        "ssl.client.auth",
+        "none",
+        "Certificates of clients: none, requested (who shows one is its subject, others are ANONYMOUS), or required.",
+        by_listener=True,
+    )
+    ssl_principal_mapping_rules: str = setting(
+        "ssl.principal.mapping.rules",
+        "DEFAULT",
+        "Rules that make a client's name of its certificate's subject: RULE:PATTERN/REPLACEMENT/[LU], comma separated; "
+        "DEFAULT: the subject.",
+        by_listener=True,
     )
     ssl_enabled_protocols: Texts = setting(
         "ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "Versions of TLS: TLSv1.2 and TLSv1.3.", by_listener=True
     )
     ssl_cipher_suites: Texts = setting(
-        "ssl.cipher.suites", "", "Cipher suites of TLS 1.2; empty: OpenSSL's choice.", by_listener=True
+        "ssl.cipher.suites",
+        "",
+        "Cipher suites, by Java's or OpenSSL's names; empty: OpenSSL's choice.",
+        by_listener=True,
     )
     ssl_endpoint_identification_algorithm: str = setting(
         "ssl.endpoint.identification.algorithm",
@@ -165,7 +204,7 @@ class ListenerSettings(Settings):
     sasl_enabled_mechanisms: Texts = setting(
         "sasl.enabled.mechanisms",
         "SCRAM-SHA-256,SCRAM-SHA-512",
-        "Mechanisms of SASL that clients may use: SCRAM-SHA-256, SCRAM-SHA-512.",
+        "Mechanisms of SASL that clients may use: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
         by_listener=True,
     )
     sasl_mechanism_inter_broker_protocol: str = setting(
@@ -176,6 +215,60 @@ class ListenerSettings(Settings):
     sasl_jaas_config: Secret = setting(
         "sasl.jaas.config",
         "",
-        "User and password by which brokers log in at one another: Kafka's line for ScramLoginModule.",
+        "Kafka's line for a login module: name and password by which brokers log in at one another; users of PLAIN.",
+        by_mechanism=True,
+    )
+    connections_max_reauth_ms: Long = setting(
+        "connections.max.reauth.ms",
+        0,
+        "Milliseconds after which clients have to log in again on their connection; 0: at the end of a token only.",
+        ge=0,
+        by_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_url: str = setting(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "",
+        "JWKS with the keys that sign tokens: file:///PATH, or https:.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: Long = setting(
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        3_600_000,
+        "Milliseconds from one fetch of these keys to the next.",
+        ge=1000,
+        by_listener=True,
+    )
+    sasl_oauthbearer_expected_issuer: str = setting(
+        "sasl.oauthbearer.expected.issuer", "", "The issuer (iss) that a token has to have.", by_listener=True
+    )
+    sasl_oauthbearer_expected_audience: Texts = setting(
+        "sasl.oauthbearer.expected.audience",
+        "",
+        "Audiences (aud), comma separated, one of which a token has to be for.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_sub_claim_name: str = setting(
+        "sasl.oauthbearer.sub.claim.name", "sub", "The claim of a token that has the user's name.", by_listener=True
+    )
+    sasl_oauthbearer_scope_claim_name: str = setting(
+        "sasl.oauthbearer.scope.claim.name",
+        "scope",
+        "The claim of a token that has its scope: a text or a list of texts, if it is there.",
+        by_listener=True,
+    )
+    sasl_oauthbearer_clock_skew_seconds: Int = setting(
+        "sasl.oauthbearer.clock.skew.seconds", 30, "Seconds by which clocks may differ.", ge=0, by_listener=True
+    )
+    kop_oauthbearer_max_token_seconds: Long = setting(
+        "kop.oauthbearer.max.token.seconds",
+        86_400,
+        "Seconds from now on within which a token has to end (exp).",
+        ge=1,
+        by_listener=True,
+    )
+    kop_oauthbearer_allow_unsecured_tokens: bool = setting(
+        "kop.oauthbearer.allow.unsecured.tokens",
+        False,
+        "Take tokens that nobody has signed, so that anybody may be anybody: for trying out alone.",
         by_listener=True,
     )

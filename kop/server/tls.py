@@ -33,14 +33,20 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         failed: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
+        shown: Callable[[bytes], None],
     ) -> None:
-        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment."""
+        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment.
+
+        `shown` is called with the certificate of a client that has one, in DER, once it is checked; ValueError says why
+        the client is not taken.
+        """
         super().__init__()
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._inner = inner
         self._failed = failed
+        self._shown = shown
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._buffer = buffer
@@ -51,6 +57,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """True once a failure was told."""
         self._shaken = False
         self._paused = False
+        self._unread = False
+        """True while the client does not read."""
         self._feeding = False
         self._ended = False
 
@@ -91,10 +99,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Tell the connection that the client does not read."""
+        self._unread = True
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """Tell the connection that the client reads again."""
+        self._unread = False
         self._inner.resume_writing()
 
     # --- the handshake
@@ -110,8 +120,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._fail(_told(error))
             return False
         self._send()
-        self._shaken = True
         self._shake_no_more()
+        certificate = self._tls.getpeercert(binary_form=True)
+        if certificate is not None:
+            try:
+                self._shown(certificate)
+            except ValueError as error:
+                self._fail(str(error))
+                return False
+        self._shaken = True
         return True
 
     def _shake_no_more(self) -> None:
@@ -161,7 +178,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 self._inner.buffer_updated(cast(int, count))
         finally:
             self._feeding = False
-        self._send()  # what TLS itself has to say, such as a new key
+        # What TLS itself has to say, such as a refusal to renegotiate. The connection bounds answers, and not these.
+        if self._outgoing.pending and self._unread:
+            self._fail("it asks for more and more of TLS, and does not read the answers")
+        else:
+            self._send()
 
     def _end_of_stream(self) -> bool:
         if self._ended:
@@ -283,8 +304,17 @@ _REASONS: Final = {
         "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the certificate has expired",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the client shows no certificate, and ssl.client.auth=required: give it one (ssl.keystore.location)"
+    ),
+    "EXCESSIVE_MESSAGE_SIZE": "the client sends more in the TLS handshake than any certificate has",
 }
 
 
 def _told(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the client's certificate is not taken, {error.verify_message}: see that it has not expired, is for "
+            "clients (clientAuth), and that its CA is in ssl.truststore of the listener"
+        )
     return _REASONS.get(error.reason or "", f"the TLS handshake has failed: {error.reason or error}")

@@ -628,6 +628,13 @@ class EngineSnapshot:
         return (gauge_value("kop_storage_writable", "1 while records can be written.", self.healthy is None),)
 
 
+class TokenAuthority(Protocol):
+    """The server behind an engine, as far as it says which tokens its own clients may log in with."""
+
+    async def accepts(self, token: str) -> bool:
+        """Return true if the server takes the token. BackendError if it cannot be asked."""
+
+
 class Engine(SmallValues, Brokers, Protocol):
     """A storage engine. Made by its `open_engine`; one for the process."""
 
@@ -660,6 +667,10 @@ class Engine(SmallValues, Brokers, Protocol):
     @property
     def directory(self) -> Path | None:
         """The directory of this machine in which the data is; None if it is on no disk of this machine."""
+
+    @property
+    def token_authority(self) -> TokenAuthority | None:
+        """What says which tokens are good; None if no server is behind the engine."""
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """Return the log of a partition, the same object each time; None if there is no such partition."""

@@ -233,11 +233,16 @@ def test_files(created: Admin, tmp_path: Path) -> None:
 
 def test_workers(created: Admin) -> None:
     assert table(created.ok("workers")) == [
-        ["WORKER", "ADDRESS", "LEADS", "INSTANCES"],
+        ["WORKER", "ADDRESS", "LEADS", "DRAINED", "INSTANCES"],
         ["w1", "127.0.0.1:6750", "leader", "2"],
         ["w2", "10.0.0.2:6750", "0"],
     ]
-    first, _ = json.loads(created.ok("workers", "--rebalance", "--drain", "w2", "--json"))
+    first, second = json.loads(created.ok("workers", "--rebalance", "--drain", "w2", "--json"))
+    assert (first["drained"], second["drained"]) == (False, True)
+    assert table(created.ok("workers"))[2] == ["w2", "10.0.0.2:6750", "drained", "0"]
+    assert "no other worker is left" in created.refused("workers", "--drain", "w1")
+    assert not json.loads(created.ok("workers", "--undrain", "w2", "--json"))[1]["drained"]
+    created.service.moved.pop()
     assert first["instances"] == ["public/default/shout:0", "public/default/shout:1"]
     assert created.service.moved == ["rebalance", "w2"]
     assert "there is no worker w3" in created.refused("workers", "--drain", "w3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -123,6 +124,7 @@ def test_from_create_to_delete(workers: Workers, kop: Kop, tmp_path: Path) -> No
     [
         (["--listen", "0.0.0.0:0"], 1, "--token-file"),
         (["--listen", "here"], 2, "--listen"),
+        (["--advertise", "0.0.0.0:6750"], 2, "no address that others reach"),
         (["--worker-id", "a b"], 1, "give the worker another id"),
         (["--scheduler", "no.such"], 1, "a scheduler that can be imported"),
         (["--topic-namespace", "x"], 2, "--topic-namespace"),
@@ -135,3 +137,27 @@ def test_a_worker_that_cannot_start_says_why(kop: Kop, tmp_path: Path, flags: li
 
 def test_help_names_where_code_may_come_from(invoke: Invoke) -> None:
     assert "may run code" in " ".join(invoke("functions", "worker", "--help").output.split())
+
+
+def test_a_second_signal_ends_a_worker_at_once(kop: Kop, tmp_path: Path) -> None:
+    """Its server takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
+        flags = ("--listen", "127.0.0.1:0", "--folder", str(tmp_path), "--bootstrap", bootstrap)
+        process = kop.start("functions", "worker", *flags)
+        try:
+            server.settimeout(SECONDS)
+            asked = False
+            while not asked:
+                connection, _ = server.accept()
+                asked = bool(connection.recv(1))
+
+            def ended() -> bool:
+                process.send_signal(signal.SIGTERM)
+                return process.poll() is not None
+
+            wait_until(ended)
+        finally:
+            process.kill()
+            _, said = process.communicate(timeout=SECONDS)
+    assert (process.returncode, b"ends at once" in said) == (128 + signal.SIGTERM, True), said

@@ -51,14 +51,21 @@ def test_one_holds_and_all_know_it_until_it_leaves(join: Joined) -> None:
     first = join("first")
     before = holding(first)
     second = join("second")
-    both = (GroupPeer("first", holds=True), GroupPeer("second", holds=False))
-    wait_until(lambda: first.peers() == both == second.peers(), "both to be known", SECONDS)
+
+    def both() -> tuple[GroupPeer, ...]:
+        return (
+            GroupPeer("first", holds=True, member_id=first.member_id, host="127.0.0.1"),
+            GroupPeer("second", holds=False, member_id=second.member_id, host="127.0.0.1"),
+        )
+
+    wait_until(lambda: first.peers() == both() == second.peers(), "both to be known", SECONDS)
     assert second.holding() is None
     assert holding(first).member_id == before.member_id
     first.close()
     assert first.holding() is None
     assert holding(second).generation > before.generation
-    wait_until(lambda: second.peers() == (GroupPeer("second", holds=True),), "the first to be gone", SECONDS)
+    left = [("second", True)]
+    wait_until(lambda: [(p.client_id, p.holds) for p in second.peers()] == left, "the first to be gone", SECONDS)
 
 
 def test_one_that_joins_again_is_another_member(join: Joined) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kop.client.properties import PropertyError, connection, parse_properties
 
@@ -71,6 +74,14 @@ def test_servers_alone_are_enough() -> None:
     assert (made.patience_ms, made.unused) == (60_000, ())
 
 
+BY_TOKEN = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+    "sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+}
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -83,9 +94,10 @@ def test_servers_alone_are_enough() -> None:
         ({"ssl.cipher.suites": "x"}, "ssl.cipher.suites: leave it out"),
         ({"security.providers": "x"}, "security.providers: leave it out"),
         ({"sasl.mechanism": "PLAIN"}, "set security.protocol to SASL_SSL"),
-        (BY_SASL | {"sasl.mechanism": "OAUTHBEARER"}, "set sasl.mechanism to PLAIN"),
+        (BY_SASL | {"sasl.mechanism": "EXTERNAL"}, "set sasl.mechanism to PLAIN"),
+        (BY_SASL | {"sasl.mechanism": "OAUTHBEARER"}, "OAuthBearerLoginModule required"),
         (BY_SASL | {"sasl.mechanism": "SCRAM-SHA-256"}, "a line of ScramLoginModule"),
-        (BY_SASL | {"sasl.oauthbearer.token.endpoint.url": "x"}, "use PLAIN or SCRAM"),
+        (BY_TOKEN | {"sasl.oauthbearer.token.endpoint.url": "https://x/y"}, "is not file:///PATH"),
         (BY_SASL | {"sasl.login.callback.handler.class": "x"}, "no Java class runs here"),
     ],
 )
@@ -95,6 +107,22 @@ def test_what_cannot_be_kept_is_refused_with_what_to_do(given: dict[str, str], s
     assert says in str(caught.value)
     assert "kafka." not in str(caught.value)
     assert 'a\\"b' not in str(caught.value)
+
+
+def test_a_token_in_a_file_is_read_for_each_login(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    made = connection(SERVERS | BY_TOKEN | {"sasl.oauthbearer.token.endpoint.url": f"file://{path}"}, "me")
+    assert made.unused == ()
+    provider = pickle.loads(pickle.dumps(made.settings["sasl_oauth_token_provider"]))
+    assert isinstance(provider, AbstractTokenProvider)
+    with pytest.raises(PropertyError, match="No such file"):
+        provider.token()
+    for text, token in (("a.b.c\n", "a.b.c"), ("d.e.f", "d.e.f")):
+        path.write_text(text)
+        assert (provider.token(), provider.extensions()) == (token, {})
+    path.write_text("")
+    with pytest.raises(PropertyError, match="is empty"):
+        provider.token()
 
 
 def test_servers_are_needed() -> None:

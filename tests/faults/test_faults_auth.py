@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,12 +15,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from faults.fault_kit import create, gateway, stored, until
 from faults.test_faults_errors import Client, produce_one, said
+from support.gateway import RawClient
 from support.pulsar import OwnBroker, Pulsar, Urls
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.slowness import beyond_slowness
-from support.tokens import guarded_settings, token
+from support.tokens import KEY, guarded_settings, token
 
+from kop.errors import ErrorCode
 from kop.pulsar_client.admin import FOREVER
 from kop.pulsar_client.auth import Token
 
@@ -225,5 +228,48 @@ def test_a_permission_that_is_taken_away_is_named(
         outcome = produce_one(serving.bootstrap, "another")
         assert not isinstance(outcome, KafkaError)
         assert outcome == 0
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize("by", ["Pulsar's key", "Pulsar itself"])
+def test_clients_log_in_with_pulsars_tokens(guarded: Guarded, by: str) -> None:
+    """By PLAIN as KoP's users have them, and by OAUTHBEARER; the role is the principal."""
+    more = {"listeners": "LOGIN://127.0.0.1:0,OPEN://127.0.0.1:0", "inter_broker_listener_name": "OPEN"}
+    more |= {"listener_security_protocol_map": "LOGIN:SASL_PLAINTEXT,OPEN:PLAINTEXT"}
+    more |= {"sasl_enabled_mechanisms": "PLAIN,OAUTHBEARER", "kop_pulsar_tokens": "true"}
+    if by == "Pulsar's key":
+        more["kop_pulsar_token_secret_key"] = f"data:;base64,{base64.b64encode(KEY).decode()}"
+    space = guarded.space(["kop"])
+    serving = PulsarGateway(space, kop_pulsar_auth=f"token:{token('kop')}", **more).start()
+
+    async def answers(mechanism: str, text: str) -> list[tuple[int, bytes]]:
+        """The answers to a login of one message, and to the byte that a client sends behind a refusal."""
+        host, _, port = serving.bootstrap.rpartition(":")
+        client = await RawClient.open(host, int(port))
+        try:
+            await client.call(17, 1, mechanism=mechanism)
+            seen = await client.call(36, 2, auth_bytes=text.encode())
+            told = [(seen.error_code, bytes(seen.auth_bytes))]
+            if seen.auth_bytes:
+                seen = await client.call(36, 2, auth_bytes=b"\x01")
+                told.append((seen.error_code, bytes(seen.auth_bytes)))
+            return told
+        finally:
+            await client.close()
+
+    try:
+        forged = token("app")[:-4] + "AAAA"
+        for bearer, good in (
+            (token("app"), True),
+            (token("app", 60), True),
+            (forged, False),
+            (token("app", -5), False),
+        ):
+            plain = asyncio.run(answers("PLAIN", f"\0{space.namespace}\0token:{bearer}"))
+            assert plain == [(0, b"") if good else (ErrorCode.SASL_AUTHENTICATION_FAILED, b"")]
+            oauth = asyncio.run(answers("OAUTHBEARER", f"n,a=app,\x01auth=Bearer {bearer}\x01\x01"))
+            refused = [(0, b'{"status":"invalid_token"}'), (ErrorCode.SASL_AUTHENTICATION_FAILED, b"")]
+            assert oauth == ([(0, b"")] if good else refused)
     finally:
         serving.stop()

@@ -16,8 +16,9 @@ from support.waiting import wait_until
 from kop.client.properties import connection
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import LeaderAnswer, Request, WorkerInfo
+from kop.functions.leading import LEADER_ID
 from kop.functions.packages import Assembler, Package
-from kop.functions.registry import LEADER_ID, Registry, membership_of
+from kop.functions.registry import Registry, membership_of
 from kop.testing import Broker
 
 FQFN = "public/default/f"

@@ -74,6 +74,7 @@ class FakeService:
         self.answers: dict[str, dict[str, Any]] = {}
         self.partitions_of_keys: dict[str, list[int]] = {}
         self.moved: list[str] = []
+        self.are_drained: set[str] = set()
         self.why_not_ready: str | None = None
 
     async def request(
@@ -178,11 +179,19 @@ class FakeService:
             for name in self.statuses
         }
 
-    async def rebalance(self) -> None:
-        self.moved.append("rebalance")
+    def drained(self) -> frozenset[str]:
+        return frozenset(self.are_drained)
 
-    async def drain(self, worker_id: str) -> None:
+    async def rebalance(self) -> LeaderAnswer:
+        self.moved.append("rebalance")
+        return LeaderAnswer(request="r", status=200)
+
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        if drained and not {worker.worker_id for worker in self.workers()} - self.are_drained - {worker_id}:
+            return LeaderAnswer(request="r", status=409, reason="no other worker is left")
         self.moved.append(worker_id)
+        (self.are_drained.add if drained else self.are_drained.discard)(worker_id)
+        return LeaderAnswer(request="r", status=200)
 
     def not_ready(self) -> str | None:
         return self.why_not_ready

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from kop.functions.definitions import (
     from_log,
     instance_key,
     instance_of,
+    out_of_reach,
     to_log,
+    updated,
 )
 from kop.functions.topics import TopicNames
 
@@ -97,3 +101,74 @@ def test_a_client_id_says_which_worker_it_is() -> None:
         worker = WorkerInfo("w-1.x", host, 6750, is_leader=True)
         assert WorkerInfo.of_client_id(worker.client_id(), is_leader=True) == worker
     assert WorkerInfo.of_client_id("some-consumer") is None
+
+
+BY_COUNT = {"windowLengthCount": 10, "slidingIntervalCount": 5, "maxLagMs": 7}
+BY_TIME = {"windowLengthDurationMs": 60, "slidingIntervalDurationMs": 30, "maxLagMs": 7}
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "then"),
+    [
+        ({"output": "a", "inputs": ["i", "j"]}, {"inputs": ["k"]}, {"output": "a", "inputs": ["k"]}),
+        ({"output": "a", "timeoutMs": 5}, {"timeoutMs": None, "logTopic": None}, {"output": "a"}),
+        ({"resources": {"ram": 1, "cpu": 2}}, {"resources": {"ram": 3}}, {"resources": {"ram": 3, "cpu": 2}}),
+        ({"resources": {"ram": 1, "cpu": 2}}, {"resources": {"ram": None}}, {"resources": {"cpu": 2}}),
+        ({"windowConfig": BY_COUNT}, {"windowConfig": {"maxLagMs": 9}}, {"windowConfig": BY_COUNT | {"maxLagMs": 9}}),
+        (
+            {"windowConfig": BY_COUNT},
+            {"windowConfig": {"windowLengthCount": 20}},
+            {"windowConfig": BY_COUNT | {"windowLengthCount": 20}},
+        ),
+        (
+            {"windowConfig": BY_COUNT},
+            {"windowConfig": {"windowLengthDurationMs": 60}},
+            {"windowConfig": {"windowLengthDurationMs": 60, "maxLagMs": 7}},
+        ),
+        (
+            {"windowConfig": BY_TIME},
+            {"windowConfig": {"windowLengthCount": 4}},
+            {"windowConfig": {"windowLengthCount": 4, "maxLagMs": 7}},
+        ),
+        ({"windowConfig": BY_TIME}, {"windowConfig": None}, {}),
+        (
+            {"inputSpecs": {"a": {"schemaType": "json"}, "b": {}}},
+            {"inputSpecs": {"a": {"serdeClassName": "m.S"}, "b": None, "c": {}}},
+            {"inputSpecs": {"a": {"serdeClassName": "m.S"}, "c": {}}},
+        ),
+        ({"userConfig": {"a": 1}, "secrets": {}}, {"userConfig": {"b": 2}}, {"userConfig": {"b": 2}, "secrets": {}}),
+        ({"userConfig": {"a": 1}}, {"userConfig": {}}, {"userConfig": {}}),
+        ({}, {"resources": {"ram": 3, "cpu": None}, "inputs": ["a"]}, {"resources": {"ram": 3}, "inputs": ["a"]}),
+    ],
+)
+def test_an_update_changes_fields_and_fields_within_them(
+    config: dict[str, Any], given: dict[str, Any], then: dict[str, Any]
+) -> None:
+    before = copy.deepcopy(config)
+    assert updated(config, given) == then
+    assert config == before
+
+
+def at(worker_id: str, host: str, machine: str, port: int = 6750) -> WorkerInfo:
+    return WorkerInfo(worker_id, host, port, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("me", "others", "reason"),
+    [
+        (at("a", "127.0.0.1", "10.0.0.1"), [], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.1", 6751)], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "10.0.0.1", "10.0.0.1")], None),
+        (at("a", "10.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.2")], None),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.2")], "b is on another machine (10.0.0.2)"),
+        (at("a", "localhost", "10.0.0.1"), [at("b", "10.0.0.2", "10.0.0.2")], "it announces localhost:6750"),
+        (at("a", "::1", "10.0.0.1"), [at("b", "10.0.0.2", "10.0.0.2")], "it announces [::1]:6750"),
+        (at("a", "127.0.0.1", "10.0.0.1"), [at("b", "127.0.0.1", "10.0.0.1")], "b announces 127.0.0.1:6750, too"),
+        (at("a", "w.example", "10.0.0.1"), [at("b", "w.example", "10.0.0.2")], "b announces w.example:6750, too"),
+        (at("a", "w.example", "10.0.0.1"), [at("b", "w.example", "10.0.0.2", 6751)], None),
+    ],
+)
+def test_a_worker_that_others_cannot_ask_says_so(me: WorkerInfo, others: list[WorkerInfo], reason: str | None) -> None:
+    said = out_of_reach(me, [me, *others])
+    assert (said is None) is (reason is None)
+    assert (reason or "") in (said or "")

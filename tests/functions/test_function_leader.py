@@ -62,7 +62,7 @@ def test_an_update_wins_by_the_revision_that_it_knows(log: Log) -> None:
 
 def test_an_update_changes_only_the_fields_that_it_gives(log: Log) -> None:
     log.create(userConfig={"a": 1}, output="out")
-    log.ask("update", expects=3, config={"userConfig": {"b": 2}, "output": None})
+    log.ask("update", expects=3, config={"userConfig": {"b": 2}, "logTopic": None})
     definition = log.leader.definitions[FQFN]
     assert definition.config == CONFIG | {"userConfig": {"b": 2}, "output": "out"}
     assert (definition.package, definition.package_name, definition.version) == ("sha-1", "f.py", 6)
@@ -176,10 +176,32 @@ def test_a_drained_worker_gets_nothing_until_it_has_gone_and_come_again(log: Log
     assert log.ask("drain", "", worker="w9").answer.status == 404
     assert log.ask("drain", "", worker="w1").drained == {"w1": True}
     assert log.leader.workers(WORKERS) == ["w2"]
+    last = log.ask("drain", "", worker="w2").answer
+    assert (last.status, "no other worker is left" in last.reason) == (409, True)
+    assert log.ask("drain", "", worker="w1").answer.won
     assert log.leader.gone(WORKERS) == set()
     assert log.leader.gone(["w2"]) == {"w1"}
     assert log.leader.workers(WORKERS) == ["w1", "w2"]
     assert log.ask("rebalance", "").answer.status == 200
+
+
+def test_a_drained_worker_is_given_instances_again_if_that_is_asked_for(log: Log) -> None:
+    log.ask("drain", "", worker="w1")
+    assert log.ask("undrain", "", worker="w9").answer.status == 404
+    assert log.ask("undrain", "", worker="w1").drained == {"w1": False}
+    assert log.leader.workers(WORKERS) == ["w1", "w2"]
+
+
+def test_a_request_that_the_server_refuses_changes_nothing(log: Log) -> None:
+    log.create()
+    request = Request(id="r", kind="update", fqfn=FQFN, expects=3, config={"output": "o"})
+    taken = {"is_whole": log.packages.__contains__, "workers": WORKERS}
+    effects = log.leader.take(9, request, refused=(403, "no rights"), **taken)  # type: ignore[arg-type]
+    assert (effects.answer.status, effects.answer.reason, effects.answer.revision) == (403, "no rights", 3)
+    assert not effects.definitions
+    lost = Request(id="s", kind="update", fqfn=FQFN, expects=2)
+    answer = log.leader.take(12, lost, refused=(403, "no rights"), **taken).answer  # type: ignore[arg-type]
+    assert answer.status == 409, "who lost is told that"
 
 
 def test_a_defect_is_an_answer_too(log: Log) -> None:

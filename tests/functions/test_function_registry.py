@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from functions.registry_kit import CONFIG, FQFN, PACKAGE, Held, WorkerOfTest, WorkersOfTest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 from support.waiting import wait_until
 
-from kop.client.errors import ClientError, FencedError
+from kop.client.errors import ClientError, FencedError, NotMemberError, NoTransactionsError
+from kop.client.membership import GroupPeer
 from kop.client.properties import connection
+from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
-from kop.functions.definitions import Definition, Request, from_log, to_log
+from kop.functions.definitions import Definition, Request, WorkerInfo, from_log, to_log
 from kop.functions.instance import ID_PREFIX
-from kop.functions.registry import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS, Registry
+from kop.functions.packages import Assembler
+from kop.functions.registry import Registry
 from kop.functions.scheduler import schedule
+from kop.functions.view import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS
 from kop.testing import Broker
 
 
@@ -177,7 +184,7 @@ def test_nothing_that_is_produced_after_create_is_missed(broker: Broker, alone: 
 def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
     broker: Broker, alone: WorkerOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.functions.registry.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("kop.functions.leading.LOOK_SECONDS", 0.1)
     broker.create_topic("log-a", partitions=1)
     broker.produce("log-a", ["before"])
     assert alone.ask("create", config=CONFIG | {"inputs": None, "topicsPattern": "log-.*"}, package=PACKAGE.digest).won
@@ -288,7 +295,7 @@ def test_packages_that_nobody_named_for_long_are_deleted(
 ) -> None:
     alone.registry.upload(PACKAGE, "kept/f.py")
     alone.until(lambda view: "kept/f.py" in view.uploads)
-    monkeypatch.setattr("kop.functions.registry.SWEEP_MS", -1_000)
+    monkeypatch.setattr("kop.functions.leading.SWEEP_MS", -1_000)
     alone.ask("rebalance", "")
     assert alone.registry.packages.digests() == {PACKAGE.digest}
     alone.registry.write([(PACKAGES, b"path:kept/f.py", None)])
@@ -344,3 +351,195 @@ def test_without_transactions_a_worker_says_what_to_set(broker: Broker, tmp_path
         member.registry.start()
     member.registry.close()
     assert isinstance(member.registry, Registry)
+
+
+class Refusing:
+    """Servers that refuse what one function of the leader needs, until they are healed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: Exception | None = None
+        self.of: set[str] = set()
+        """Names of calls of clients."""
+        self.asked: list[str] = []
+        committed, commit = WriteClient.committed, WriteClient.commit_in_transaction
+        init, list_offsets, topics = WriteClient.init_producer, ReadClient.list_offsets, ReadClient.topics
+
+        def check(call: str, *names: str) -> None:
+            if self.error is not None and call in self.of and any("bad" in name for name in names):
+                self.asked.append(call)
+                raise self.error
+
+        def of_committed(client: WriteClient, group: str, *args: Any, **kwargs: Any) -> Any:
+            check("committed", group)
+            return committed(client, group, *args, **kwargs)
+
+        def of_commit(client: WriteClient, producer: Any, group: str, *args: Any, **kwargs: Any) -> None:
+            check("commit", group)
+            commit(client, producer, group, *args, **kwargs)
+
+        def of_init(client: WriteClient, name: str | None, timeout_ms: int) -> Any:
+            check("init", name or "")
+            return init(client, name, timeout_ms)
+
+        def of_list(client: ReadClient, wanted: Any, isolation: int) -> Any:
+            check("list_offsets", *(topic for topic, _ in wanted))
+            return list_offsets(client, wanted, isolation)
+
+        def of_topics(client: ReadClient, names: Any, refused: Any = None) -> Any:
+            there = topics(client, names, refused)
+            if self.error is not None and "topics" in self.of and refused is not None and "bad-in" in there:
+                refused["bad-in"] = self.error
+                del there["bad-in"]
+            return there
+
+        for owner, name, patched in (
+            (WriteClient, "committed", of_committed),
+            (WriteClient, "commit_in_transaction", of_commit),
+            (WriteClient, "init_producer", of_init),
+            (ReadClient, "list_offsets", of_list),
+            (ReadClient, "topics", of_topics),
+        ):
+            monkeypatch.setattr(owner, name, patched)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    return Refusing(monkeypatch)
+
+
+BAD = "public/default/bad"
+
+
+REFUSED: list[tuple[str, Exception, int, str]] = [
+    ("committed", errors.GroupAuthorizationFailedError("OffsetFetch of group bad"), 403, "OffsetFetch of group bad"),
+    ("committed", errors.InvalidGroupIdError("OffsetFetch of group bad"), 400, "OffsetFetch of group bad"),
+    ("commit", errors.GroupAuthorizationFailedError("AddOffsetsToTxn"), 403, "AddOffsetsToTxn"),
+    ("commit", NotMemberError("TxnOffsetCommit: unknown member"), 400, "unknown member"),
+    ("list_offsets", errors.TopicAuthorizationFailedError("topic bad-in"), 403, "let the workers' user"),
+    ("list_offsets", errors.LeaderNotAvailableError("topic bad-in partition 0"), 503, "ask again later"),
+    ("topics", errors.TopicAuthorizationFailedError("topic bad-in"), 403, "topic bad-in"),
+]
+
+
+def test_what_the_server_refuses_for_one_function_stops_no_other(
+    broker: Broker, alone: WorkerOfTest, refusing: Refusing
+) -> None:
+    broker.create_topic("bad-in", partitions=1)
+    package: dict[str, Any] = {"package": PACKAGE.digest, "package_name": "f.py"}
+    for number, (call, error, status, said) in enumerate(REFUSED):
+        refusing.error, refusing.of = error, {call}
+        good = f"public/default/good{number}"
+        config = CONFIG | {"name": "bad", "inputs": ["bad-in"], "subName": "bad"}
+        both = [
+            Request(id=f"bad{number}", kind="create", fqfn=BAD, config=config, **package),
+            Request(id=good, kind="create", fqfn=good, config=CONFIG | {"name": f"good{number}"}, **package),
+        ]
+        alone.registry.write([(REQUESTS, request.fqfn.encode(), to_log(request)) for request in both])
+        refused = alone.answer(f"bad{number}")
+        assert (refused.status, said in refused.reason) == (status, True), refused
+        assert alone.answer(good).won
+        assert alone.registry.trouble() is None
+    alone.until(lambda view: len(view.definitions) == len(REFUSED))
+    refusing.error = None
+    assert alone.create(BAD, inputs=["bad-in"], subName="bad").won
+
+
+def test_a_function_that_loses_its_rights_keeps_what_it_has_and_holds_nobody_up(
+    broker: Broker, alone: WorkerOfTest, refusing: Refusing
+) -> None:
+    broker.create_topic("bad-in", partitions=2)
+    created = alone.create(BAD, inputs=["bad-in"])
+    had = dict(alone.registry.view.assignments)
+    refusing.error, refusing.of = errors.TopicAuthorizationFailedError("topic bad-in"), {"topics"}
+    assert alone.create().won
+    assert alone.registry.view.assignments.items() >= had.items()
+    refused = alone.ask("update", BAD, expects=created.revision, config={"output": "o"})
+    assert refused.status == 403
+    assert alone.ask("stop", BAD, expects=created.revision).won
+    alone.until(lambda view: not any(name == BAD for name, _ in view.assignments))
+    assert alone.ask("delete", BAD, expects=alone.registry.view.definitions[BAD].revision).won
+
+
+def test_partitions_move_though_the_id_of_an_instance_is_not_the_workers(
+    broker: Broker, alone: WorkerOfTest, refusing: Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.create_topic("bad-in", partitions=2)
+    created = alone.create(BAD, inputs=["bad-in"])
+    refusing.error, refusing.of = NoTransactionsError("InitProducerId"), {"init"}
+    assert alone.ask("update", BAD, expects=created.revision, config={"parallelism": 2}).won
+    assert "let the workers' user Write on the transactional id kop.functions/public/default/bad/0" in caplog.text
+
+
+def test_a_leader_that_may_not_lead_says_why(
+    broker: Broker, alone: WorkerOfTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = WriteClient.add_partitions
+
+    def refused(*_: object, **__: object) -> None:
+        raise errors.TopicAuthorizationFailedError("AddPartitionsToTxn of __kop_functions-0")
+
+    alone.until(lambda _: alone.registry.leads)
+    monkeypatch.setattr(WriteClient, "add_partitions", refused)
+    request = alone.send("create", config=CONFIG, package=PACKAGE.digest, package_name="f.py")
+    wait_until(lambda: "__kop_functions-0" in (alone.registry.trouble() or ""), "the reason")
+    monkeypatch.setattr(WriteClient, "add_partitions", real)
+    assert alone.answer(request).won
+    wait_until(lambda: alone.registry.trouble() is None, "that it is over")
+
+
+@pytest.mark.parametrize("goes", [Broker.stop, Broker.pause])
+def test_a_worker_whose_server_is_away_says_so_and_ends(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes: Callable[[Broker], object]
+) -> None:
+    for name, seconds in (
+        ("SILENT_SECONDS", 0.3),
+        ("TAIL_SECONDS", 0.3),
+        ("CLOSE_SECONDS", 1.0),
+        ("HURRY_SECONDS", 0.2),
+    ):
+        monkeypatch.setattr(f"kop.functions.registry.{name}", seconds)
+    member = WorkerOfTest(broker, tmp_path, "w0")
+    member.registry.start()
+    wait_until(lambda: member.registry.leads, "it leads")
+    goes(broker)
+    try:
+        wait_until(lambda: member.registry.trouble() is not None, "what is wrong", 5)
+        began = time.monotonic()
+        member.registry.close()
+        assert time.monotonic() - began < 3
+    finally:
+        if broker.is_running:
+            broker.resume()
+
+
+@dataclass
+class PeersOfTest:
+    """Members of a group that nobody joined."""
+
+    all: list[GroupPeer]
+    member_id: str = "m2"
+    failure: str | None = None
+
+    def peers(self) -> tuple[GroupPeer, ...]:
+        return tuple(self.all)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "member_id", "host", "goes_before"),
+    [
+        ("w0@127.0.0.1:1", "m1", "10.0.0.1", False),  # itself, before it was started again
+        ("w0@127.0.0.1:1", "m1", "10.0.0.2", True),
+        ("w0@127.0.0.1:1", "m3", "10.0.0.2", False),
+        ("w0@127.0.0.0:1", "m3", "10.0.0.1", True),
+        ("w0@127.0.0.2:1", "m1", "10.0.0.2", False),
+        ("w1@127.0.0.1:1", "m1", "10.0.0.2", False),
+    ],
+)
+def test_of_two_workers_with_one_id_one_goes_before(
+    tmp_path: Path, client_id: str, member_id: str, host: str, goes_before: bool
+) -> None:
+    me = WorkerInfo("w0", "127.0.0.1", 1)
+    mine = GroupPeer(me.client_id(), False, "m2", "10.0.0.1")
+    peers: Any = PeersOfTest([mine, GroupPeer(client_id, False, member_id, host)])
+    registry = Registry({}, me, Assembler(tmp_path), peers)
+    assert (registry.twin() is not None) is goes_before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from functions.function_kit import spec_with
 from functions.instance_kit import KilledError, Killer, produce, values
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from support.waiting import wait_until
 
@@ -273,3 +274,19 @@ def test_a_changelog_that_another_wrote_before_state_is_used(broker: Broker, fun
 def test_names_of_changelogs(fqfn: str, topic: str) -> None:
     tenant, namespace, name = fqfn.split("/")
     assert topic_of(spec_with(tenant=tenant, namespace=namespace, name=name)) == topic
+
+
+@pytest.mark.parametrize("error", ["LEADER_NOT_AVAILABLE", "REQUEST_TIMED_OUT"])
+def test_an_end_does_not_wait_for_a_changelog_that_cannot_be_made(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    monkeypatch.setattr("kop.functions.instance.HURRY_SECONDS", 0.1)
+    function = functions(count, inputs="in")
+    broker.fail("CreateTopics", error, times=None)
+    broker.produce("in", ["a"])
+    wait_until(lambda: any((seen.api, seen.outcome) == ("CreateTopics", error) for seen in broker.requests()))
+    began = time.monotonic()
+    with pytest.raises(errors.RetriableError, match=CHANGELOG):
+        function.stop()
+    assert time.monotonic() - began < 5
+    broker.heal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from support.waiting import until
 
+from kop.address import Address
 from kop.client.errors import ClientError
 from kop.client.properties import connection
-from kop.functions.packages import Package
+from kop.functions.packages import Assembler, Package
 from kop.functions.scheduler import schedule
 from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
 from kop.testing import Broker
@@ -52,7 +54,9 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             assert answer.won, answer
             assert first.names("public", "default") == ["shout"]
             await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
-            assert {assignment.worker for assignment in first.assignments().values()} == {"w0", "w1"}
+            await until(
+                lambda: {each.worker for each in first.assignments().values()} == {"w0", "w1"}, "both to have it"
+            )
 
             async def runs() -> bool:
                 return [s["running"] for s in (await second.status(FQFN, None)).values()] == [True, True]
@@ -100,7 +104,15 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             ]
 
 
-async def test_one_worker_alone(tmp_path: Path) -> None:
+async def test_one_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    real = Assembler.package
+
+    def counted(assembler: Assembler, digest: str, name: str) -> Package | None:
+        reads.append(digest)
+        return real(assembler, digest, name)
+
+    monkeypatch.setattr(Assembler, "package", counted)
     with Broker() as broker:
         broker.create_topic("in", partitions=2)
         async with workers(broker, tmp_path, 1) as (worker,):
@@ -114,6 +126,9 @@ async def test_one_worker_alone(tmp_path: Path) -> None:
                 assert refused.status == 400
                 assert reason in refused.reason
             assert await worker.request("update", FQFN, config={"output": "o"}, by="ada") is not None
+            broker.fail("CreateTopics", "TOPIC_AUTHORIZATION_FAILED")
+            refused = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            assert (refused.status, "make the topic out, or allow this user to" in refused.reason) == (403, True)
 
             await worker.upload("code/shout.py", SHOUT.data)
             assert await worker.download("code/shout.py") == SHOUT.data
@@ -129,19 +144,34 @@ async def test_one_worker_alone(tmp_path: Path) -> None:
                 return (await worker.status(FQFN, number)).get(number, {}).get("running")
 
             await until(lambda: started(1), "it to run", SECONDS)
+            read = len(reads)
             stopped = await worker.request("stop", FQFN, expects=created.revision, instance=1, by="ada")
             assert stopped.won
             await until(lambda: [number for _, number in worker.assignments()] == [0], "it to stop", SECONDS)
-            with pytest.raises(ClientError, match="there is no worker w9"):
-                await worker.drain("w9")
-            await worker.drain("w0")
-            assert not worker.assignments()
+            await until(lambda: len(worker.local()) == 1, "the process to end", SECONDS)
+            assert len(reads) == read, "a package that lies here is not read again"
+            assert (await worker.drain("w9")).status == 404
+            assert (await worker.drain("w0")).status == 409
+            assert worker.assignments()
 
 
 def test_a_worker_has_a_name_that_others_can_read() -> None:
     assert default_worker_id(6750).endswith("-6750")
     with pytest.raises(ClientError, match="may have letters, digits"):
         Worker({}, 1.0, WorkerOptions(worker_id="a b", folder=Path()))
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ({"host": "127.0.0.1"}, "127.0.0.1:6750"),
+        ({"host": "0.0.0.0"}, f"{socket.gethostname()}:6750"),
+        ({"host": "0.0.0.0", "advertise": Address("w.example", 80)}, "w.example:80"),
+        ({"host": "127.0.0.1", "advertise": Address("w.example", 0)}, "w.example:6750"),
+    ],
+)
+def test_a_worker_announces_where_it_is_asked(options: dict[str, Any], address: str) -> None:
+    assert Worker({}, 1.0, WorkerOptions(worker_id="w", folder=Path(), **options)).address == address
 
 
 def test_another_scheduler_is_named_as_module_and_function() -> None:

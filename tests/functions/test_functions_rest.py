@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from functions.rest_kit import STATS, FakeService, Rest, serving, status_of
 
+from kop.address import is_loopback
 from kop.client.errors import ClientError
 from kop.functions import rest, shapes
 from kop.functions.definitions import WorkerInfo
-from kop.functions.peers import OtherWorkerError, OtherWorkers
+from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 
 F = "/admin/v3/functions/public/default/f"
 TOKEN = "0123456789abcdef"
@@ -300,16 +301,23 @@ def test_there_are_no_built_in_functions(api: Rest) -> None:
 
 def test_workers(created: Rest) -> None:
     cluster = created("GET", "/admin/v2/worker/cluster").json()
-    assert cluster[1] == {"workerId": "w2", "workerHostname": "10.0.0.2", "port": 6750}
-    assert created("GET", "/admin/v2/worker/cluster/leader").json() == cluster[0]
+    assert cluster[1] == {"workerId": "w2", "workerHostname": "10.0.0.2", "port": 6750, "drained": False}
+    assert created("GET", "/admin/v2/worker/cluster/leader").json().items() <= cluster[0].items()
     assert created("GET", "/admin/v2/worker/cluster/leader/ready").json() is True
     assert created("GET", "/admin/v2/worker/assignments").json() == {"w1": ["public/default/f:0"]}
     assert created("PUT", "/admin/v2/worker/rebalance").status == 204
     assert created("PUT", "/admin/v2/worker/drain").status == 204
-    assert created("PUT", "/admin/v2/worker/leader/drain?workerId=w2").status == 204
-    assert created("PUT", "/admin/v2/worker/drain?workerId=w3").status == 404
-    assert created.service.moved == ["rebalance", "w1", "w2"]
+    refused = created("PUT", "/admin/v2/worker/leader/drain?workerId=w2")
+    assert (refused.status, refused.json()["reason"]) == (409, "no other worker is left")
+    for method in ("PUT", "DELETE"):
+        assert created(method, "/admin/v2/worker/drain?workerId=w3").status == 404
+    assert [each["drained"] for each in created("GET", "/admin/v2/worker/cluster").json()] == [True, False]
     assert created("GET", "/admin/v2/worker/drain?workerId=w1").json()["status"] == "RUNNING"
+    assert created("GET", "/admin/v2/worker/drain?workerId=w2").json()["status"] == "NOT_RUN"
+    assert created("GET", "/admin/v2/worker/drain?workerId=w3").status == 404
+    assert created("DELETE", "/admin/v2/worker/drain").status == 204
+    assert created("PUT", "/admin/v2/worker/leader/drain?workerId=w2").status == 204
+    assert created.service.moved == ["rebalance", "w1", "w1", "w2"]
     assert created("GET", "/admin/v2/worker/leader/drain?workerId=w2").json()["status"] == "SUCCESS"
     (stats,) = created("GET", "/admin/v2/worker-stats/functionsmetrics").json()
     assert (stats["name"], stats["metrics"]["receivedTotal"]) == ("public/default/f:0", 7)
@@ -369,9 +377,8 @@ def test_another_address_than_loopback_needs_a_token() -> None:
     for host, token, reason in (("0.0.0.0", None, "--token-file"), ("::", None, "--token-file"), ("::1", "x", "16")):
         with pytest.raises(ClientError, match=reason):
             asyncio.run(rest.serve(FakeService(), host, 0, token))
-    assert [rest.is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost", "example.org", "")] == [
-        *(True, True, True, True, False, False)
-    ]
+    hosts = {"127.0.0.1": True, "127.8.8.8": True, "::1": True, "localhost": True, "127.example.org": False, "": False}
+    assert {host: is_loopback(host) for host in hosts} == hosts
 
 
 def test_a_page_in_a_browser_cannot_run_code(api: Rest) -> None:

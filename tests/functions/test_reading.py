@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from kop.client.batches import build
 from kop.client.read_client import Fetched, FetchSettings, TopicMetadata
 from kop.client.write_client import Identity
-from kop.functions.reading import ReadAhead
+from kop.functions.reading import MORE_BYTES, ReadAhead
 
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 
@@ -62,4 +62,46 @@ def test_a_server_without_records_holds_up_no_other(servers: FakeServers) -> Non
     servers.over.set()
     reader.close(10)
     wait_until(lambda: servers.closed == servers.clients == 2)
+    assert failures == []
+
+
+class CountingServer:
+    """A server that always has a further record, of a size."""
+
+    def __init__(self, size: int) -> None:
+        self.value = b"x" * size
+        self.fetched: list[int] = []
+
+    def topics(self, names: set[str]) -> dict[str, TopicMetadata]:
+        return {"a": TopicMetadata(None, {0: 1})}
+
+    def fetch_many(self, offsets: Mapping[Any, int], settings: FetchSettings) -> dict[Any, Fetched]:
+        answers = {}
+        for place, offset in offsets.items():
+            self.fetched.append(offset)
+            ((batch, _),) = build([(None, self.value, (), None)], Identity(-1, -1), -1, now=1)
+            batch[:8] = offset.to_bytes(8, "big")
+            answers[place] = Fetched(bytes(batch), offset + 1, offset + 1, 0, ())
+        return answers
+
+    def close(self) -> None:
+        pass
+
+
+def _wait_for(server: CountingServer, fetches: int) -> None:
+    wait_until(lambda: len(server.fetched) >= fetches)
+
+
+@pytest.mark.parametrize(("size", "ahead"), [(100, 1), (MORE_BYTES, 5)])
+def test_little_is_read_when_it_is_wanted_and_much_ahead(size: int, ahead: int) -> None:
+    server: Any = CountingServer(size)
+    failures: list[BaseException] = []
+    reader = ReadAhead(server, lambda: server, {("a", 0): 0}, failures.append, FetchSettings())
+    taken: list[int] = []
+    while len(taken) < 3:
+        taken += [record[0] for some in reader.take(1, (), 10) for record in some.records]
+        _wait_for(server, len(taken) + ahead - 1)
+    reader.close(10)
+    assert taken == [0, 1, 2]
+    assert ahead > 1 or len(server.fetched) <= 4, "records are read before they are wanted"
     assert failures == []

@@ -26,6 +26,7 @@ from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.throttling import Throttling
 from kop.storage.memory import engine as memory
 from kop.storage.memory.engine import Memory, MemoryEngine
 from kop.storage.memory.settings import MemorySettings
@@ -64,6 +65,7 @@ class Admin:
         broker_configs.on_change(engine.policies_changed)
         engine.policies_changed()
         unused: Any = None
+        security = SecurityState(engine, clock.wall_ms)
         return Gateway(
             settings=config.of(HandlerSettings),
             engine=engine,
@@ -80,8 +82,9 @@ class Admin:
             metadata_cache=unused,
             fetch_sessions=unused,
             producer_ids=unused,
-            security=SecurityState(engine, clock.wall_ms),
+            security=security,
             security_settings=config.of(SecuritySettings),
+            throttling=Throttling(security.quotas, self.loop.time),
         )
 
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:

@@ -21,6 +21,7 @@ from kop.app import Serving
 from kop.handlers.access import ANONYMOUS
 from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls
 from kop.security.authorizer import AclAuthorizer
+from kop.security.quotas import QuotaMatch
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
 
@@ -128,6 +129,7 @@ class Place:
             state["transaction", name] = each.status, each.producer_id, each.producer_epoch
             state |= {("in", name, topic, str(partition)): True for topic, partition in each.partitions}
         state |= {("acl", acl.name): acl for acl in gw.security.acls}
+        state |= {("quota", str(entity)): dict(values) for entity, values in gw.security.quotas.matching(EVERY_QUOTA)}
         state |= {("user", name): gw.security.users.of(name) for name in gw.security.users.names()}
         return state
 
@@ -153,6 +155,7 @@ def changed(before: Changes, after: Changes) -> list[tuple[str, ...]]:
     return [place for place in places if place[0] == "topic" or place[0] not in _OF_TOPIC or place[1] not in topics]
 
 
+EVERY_QUOTA = QuotaMatch({}, frozenset(), strict=False)
 _OF_TOPIC = {"partitions", "configs", "end", "start"}
 _EITHER_CLUSTER = (f"27: ALTER {CLUSTER}", f"27: CLUSTER_ACTION {CLUSTER}")
 _TXN = "WRITE TRANSACTIONAL_ID txn-open"
@@ -181,6 +184,7 @@ _NEEDED: Mapping[str, Sequence[str]] = {
     ),
     "acl (.+)": (f"30,31: ALTER {CLUSTER}",),
     "user (.+)": (f"51: ALTER {CLUSTER}",),
+    "quota (.+)": (f"49: ALTER_CONFIGS {CLUSTER}",),
     "told (topic-.+)": (
         *("DESCRIBE TOPIC {0}", f"20: DELETE {CLUSTER}", f"35: DESCRIBE {CLUSTER}", f"74: DESCRIBE_CONFIGS {CLUSTER}"),
     ),

@@ -42,6 +42,7 @@ from kop.records.batch import (
 from kop.records.compression import Codec
 from kop.records.record import content_of, put_record
 from kop.records.validation import RecordsRejectedError
+from kop.security.quotas import DEFAULT, Entity, QuotaKind
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
 from kop.server.settings import ServerSettings
@@ -729,5 +730,33 @@ def test_answers_of_both_paths_leave_a_connection_in_the_order_of_the_requests(
             assert sides[0].store.directly > 80
             assert sides[0].stored() == sides[1].stored()
             assert sides[0].counts() == sides[1].counts()
+
+    run(main())
+
+
+def test_what_compiled_code_takes_counts_against_quotas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            told: list[list[int]] = []
+            for side in sides:
+                gateway_of = side.serving.gateway
+                gateway_of.security.quotas.put(Entity(None, DEFAULT), QuotaKind.PRODUCED, 100.0)
+                server = Server(side.pipeline, gateway_of.metrics, ServerSettings())
+                peer = Peer(server)
+                times: list[int] = []
+                for number in range(12):
+                    data = produce_of(side, [("t", [(0, batch_of())])], number=number)
+                    peer.send(struct.pack(">i", len(data)) + data)
+                    await until(lambda count=number + 1: len(peer.transport.written) == count)  # type: ignore[misc]  # noqa: B023
+                    times.append(int.from_bytes(peer.transport.written[-1][-5:-1], "big"))
+                    peer.connection.end_quota()
+                told.append(times)
+                peer.send(struct.pack(">i", len(data)) + data)
+                await settle()
+                await close_server(server)
+            assert told[0] == pytest.approx(told[1], abs=500)
+            assert told[0][0] == 0 < told[0][-1]
+            assert sides[0].store.directly > 8
+            assert sides[0].stored() == sides[1].stored()
 
     run(main())

@@ -1,4 +1,6 @@
-"""Two gateways on one Pulsar whose only listener is SASL_SSL: clients log in, and so do the gateways at one another."""
+"""Two gateways on one Pulsar whose clients come by SASL_SSL, and the gateways to one another: by the same listener, or
+by their certificates on one of their own.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(keystore)
 
 
-@pytest.fixture(scope="module")
-def secure(interop: Interop, certificate: str) -> Iterator[Interop]:
+BY_CERTIFICATES = {
+    "listeners": "SECURE://127.0.0.1:0,BETWEEN://127.0.0.1:0",
+    "listener.security.protocol.map": "SECURE:SASL_SSL,BETWEEN:SSL",
+    "inter.broker.listener.name": "BETWEEN",
+    "listener.name.between.ssl.client.auth": "required",
+    "super.users": "User:CN=kop test;User:admin",
+    "sasl.jaas.config": "",
+}
+
+
+@pytest.fixture(scope="module", params=["scram", "certificates"])
+def secure(request: pytest.FixtureRequest, interop: Interop, certificate: str) -> Iterator[Interop]:
     settings = {
         "listeners": "SECURE://127.0.0.1:0",
         "listener.security.protocol.map": "SECURE:SASL_SSL",
@@ -50,8 +62,10 @@ def secure(interop: Interop, certificate: str) -> Iterator[Interop]:
         "sasl.jaas.config": JAAS,
         "authorizer.class.name": STANDARD_AUTHORIZER,
         "super.users": "User:broker;User:admin",
-    }
-    gateways = [PulsarGateway(interop.pulsar, "secure", node_id=str(number), **settings) for number in (1, 2)]
+    } | (BY_CERTIFICATES if request.param == "certificates" else {})
+    gateways = [
+        PulsarGateway(interop.pulsar, f"secure-{request.param}", node_id=str(number), **settings) for number in (1, 2)
+    ]
     gateways[0].start()
     serving = gateways[0].serving
     assert serving is not None

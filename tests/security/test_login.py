@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
 from kop.errors import ErrorCode
-from kop.security.login import Login, Turn
-from kop.security.sasl.exchange import AuthenticationError
+from kop.security.login import Login, Offer, Turn
+from kop.security.sasl.exchange import AuthenticationError, Exchange
 
 METADATA, HANDSHAKE, VERSIONS, AUTHENTICATE = 3, 17, 18, 36
+
+
+EXPIRES: list[int | None] = [None]
+"""When what clients show ends."""
+NAMES = ["User:u"]
+"""Who clients are."""
+
+
+@pytest.fixture(autouse=True)
+def as_usual() -> Iterator[None]:
+    yield
+    EXPIRES[0], NAMES[0] = None, "User:u"
 
 
 class Accepting:
@@ -16,6 +31,8 @@ class Accepting:
 
     def __init__(self) -> None:
         self.principal: str | None = None
+        self.expires_ms: int | None = EXPIRES[0]
+        self.refusal: str | None = None
         self.is_valid = lambda: True
         self._left = 2
 
@@ -24,12 +41,16 @@ class Accepting:
             raise AuthenticationError("wrong")
         self._left -= 1
         if not self._left:
-            self.principal = "User:u"
+            self.principal = NAMES[0]
         return token.upper()
 
 
-def login() -> Login:
-    return Login({"M": Accepting})
+def login(longest_ms: int = 0) -> Login:
+    return Login({"M": Offer(Accepting, longest_ms), "O": Offer(Accepting)})
+
+
+def take(it: Login, token: bytes, now_ms: int = 0) -> tuple[bytes, Exchange | None]:
+    return asyncio.run(it.take(token, lambda: now_ms))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +81,7 @@ def test_an_unknown_mechanism_begins_nothing() -> None:
     assert it.handshake("N", 1) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert it.turn(AUTHENTICATE) is Turn.CLOSE
     with pytest.raises(AuthenticationError):
-        it.take(b"a")
+        take(it, b"a")
 
 
 def test_tokens_without_headers_follow_the_oldest_handshake() -> None:
@@ -78,9 +99,9 @@ def test_completion_is_told_once() -> None:
     told: list[int] = []
     it.completed = lambda: told.append(1)
     it.handshake("M", 1)
-    answer, exchange = it.take(b"a")
+    answer, exchange = take(it, b"a")
     assert (answer, exchange, told) == (b"A", None, [])
-    answer, exchange = it.take(b"b")
+    answer, exchange = take(it, b"b")
     assert answer == b"B"
     assert exchange is not None
     assert (exchange.principal, told) == ("User:u", [1])
@@ -97,7 +118,73 @@ def test_nothing_is_served_behind_a_failure() -> None:
     it = login()
     it.handshake("M", 1)
     with pytest.raises(AuthenticationError):
-        it.take(b"wrong")
+        take(it, b"wrong")
     assert {it.turn(api) for api in (VERSIONS, HANDSHAKE, AUTHENTICATE)} == {Turn.CLOSE}
     with pytest.raises(AuthenticationError):
-        it.take(b"a")
+        take(it, b"a")
+
+
+# -- logging in again
+
+
+def logged_in(longest_ms: int = 0) -> Login:
+    it = login(longest_ms)
+    assert it.may_begin(0)
+    it.handshake("M", 1)
+    take(it, b"a")
+    take(it, b"b", 1000)
+    return it
+
+
+@pytest.mark.parametrize(
+    ("longest_ms", "expires_ms", "lifetime_ms"),
+    [
+        (0, None, None),
+        (500, None, 500),
+        (0, 1300, 300),
+        (500, 1300, 300),
+        (200, 1300, 200),
+        (0, 900, 0),
+    ],
+)
+def test_a_session_ends_with_the_setting_or_the_token(
+    longest_ms: int, expires_ms: int | None, lifetime_ms: int | None
+) -> None:
+    EXPIRES[0] = expires_ms
+    assert logged_in(longest_ms).lifetime_ms == lifetime_ms
+
+
+def test_a_session_that_does_not_end_is_not_begun_again() -> None:
+    assert not logged_in().may_begin(10_000)
+
+
+def test_the_same_user_goes_on() -> None:
+    it = logged_in(500)
+    assert {it.turn(api) for api in (METADATA, VERSIONS, AUTHENTICATE)} == {Turn.CLOSE}, "when the session is over"
+    assert it.turn(HANDSHAKE) is Turn.SERVE
+    for begins_ms, may in ((10_000, True), (10_999, False), (11_000, True)):
+        assert it.may_begin(begins_ms) is may
+    told: list[int] = []
+    it.completed = lambda: told.append(1)
+    assert it.handshake("M", 1) is ErrorCode.NONE
+    assert it.turn(METADATA) is Turn.REFUSE
+    take(it, b"a")
+    _, exchange = take(it, b"b")
+    assert (exchange is not None, told, it.lifetime_ms) == (True, [1], 500)
+
+
+def test_another_user_does_not() -> None:
+    it = logged_in(500)
+    it.handshake("M", 1)
+    take(it, b"a")
+    NAMES[0] = "User:v"
+    with pytest.raises(AuthenticationError, match="Cannot change principals"):
+        take(it, b"b")
+    assert it.turn(AUTHENTICATE) is Turn.CLOSE
+
+
+def test_nor_does_another_mechanism_after_its_handshake() -> None:
+    it = logged_in(500)
+    assert it.handshake("O", 0) is ErrorCode.NONE
+    assert not it.takes_raw_tokens
+    assert it.turn(AUTHENTICATE) is Turn.CLOSE

@@ -20,7 +20,8 @@ from kop.coordination import state_log
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.records.batch import build_at
 from kop.security.acls import Acl
-from kop.security.records import KeyValue, of_acl, of_user
+from kop.security.quotas import DEFAULT, Entity, QuotaKind
+from kop.security.records import KeyValue, of_acl, of_quota, of_user
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.state import SecurityState
 from kop.security.users import Mechanism, ScramCredential
@@ -30,6 +31,7 @@ from kop.storage.memory.shared import SharedMemory
 
 SHA_256 = Mechanism.SCRAM_SHA_256
 TOPIC = "__kop_security"
+QUOTA = Entity("eve", DEFAULT)
 
 
 def acl(name: str) -> Acl:
@@ -77,7 +79,11 @@ async def test_what_is_written_is_in_force_and_outlasts_a_restart(store: Store) 
         assert heard == ["eve", "eve", "bob", "bob"]
         assert state.acls.version == version + 1
         assert list(state.users.names()) == ["eve"]
+        await state.write(always(of_quota(QUOTA, QuotaKind.PRODUCED, 5.0), of_quota(QUOTA, QuotaKind.REQUESTS, 5.5)))
+        await state.write(always(of_quota(QUOTA, QuotaKind.REQUESTS, None)))
+        assert dict(state.quotas.of(QUOTA)) == {QuotaKind.PRODUCED: 5.0}
     async with store.opened() as engine, opened(engine) as state:
+        assert dict(state.quotas.of(QUOTA)) == {QuotaKind.PRODUCED: 5.0}
         assert state.secret == secret
         assert set(state.acls) == {acl("a")}
         assert list(state.users.names()) == ["eve"]

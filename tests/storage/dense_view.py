@@ -30,6 +30,7 @@ from kop.storage.base import (
     Promises,
     ReadResult,
     TimestampOffset,
+    TokenAuthority,
     TopicInfo,
     Topics,
     TransactionStorage,
@@ -294,6 +295,10 @@ class DenseEngine:
     @property
     def grants(self) -> Grants | None:
         return self.real.grants
+
+    @property
+    def token_authority(self) -> TokenAuthority | None:
+        return self.real.token_authority
 
     @property
     def read_budget(self) -> ReadBudget:

@@ -15,6 +15,8 @@ from typing import Any
 from kop.errors import FrameError
 from kop.handlers.api import Answer, Api, ConnectionInfo, Later
 from kop.metrics import Latencies, Metrics
+from kop.security.quotas import Quotas
+from kop.security.throttling import Throttling
 from kop.server.connection import ClientConnection
 from kop.server.listener import Server
 from kop.server.settings import ServerSettings
@@ -145,6 +147,7 @@ class FakePipeline:
     on_start: Any = None
     reads: Any = None
     metrics: Metrics = field(default_factory=Metrics)
+    throttling: Throttling = field(default_factory=lambda: Throttling(Quotas(), asyncio.get_running_loop().time))
     arrived: float = 0.0
     pace: float = 0.0
     """Seconds that pass between two looks at the clock."""

@@ -1,11 +1,13 @@
 """What the exchanges of all mechanisms have in common.
 
-Owns: the steps of an exchange as its callers see them, and how it fails.
+Owns: the steps of an exchange as its callers see them, who a client is found to be, and how it fails.
 Must not know: any mechanism, requests, sockets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -15,14 +17,39 @@ class AuthenticationError(Exception):
     """
 
 
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """Who a client is."""
+
+    principal: str
+    """The name for rights, as `User:NAME`."""
+    expires_ms: int | None = None
+    """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
+    is_valid: Callable[[], bool] = _always
+    """Returns false once the client could not show it any more."""
+
+
 class Exchange(Protocol):
     """One login, on the side of the server."""
 
-    principal: str | None
-    """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
+    @property
+    def principal(self) -> str | None:
+        """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the exchange will fail if the client has been told already, though it goes on; else None."""
 
     def is_valid(self) -> bool:
         """Return false once the login would not succeed any more: the user is gone, or has another password."""
 
-    def step(self, token: bytes) -> bytes:
+    def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next token. AuthenticationError ends the exchange."""

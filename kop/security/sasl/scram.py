@@ -68,6 +68,8 @@ class ScramExchange:
 
     def __init__(self, mechanism: str, find: Callable[[str], ScramVerifier | None], secret: bytes, nonce: str) -> None:
         self.principal: str | None = None
+        self.expires_ms: int | None = None
+        self.refusal: str | None = None
         self._mechanism = mechanism
         self._hash = HASHES[mechanism]
         self._find = find

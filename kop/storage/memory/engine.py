@@ -133,6 +133,7 @@ class MemoryEngine:
     )
     directory = None
     grants = None
+    token_authority = None
     brokers: Sequence[LiveBroker] = ()
     brokers_fresh = True
 

@@ -43,6 +43,7 @@ from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.throttle import BacklogTeller
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.pulsar.token_checks import TokenChecks
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard
 from kop.storage.pulsar.topics.partition_numbers import PartitionNumbers
@@ -97,6 +98,7 @@ class PulsarEngine:
         self.context = context = PulsarContext(client, admin, settings)
         self.loop, self.client, self.admin = context.loop, client, admin
         self.settings, self.faults = settings, context.faults
+        self.token_authority = TokenChecks(client)
         self._waiting = waiting
         self._instance = clock.token_hex(8)
         self.cluster_id = ""

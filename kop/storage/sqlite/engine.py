@@ -75,6 +75,7 @@ class SqliteEngine:
     )
     topics: SqliteTopics
     transactions: MarkedTransactions
+    token_authority = None
 
     def __init__(
         self,

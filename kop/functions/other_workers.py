@@ -1,4 +1,4 @@
-"""What a worker asks other workers: the status of their instances, state and triggers.
+"""Questions to other workers: the status of their instances, state and triggers.
 
 Owns: the requests for it, their time limits, and what is said of a worker that does not answer.
 Must not know: which worker has which instance.

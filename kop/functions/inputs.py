@@ -1,0 +1,104 @@
+"""The inputs of functions among the topics that there are: what a name or a pattern means, and what comes later.
+
+Owns: which topics and partitions a function reads; how often it is looked for more.
+Must not know: what becomes of partitions.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
+
+from kop.client.offsets import TopicPartition
+from kop.client.read_client import ReadClient, TopicMetadata
+from kop.functions.spec import FunctionSpec
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 30.0
+OWN_PREFIX: Final = "__kop_"
+"""How the names of topics begin that have definitions, state and the like."""
+
+
+def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
+    """Return if a function reads a topic.
+
+    Patterns leave out what the function writes by itself, topics of the servers (`internal`), and those of functions.
+    """
+    given = spec.inputs.get(topic)
+    if given is not None and not given.is_regex:
+        return True
+    if internal or topic.startswith(OWN_PREFIX) or topic in spec.own_topics:
+        return False
+    return any(each.is_regex and re.fullmatch(pattern, topic) for pattern, each in spec.inputs.items())
+
+
+def named(spec: FunctionSpec) -> set[str]:
+    """Return the inputs that are names of topics, and no patterns."""
+    return {topic for topic, given in spec.inputs.items() if not given.is_regex}
+
+
+def topics_of(
+    specs: Iterable[FunctionSpec], client: ReadClient, refused: dict[str, Exception] | None = None
+) -> dict[str, TopicMetadata]:
+    """Return topics that there are, all among them that these functions read. No topic is made by asking.
+
+    `refused` gets the error of each topic that has one; without it the first one is raised.
+    """
+    names: set[str] = set()
+    topics: dict[str, TopicMetadata] = {}
+    for spec in specs:
+        names |= named(spec)
+        if not topics and named(spec) != spec.inputs.keys():
+            topics = client.topics(None, refused)
+    # Of all topics the servers leave out those that this user may not see, and those of other namespaces.
+    return topics | client.topics(names - topics.keys(), refused)
+
+
+def partitions_of(spec: FunctionSpec, topics: Mapping[str, TopicMetadata]) -> tuple[TopicPartition, ...]:
+    """Return the partitions that the inputs of a function have among these topics."""
+    return tuple(
+        (name, partition)
+        for name, topic in sorted(topics.items())
+        if reads(spec, name, internal=topic.internal)
+        for partition in sorted(topic.leaders)
+    )
+
+
+class LaterPartitions:
+    """Looks for partitions every so many seconds on a thread of its own, and tells of all that there are."""
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        settings: Mapping[str, Any],
+        tell: Callable[[Collection[TopicPartition]], None],
+        seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._tell = tell
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kop-function-later", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the looks; one that is under way ends by itself."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._seconds):
+            try:
+                client = ReadClient(self._settings, int(self._seconds * 1000))
+                try:
+                    partitions = partitions_of(self._spec, topics_of([self._spec], client))
+                finally:
+                    client.close()
+                if not self._over.is_set():
+                    self._tell(partitions)
+            except Exception as error:
+                log.warning("partitions that came later are looked for again in %g s: %s", self._seconds, error)

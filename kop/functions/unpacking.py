@@ -1,0 +1,89 @@
+"""Packages on their way to code that runs: unpacked beside everything else, since pip may take minutes for one.
+
+Owns: which packages lie here, are being unpacked, or cannot be; when that is tried again.
+Must not know: where packages come from, who needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple, TypeAlias
+
+from kop import clock
+from kop.functions.function import CodePlace
+from kop.functions.packages import PackageError
+
+WAIT_SECONDS: Final = 1.0
+"""How long packages are waited for: most of them take milliseconds."""
+RETRY_SECONDS: Final = 60.0
+THREADS: Final = 2
+
+Code: TypeAlias = tuple[str, str]
+"""The digest and the name of a package."""
+
+
+class _Outcome(NamedTuple):
+    place: CodePlace | None
+    reason: str
+    retry_at: float
+
+
+class Unpacking:
+    """The packages that one thread asks for. `unpack` returns where one lies; `changed` is called once one is done."""
+
+    def __init__(self, unpack: Callable[[str, str], CodePlace], changed: Callable[[], None]) -> None:
+        self._unpack = unpack
+        self._changed = changed
+        self._attempts: dict[Code, Future[_Outcome]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "kop-function-unpack")
+
+    def close(self) -> None:
+        """Begin with no further package."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def want(self, codes: Collection[Code]) -> None:
+        """Unpack these packages, and forget the others; waits a moment for them."""
+        self._attempts = {
+            code: attempt for code, attempt in self._attempts.items() if code in codes and not _is_over(attempt)
+        }
+        for code in set(codes) - self._attempts.keys():
+            attempt = self._attempts[code] = self._threads.submit(self._try, *code)
+            attempt.add_done_callback(lambda _: self._changed())
+        wait(self._attempts.values(), WAIT_SECONDS)
+
+    def place(self, code: Code) -> CodePlace | None:
+        """Return where a wanted package lies, None while it is being unpacked; PackageError says why it cannot be."""
+        attempt = self._attempts[code]
+        if not attempt.done():
+            return None
+        outcome = attempt.result()
+        if outcome.place is None:
+            raise PackageError(outcome.reason)
+        return outcome.place
+
+    def next_try(self) -> float | None:
+        """Return in how many seconds `want` tries again what has failed; None if nothing has."""
+        due = [_retry_at(attempt) for attempt in self._attempts.values()]
+        times = [at for at in due if at is not None]
+        return max(0.0, min(times) - clock.monotonic()) if times else None
+
+    def _try(self, digest: str, name: str) -> _Outcome:
+        try:
+            return _Outcome(self._unpack(digest, name), "", 0.0)
+        except PackageError as error:
+            reason = str(error)
+        except Exception as error:  # no room on the disk, for example
+            reason = f"the package {name} cannot be unpacked: {error!r}"
+        return _Outcome(None, reason, clock.monotonic() + RETRY_SECONDS)
+
+
+def _retry_at(attempt: Future[_Outcome]) -> float | None:
+    if not attempt.done() or attempt.cancelled() or attempt.result().place is not None:
+        return None
+    return attempt.result().retry_at
+
+
+def _is_over(attempt: Future[_Outcome]) -> bool:
+    at = _retry_at(attempt)
+    return at is not None and clock.monotonic() >= at

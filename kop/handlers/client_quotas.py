@@ -1,0 +1,121 @@
+"""DescribeClientQuotas (48), AlterClientQuotas (49), versions 0 and 1: how much clients may take.
+
+What Kafka refuses is refused in its words, and besides it values that are no finite number, an entity that a request
+has twice, names of hosts in place of addresses, and more quotas than kop.security.max.quotas. Each entity of a request
+stands for itself: all of its changes are made, or none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kop.errors import KopError, PeerError
+from kop.handlers.access import Need
+from kop.handlers.api import Api, Context
+from kop.handlers.gateway import Gateway
+from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of
+from kop.security.records import KeyValue, of_quota
+from kop.security.rights import AclOperation, ResourceType
+from kop.wire.messages import Message
+from kop.wire.rows import Response
+
+_DENIED: Final = "Cluster authorization failed."
+
+
+def describe_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Return the entities that the filter describes, with their quotas."""
+    if denied := ctx.cluster(AclOperation.DESCRIBE_CONFIGS):
+        return ctx.response(error_code=denied, error_message=_DENIED, entries=None)
+    try:
+        which = match_of([(row.entity_type, row.match_type, row.match) for row in request.components], request.strict)
+    except KopError as error:
+        return ctx.response(error_code=error.code, error_message=error.message, entries=None)
+    return ctx.response(
+        error_code=0,
+        error_message=None,
+        entries=[
+            dict(
+                entity=[dict(entity_type=kind, entity_name=name) for kind, name in entity.names().items()],
+                values=[dict(key=kind.value, value=values[kind]) for kind in QuotaKind if kind in values],
+            )
+            for entity, values in gw.security.quotas.matching(which)
+        ],
+    )
+
+
+_Change = tuple[Entity, dict[QuotaKind, float | None]]
+"""An entity, and the quotas that it is to have; None: it has none of that kind any more."""
+
+
+async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
+    """Set and remove quotas, or say of an entity why not."""
+    denied = ctx.cluster(AclOperation.ALTER_CONFIGS)
+    wanted = [PeerError(_DENIED, denied) if denied else _change(entry) for entry in request.entries]
+    times = Counter(each[0] for each in wanted if not isinstance(each, KopError))
+    for place, each in enumerate(wanted):
+        if not isinstance(each, KopError) and times[each[0]] > 1:
+            wanted[place] = PeerError("An entity cannot be altered twice in the same request")
+    answers: dict[int, KopError | None] = {}
+
+    def decide() -> Sequence[KeyValue]:
+        quotas, records = gw.security.quotas, list[KeyValue]()
+        room = gw.security_settings.kop_security_max_quotas - len(quotas)
+        for place, each in enumerate(wanted):
+            answers[place] = each if isinstance(each, KopError) else None
+            if isinstance(each, KopError):
+                continue
+            entity, values = each
+            known = quotas.of(entity)
+            changed = {kind: value for kind, value in values.items() if known.get(kind) != value}
+            more = sum(-1 if value is None else kind not in known for kind, value in changed.items())
+            if more > max(room, 0):
+                answers[place] = PeerError("There are as many quotas as kop.security.max.quotas allows")
+                continue
+            room -= more
+            records += [of_quota(entity, kind, value) for kind, value in changed.items()]
+        return records
+
+    if request.validate_only or all(isinstance(each, KopError) for each in wanted):
+        decide()
+    else:
+        try:
+            await gw.security.write(decide)
+        except KopError as error:
+            answers = {place: answers.get(place) or error.fresh_copy() for place in range(len(wanted))}
+    return ctx.response(
+        entries=[
+            dict(
+                error_code=0 if error is None else error.code,
+                error_message=None if error is None else error.message,
+                entity=[dict(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity],
+            )
+            for entry, error in zip(request.entries, (answers[place] for place in range(len(wanted))), strict=True)
+        ]
+    )
+
+
+def _change(entry: Any) -> _Change | KopError:
+    """Return what a client wants to change of an entity, or INVALID_REQUEST."""
+    try:
+        entity = entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
+        values: dict[QuotaKind, float | None] = {}
+        keys = set[str]()
+        for op in entry.ops:
+            if op.key in keys:
+                raise PeerError(f"Duplicate quota key {op.key[:100]}")
+            keys.add(op.key)
+            if not op.remove:
+                values[check(entity, op.key, op.value)] = op.value
+            elif op.key in set(QuotaKind):
+                values[QuotaKind(op.key)] = None
+    except KopError as error:
+        return error.fresh_copy()
+    return entity, values
+
+
+APIS: tuple[Api, ...] = (
+    Api(48, 0, 1, describe_quotas, (Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER),)),
+    Api(49, 0, 1, alter_quotas, (Need(AclOperation.ALTER_CONFIGS, ResourceType.CLUSTER),)),
+)

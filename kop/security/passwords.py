@@ -1,0 +1,69 @@
+"""Whose password a client has sent in clear: that of a user of the settings, or of one with a SCRAM credential.
+
+Owns: the check of a password, and that it takes as long for a user that there is not.
+Must not know: how the password came, where users are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final
+
+from kop.security.sasl.exchange import ClientIdentity
+from kop.security.sasl.scram import SALT_BYTES
+from kop.security.users import LEAST_ITERATIONS, Mechanism, ScramCredential, Users
+from kop.turns import Turns
+
+_AT_ONCE: Final = 2
+"""Passwords that are hashed side by side: one takes milliseconds of a core."""
+_SLOW_SECONDS: Final = 30.0
+
+
+class Passwords:
+    """The passwords of a listener. `of_settings` gives the password that settings have for a user, or None."""
+
+    def __init__(self, users: Users, of_settings: Callable[[str], str | None], turns: Turns) -> None:
+        self._users = users
+        self._of_settings = of_settings
+        self._turns = turns
+
+    async def check(self, name: str, password: str) -> ClientIdentity | None:
+        """Return who has this name and password; None if nobody has."""
+        own = self._of_settings(name)
+        if own is not None and _same(own, password):
+            return ClientIdentity(f"User:{name}", is_valid=lambda: self._of_settings(name) == own)
+        # Each other attempt costs the same: those of users that there are not, and of those in the settings.
+        credentials = {mechanism: self._users.of(name).get(mechanism, _NOBODYS) for mechanism in Mechanism}
+        async with self._turns.turn():
+            right = await asyncio.to_thread(_right, credentials, password)
+        if right is None or own is not None:
+            return None
+        credential = credentials[right]
+        return ClientIdentity(f"User:{name}", is_valid=lambda: self._users.scram(right, name) == credential)
+
+
+def checks_at_once() -> Turns:
+    """Return the places for checks of passwords, for all listeners together."""
+    return Turns(_AT_ONCE, _SLOW_SECONDS)
+
+
+def _same(known: str, other: str) -> bool:
+    """Compare two texts in a time that tells nothing of them."""
+    return hmac.compare_digest(hashlib.sha256(known.encode()).digest(), hashlib.sha256(other.encode()).digest())
+
+
+def _right(credentials: dict[Mechanism, ScramCredential], password: str) -> Mechanism | None:
+    """Return the first credential that is of the password; all of them are looked at."""
+    right = None
+    for mechanism, credential in credentials.items():
+        made = ScramCredential.of_password(mechanism, password, credential.iterations, credential.salt)
+        if hmac.compare_digest(made.stored_key, credential.stored_key) and right is None:
+            right = mechanism
+    return right
+
+
+_NOBODYS: Final = ScramCredential(bytes(SALT_BYTES), b"", b"", LEAST_ITERATIONS)
+"""The credential of no password: no hash is empty."""

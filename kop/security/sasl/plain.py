@@ -1,0 +1,97 @@
+"""PLAIN (RFC 4616) as Kafka has it: user and password in one message.
+
+Owns: that message.
+Must not know: whose passwords there are and how they are checked, requests, sockets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.oauthbearer import TokenCheck, TokenError
+
+LONGEST_MESSAGE: Final = 65_536
+"""The most bytes of the message: a password may be a token."""
+_LONGEST_NAME: Final = 1024
+"""Characters of a user name."""
+_TOKEN: Final = "token:"
+"""What a password begins with that is a token of Pulsar, as in KoP."""
+_NAMESPACE: Final = re.compile(r"[-\w.=:]+/[-\w.=:]+")
+
+Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]
+"""Says who has this user name and this password; None: nobody, and nothing tells which of the two is wrong."""
+
+
+class PlainExchange:
+    """One login."""
+
+    def __init__(self, check: Check, check_token: TokenCheck | None = None) -> None:
+        """`check_token` says whose a token of Pulsar is; None: such are passwords as any others."""
+        self._check = check
+        self._check_token = check_token
+        self._identity: ClientIdentity | None = None
+        self.refusal: str | None = None
+
+    @property
+    def principal(self) -> str | None:
+        """The client's name for rights; None before it has logged in."""
+        return None if self._identity is None else self._identity.principal
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When a token that was the password ends; None for any other password."""
+        return None if self._identity is None else self._identity.expires_ms
+
+    def is_valid(self) -> bool:
+        """Return true if the user has the same password as at the login."""
+        return self._identity is not None and self._identity.is_valid()
+
+    def step(self, token: bytes) -> Awaitable[bytes]:
+        """Take the message; nothing is answered but that it is right. AuthenticationError ends the exchange."""
+        if self._identity is not None:
+            raise AuthenticationError("a message of PLAIN behind the last one")
+        name, password = _read(token)
+        return self._log_in(name, password)
+
+    async def _log_in(self, name: str, password: str) -> bytes:
+        if self._check_token is not None and password.startswith(_TOKEN):
+            self._identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
+            return b""
+        self._identity = await self._check(name, password)
+        if self._identity is None:
+            raise AuthenticationError("Authentication failed: Invalid username or password")
+        return b""
+
+    async def _by_token(self, check: TokenCheck, name: str, token: str) -> ClientIdentity:
+        if not _NAMESPACE.fullmatch(name):
+            raise AuthenticationError("with a token for a password the user name has to be TENANT/NAMESPACE")
+        try:
+            return await check(token)
+        except TokenError as error:
+            raise AuthenticationError(f"the token is refused: {error}") from None
+
+
+def _read(message: bytes) -> tuple[str, str]:
+    if len(message) > LONGEST_MESSAGE:
+        raise AuthenticationError(f"a message of PLAIN of {len(message)} bytes")
+    try:
+        parts = message.decode().split("\0")
+    except UnicodeDecodeError:
+        raise AuthenticationError("a message of PLAIN that is not UTF-8") from None
+    if len(parts) != 3:
+        raise AuthenticationError(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
+    authorization, name, password = parts
+    if not name:
+        raise AuthenticationError("Authentication failed: username not specified")
+    if not password:
+        raise AuthenticationError("Authentication failed: password not specified")
+    if len(name) > _LONGEST_NAME:
+        raise AuthenticationError(f"a user name of {len(name)} characters")
+    if authorization and authorization != name:
+        raise AuthenticationError(
+            "Authentication failed: Client requested an authorization id that is different from username"
+        )
+    return name, password

@@ -1,0 +1,163 @@
+"""The keys by which tokens are signed, from a file or a URL (JWKS), fetched again and again beside the logins.
+
+Owns: when a source is asked, and that the last good keys stay if it cannot be; the age of the keys.
+Must not know: tokens, listeners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from prometheus_client.core import Metric
+
+from kop import clock
+from kop.background import repeat, tell
+from kop.errors import BackendError
+from kop.metrics import gauge_family
+
+if TYPE_CHECKING:
+    from kop.security.tokens import TokenKey
+
+_LONGEST_SECONDS: Final = 10.0
+_LARGEST: Final = 1 << 20
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_FILE_SECONDS: Final = 10.0
+"""Seconds from one look into a file to the next."""
+_LEAST_SECONDS: Final = 10.0
+"""Seconds from one fetch to the next if a token names a key that is not known."""
+_LOOK_SECONDS: Final = 1.0
+
+
+class KeySource:
+    """The keys at one place. What is due is decided by `now`, in seconds."""
+
+    def __init__(self, url: str, refresh_seconds: float) -> None:
+        """ValueError if the URL is neither one of file: nor of https:."""
+        parts = urlsplit(url)
+        if parts.scheme == "file" and parts.netloc in {"", "localhost"} and parts.path:
+            self._path: str | None = unquote(parts.path)
+            refresh_seconds = min(refresh_seconds, _FILE_SECONDS)
+        elif parts.scheme == "https" and parts.hostname and parts.username is None:
+            self._path = None
+        else:
+            raise ValueError("must be file:///PATH or https://HOST/PATH, without a user")
+        self.name = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        """The URL as logs and metrics have it."""
+        self.keys: tuple[TokenKey, ...] = ()
+        self.since = clock.monotonic()
+        """When the keys were fetched the last time; at first when they were first wanted."""
+        self._url = url
+        self._refresh_seconds = refresh_seconds
+        self._due = -math.inf
+        self._tried = -math.inf
+        self._pause = _FIRST_PAUSE
+
+    def ask(self, now: float) -> None:
+        """Fetch soon: a token names a key that is not known."""
+        self._due = min(self._due, max(now, self._tried + _LEAST_SECONDS))
+
+    def is_due(self, now: float) -> bool:
+        """Return true if the keys have to be fetched now."""
+        return now >= self._due
+
+    async def fetch(self, now: float) -> None:
+        """Fetch the keys. BackendError: the old ones stay."""
+        from kop.security.tokens import keys_of_jwks  # noqa: PLC0415 - as aiohttp
+
+        self._tried = now
+        self._due, self._pause = now + min(self._pause, self._refresh_seconds), min(2 * self._pause, _LONGEST_PAUSE)
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                text = await (self._fetched() if self._path is None else asyncio.to_thread(_read, self._path))
+            self.keys = keys_of_jwks(text)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error) or "no answer in time"
+            kept = (
+                f"the {len(self.keys)} keys of before stay" if self.keys else "no token is taken until they are there"
+            )
+            raise BackendError(f"{self.name}: {why}; {kept}") from None
+        self.since, self._due, self._pause = now, now + self._refresh_seconds, _FIRST_PAUSE
+
+    async def _fetched(self) -> bytes:
+        import aiohttp  # noqa: PLC0415 - a tenth of a second, and few want it
+
+        context = await asyncio.to_thread(ssl.create_default_context)  # it reads the CAs of the system
+        try:
+            async with (
+                aiohttp.ClientSession(trust_env=True) as session,
+                session.get(self._url, allow_redirects=False, ssl=context) as answer,
+            ):
+                if answer.status != 200:
+                    raise ValueError(f"it answers {answer.status}")
+                text = bytearray()
+                async for piece in answer.content.iter_any():
+                    text += piece
+                    if len(text) > _LARGEST:
+                        raise ValueError(f"it has more than {_LARGEST} bytes")
+                return bytes(text)
+        except aiohttp.ClientError as error:
+            raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as stream:
+        text = stream.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise ValueError(f"it has more than {_LARGEST} bytes")
+    return text
+
+
+class KeySources:
+    """The sources of all listeners, and the task that asks them."""
+
+    def __init__(self) -> None:
+        self._sources: dict[tuple[str, float], KeySource] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    def source(self, url: str, refresh_seconds: float) -> KeySource:
+        """Return the source at a URL. ValueError if there can be none."""
+        key = url, refresh_seconds
+        if key not in self._sources:
+            self._sources[key] = KeySource(url, refresh_seconds)
+        return self._sources[key]
+
+    async def open(self) -> None:
+        """Ask all once, and go on with that; who cannot be asked keeps nobody waiting for long."""
+        if not self._sources:
+            return
+        await self._look()
+        work = repeat("the look for keys of tokens", self._look, every=_LOOK_SECONDS)
+        self._asking = asyncio.get_running_loop().create_task(work)
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _look(self) -> None:
+        now = clock.monotonic()
+        await asyncio.gather(*(_fetch(source, now) for source in self._sources.values() if source.is_due(now)))
+
+    def collect(self) -> Iterable[Metric]:
+        """Return for how long the keys of each source have not been fetched."""
+        family = gauge_family(
+            "kop_token_keys_age_seconds", "Seconds since the keys of tokens were last fetched.", ["url"]
+        )
+        now = clock.monotonic()
+        for source in self._sources.values():
+            family.add_metric([source.name], now - source.since)
+        return (family,)
+
+
+async def _fetch(source: KeySource, now: float) -> None:
+    try:
+        await source.fetch(now)
+    except BackendError as error:
+        tell("the fetch of token keys", error)

@@ -1,0 +1,246 @@
+"""JSON web tokens: which are taken, and whose they are.
+
+Owns: the rules for a token, the keys by which it may be signed, and which algorithms go with which key.
+Must not know: where keys come from, how a token came.
+
+A key is used with the algorithms of its own kind alone: a public key is never the secret of an HMAC. `none` is no
+algorithm here; `unsecured` is for trying out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from kop.security.sasl.exchange import ClientIdentity
+from kop.security.sasl.oauthbearer import TokenError
+
+if TYPE_CHECKING:
+    from jwt.types import Options
+
+LONGEST_TOKEN: Final = 65_536
+_LONGEST_NAME: Final = 1024
+_MOST_KEYS: Final = 100
+_LEAST_RSA_BITS: Final = 2048
+_RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+_HMAC: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+"""The bytes that a secret has to have for each algorithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """A key, and what it may sign."""
+
+    key: Any
+    algorithms: tuple[str, ...]
+    key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What a token has to say. Times in seconds."""
+
+    issuer: str | None = None
+    """None: any, or none."""
+    audiences: tuple[str, ...] = ()
+    """One of these has to be among the token's; empty: it need not have one."""
+    audience_claim: str = "aud"
+    name_claim: str = "sub"
+    scope_claim: str = "scope"
+    skew: float = 30.0
+    """By how much clocks may differ."""
+    longest: float | None = None
+    """How far the end of a token may be; None: it need not end."""
+
+
+def public_key(key: Any, key_id: str | None = None, algorithm: str | None = None) -> TokenKey | None:
+    """Return a public key with its algorithms, or with the given one alone; None if it is too weak, or of another
+    kind.
+    """
+    algorithms: Sequence[str] = ()
+    if isinstance(key, RSAPublicKey) and key.key_size >= _LEAST_RSA_BITS:
+        algorithms = _RSA
+    elif isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
+        algorithms = (_CURVES[key.curve.name],)
+    elif isinstance(key, Ed25519PublicKey):
+        algorithms = ("EdDSA",)
+    chosen = tuple(each for each in algorithms if algorithm in {None, each})
+    return TokenKey(key, chosen, key_id) if chosen else None
+
+
+def secret_key(secret: bytes) -> TokenKey:
+    """Return the key of a secret. ValueError if it is too short for any algorithm."""
+    algorithms = tuple(name for name, size in _HMAC.items() if len(secret) >= size)
+    if not algorithms:
+        raise ValueError(f"a secret of {len(secret)} bytes: 32 are the least")
+    return TokenKey(secret, algorithms)
+
+
+def keys_of_jwks(text: bytes) -> tuple[TokenKey, ...]:
+    """Return the keys of a JWKS document that may sign tokens. ValueError if there are none."""
+    try:
+        listed = json.loads(text)["keys"]
+        rows = [row for row in listed if isinstance(row, dict)][:_MOST_KEYS]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("it is no JWKS: JSON with a list of keys") from None
+    keys = [key for row in rows if (key := _of_jwk(row)) is not None]
+    if not keys:
+        raise ValueError(
+            f"of its {len(rows)} keys none may sign tokens: RSA from 2048 bits on, EC P-256 to P-521, Ed25519"
+        )
+    return tuple(keys)
+
+
+def _of_jwk(row: Mapping[str, Any]) -> TokenKey | None:
+    if row.get("kty") not in {"RSA", "EC", "OKP"} or row.get("use", "sig") != "sig":
+        return None
+    key_id, algorithm = row.get("kid"), row.get("alg")
+    try:
+        key = jwt.PyJWK({name: value for name, value in row.items() if name != "alg"}).key
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    if hasattr(key, "public_key"):
+        key = key.public_key()
+    return public_key(
+        key, key_id if isinstance(key_id, str) else None, algorithm if isinstance(algorithm, str) else None
+    )
+
+
+def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
+    """Return true if the token names a key that is none of these."""
+    try:
+        key_id = _header(token).get("kid")
+    except TokenError:
+        return False
+    return isinstance(key_id, str) and all(key.key_id != key_id for key in keys)
+
+
+def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
+    """Return whose token it is, at `now` in seconds since the epoch. TokenError."""
+    header = _header(token)
+    algorithm, key_id = header.get("alg"), header.get("kid")
+    fitting = [key for key in keys if algorithm in key.algorithms and (key_id is None or key.key_id in (None, key_id))]
+    if not fitting:
+        raise TokenError("no key that is known signs with its algorithm and key id")
+    for key in fitting:
+        try:
+            claims = _decoded(token, key, rules)
+        except jwt.InvalidSignatureError:
+            continue
+        except jwt.MissingRequiredClaimError as error:
+            raise TokenError(f"it has no {error.claim}") from None
+        except jwt.InvalidIssuerError:
+            raise TokenError("it has another issuer") from None
+        except jwt.InvalidAudienceError:
+            raise TokenError("it is for another audience") from None
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            raise TokenError("it is malformed") from None
+        return identity_of(claims, rules, now)
+    raise TokenError("its signature is wrong")
+
+
+def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
+    """Return the claims of a token that the key has signed; times are not looked at: `identity_of` has the clock."""
+    required = [rules.name_claim]
+    if rules.longest is not None:
+        required.append("exp")
+    if rules.issuer is not None:
+        required.append("iss")
+    for_us = rules.audiences if rules.audience_claim == "aud" else ()
+    if rules.audiences:
+        required.append(rules.audience_claim)
+    options: Options = {
+        "require": required,
+        "verify_aud": bool(for_us),
+        "verify_iss": rules.issuer is not None,
+        "verify_exp": False,
+        "verify_nbf": False,
+        "verify_iat": False,
+        "verify_sub": False,
+        "verify_jti": False,
+    }
+    return jwt.decode(
+        token,
+        key.key,
+        algorithms=list(key.algorithms),
+        issuer=rules.issuer,
+        audience=list(for_us) or None,
+        options=options,
+    )
+
+
+def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
+    """Return who an unsigned token says that it is of. TokenError; a signed one is refused, too."""
+    if _header(token).get("alg") != "none" or not token.endswith("."):
+        raise TokenError("it is signed, and there is no key to check that")
+    return identity_of(unchecked_claims(token), rules, now)
+
+
+def unchecked_claims(token: str) -> Mapping[str, Any]:
+    """Return what a token says, which may be false. TokenError if it is malformed."""
+    try:
+        text = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, IndexError, RecursionError):
+        claims = None
+    if not isinstance(claims, dict):
+        raise TokenError("it is malformed")
+    return claims
+
+
+def _header(token: str) -> Mapping[str, Any]:
+    if len(token) > LONGEST_TOKEN:
+        raise TokenError(f"it has {len(token)} characters")
+    try:
+        return jwt.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise TokenError("it is malformed") from None
+
+
+def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
+    """Return who has a token with these claims. TokenError."""
+    name = claims.get(rules.name_claim)
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME:
+        raise TokenError(f"its claim {rules.name_claim} is no name")
+    if rules.issuer is not None and claims.get("iss") != rules.issuer:
+        raise TokenError("it has another issuer")
+    if rules.audiences and not set(rules.audiences) & set(_texts(claims, rules.audience_claim)):
+        raise TokenError("it is for another audience")
+    _texts(claims, rules.scope_claim)
+    ends = _time(claims, "exp")
+    if ends is None and rules.longest is not None:
+        raise TokenError("it has no exp")
+    if ends is not None and ends + rules.skew <= now:
+        raise TokenError("it has expired")
+    if ends is not None and rules.longest is not None and ends > now + rules.longest + rules.skew:
+        raise TokenError(f"its exp is further than {rules.longest:.0f} s away")
+    if any((begins := _time(claims, claim)) is not None and begins > now + rules.skew for claim in ("nbf", "iat")):
+        raise TokenError("it is of the future: nbf or iat")
+    return ClientIdentity(f"User:{name}", None if ends is None else int(ends * 1000))
+
+
+def _time(claims: Mapping[str, Any], claim: str) -> float | None:
+    value = claims.get(claim)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e11:
+        raise TokenError(f"its claim {claim} is no time")
+    return value
+
+
+def _texts(claims: Mapping[str, Any], claim: str) -> Sequence[str]:
+    value = claims.get(claim)
+    texts = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise TokenError(f"its claim {claim} is neither a text nor a list of texts")
+    return texts
