@@ -37,7 +37,7 @@ from kop.cli.common import (
 )
 from kop.cli.older_entries import topics_with_older_entries
 from kop.cli.pulsar import ask, configured_url
-from kop.cli.pulsar_rights import lacking
+from kop.cli.pulsar_rights import lacking, settings_in_force
 from kop.config import Config
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -45,6 +45,10 @@ RECORDS = 50
 STEP_SECONDS = 20.0
 SHOWN = 5
 """The number of topics that a line of the output names; of more it gives the number."""
+
+_SUPERUSERS_ALONE = (
+    "it shows the settings of its brokers to superusers alone: check again with kop.pulsar.auth of such a role, once"
+)
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 """One step of the check: its name, the function that does it, and the names of the steps without which it is left
@@ -129,10 +133,12 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
     settings: dict[str, str] = {}
 
     def read() -> str:
-        async def both(admin: Any) -> tuple[str, Settings]:
-            return await admin.version(), await admin.broker_config()
+        async def both(admin: Any) -> tuple[str, Settings | None]:
+            return await admin.version(), await settings_in_force(admin)
 
         version, in_force = ask(url, config, both)
+        if in_force is None:
+            return Caution(f"{version} at {url}; {_SUPERUSERS_ALONE}")
         settings.update(in_force)
         return f"{version} at {url}"
 
@@ -167,7 +173,7 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
         return "the gateway's role has all that it needs"
 
     def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
-        return lambda: look(settings)
+        return lambda: look(settings) if settings else Caution("not looked at")
 
     looks = [(name, bound(look), ("Pulsar",)) for name, look in LOOKS]
     steps: list[Step] = [("Pulsar", read, ()), ("rights", rights, ()), *looks]

@@ -16,6 +16,18 @@ _DENIED: Final = frozenset({"Forbidden", "Unauthorized"})
 _TRANSACTIONS: Final = "persistent://pulsar/system/transaction_coordinator_assign"
 
 
+async def settings_in_force(admin: Admin) -> dict[str, str] | None:
+    """Return the settings of the Pulsar brokers; None if the role may not see them, which it need not."""
+    from kop.pulsar_client import PulsarError
+
+    try:
+        return await admin.broker_config()
+    except PulsarError as error:
+        if error.code in _DENIED:
+            return None
+        raise
+
+
 async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], list[str]]:
     """Return the rights that the role lacks and cannot do without, and those without which it has no transactions.
 

@@ -167,6 +167,10 @@ def test_rights_that_the_role_lacks_are_named_with_what_gives_them(rest: Rest, i
     result = invoke("check", "--admin-url", rest.url)
     assert "grant-permission pulsar/system" in " ".join(result.stdout.split())
     assert result.exit_code == 0
+    rest.denied = "brokers/configuration"
+    result = invoke("check", "--admin-url", rest.url)
+    assert "to superusers alone" in " ".join(result.stdout.split())
+    assert result.exit_code == 0
     rest.denied = "brokers/configuration,tenants/public,namespaces/public"
     result = invoke("check", "--admin-url", rest.url)
     assert "pulsar-admin tenants update public --admin-roles" in " ".join(result.stdout.split())
