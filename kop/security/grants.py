@@ -1,6 +1,7 @@
 """Who may do what, by Pulsar's grants: as Pulsar decides for its own clients.
 
-Owns: which grant allows what, and in which namespace a name lies.
+Owns: which grant allows what, in which namespace a name lies, and the decisions that are remembered until the next
+change.
 Must not know: where grants come from, requests.
 
 A role is the name of a principal: `reader` is the role of User:reader. Write needs the grant to produce, Read that to
@@ -12,9 +13,10 @@ roles alone. What concerns the cluster is for super users.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from kop.errors import BackendError, ErrorCode
+from kop.security.authorizer import MOST_REMEMBERED
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TOPIC_ACTIONS, Grants, NamespaceGrants
 
@@ -29,6 +31,7 @@ _IN_NAMESPACE: Final = frozenset({ResourceType.TOPIC, ResourceType.GROUP, Resour
 _LONGEST: Final = 255
 """Characters of a namespace beyond which there can be none of that name."""
 _USER: Final = "User:"
+_Question: TypeAlias = tuple[str, int, int, str]
 
 
 class GrantsAuthorizer:
@@ -39,6 +42,9 @@ class GrantsAuthorizer:
         self._grants = grants
         self._super_users = frozenset(super_users)
         self._is_internal = is_internal
+        self._known: dict[_Question, bool] = {}
+        self._known_of = -1
+        """The version of the grants that the remembered decisions are made by."""
 
     @property
     def version(self) -> int:
@@ -47,7 +53,22 @@ class GrantsAuthorizer:
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Return true if the principal may do this to the resource of that name."""
-        return principal in self._super_users or bool(self._grant(principal, operation, resource, name))
+        if principal in self._super_users:
+            return True
+        if resource is ResourceType.TOPIC and self._is_internal(name):
+            return False
+        if "/" in name:  # it may be of a namespace that is not followed
+            return bool(self._grant(principal, operation, resource, name))
+        question = principal, operation.value, resource.value, name
+        version = self._grants.version
+        if self._known_of == version and (known := self._known.get(question)) is not None:
+            return known
+        allowed = bool(self._grant(principal, operation, resource, name))
+        if self._known_of != version or len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+            self._known_of = version
+        self._known[question] = allowed
+        return allowed
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true: there may be a grant in a namespace that no request has named.
@@ -66,6 +87,8 @@ class GrantsAuthorizer:
             return "a producer id needs no grant"
         if not self.knows(resource, name):
             return "the grants are not known"
+        if resource is ResourceType.TOPIC and self._is_internal(name):
+            return "not in super.users"
         return self._grant(principal, operation, resource, name) or "no grant"
 
     # --- what is known
@@ -110,8 +133,6 @@ class GrantsAuthorizer:
         tenant = namespace.partition("/")[0]
         given, admins = self._grants.of(namespace), self._grants.admins(tenant)
         if given is None or admins is None or not role:
-            return ""
-        if resource is ResourceType.TOPIC and self._is_internal(name):
             return ""
         if role in admins:
             return f"admin of tenant {tenant}"

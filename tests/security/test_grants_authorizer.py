@@ -141,3 +141,15 @@ def test_what_is_not_known_is_refused() -> None:
     nothing.namespaces = {"team/app": NamespaceGrants()}
     nothing.tenants = {}
     assert not decides.knows(TOPIC, "orders")
+
+
+def test_a_decision_is_remembered_until_the_next_change() -> None:
+    grants = Known(app=NamespaceGrants(roles={"r": PRODUCE}))
+    decides = authorizer(grants)
+    for name in ("orders", "team/app/orders"):
+        assert decides.allows("User:r", "192.0.2.1", WRITE, TOPIC, name)
+    grants.namespaces = {"team/app": NamespaceGrants()}
+    grants.version += 1
+    for name in ("orders", "team/app/orders"):
+        assert not decides.allows("User:r", "192.0.2.1", WRITE, TOPIC, name)
+    assert decides.rule("User:r", "192.0.2.1", READ, TOPIC, "__consumer_offsets") == "not in super.users"
