@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast copier failover
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -99,6 +99,12 @@ functions-faults: $(VENV)/.test ## functions and their workers, killed, paused a
 
 functions-fast: $(VENV)/.test ## one minute of it on the embedded engine (ARGS=--start-kop-pulsar: Java, Maven)
 	$(BIN)/python -m conformance.functions --fast $(ARGS)
+
+rights: $(VENV)/.test ## a hundred changes each of users, ACLs and certificates under load (ARGS=--start-kop-pulsar: Java, Maven)
+	$(BIN)/python -m conformance.rights $(ARGS)
+
+rights-fast: $(VENV)/.test ## twelve of each: the part that CI runs
+	$(BIN)/python -m conformance.rights --fast $(ARGS)
 
 copier: $(VENV)/.test ## Kafka's own copier over Pulsar, while it and gateways are killed (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.copier $(ARGS)

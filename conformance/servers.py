@@ -34,7 +34,8 @@ class StartFailed(Exception):
     """The server did not come up; the text says why."""
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has just now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -74,7 +75,8 @@ class Kop:
         assert self._process is not None
         return self._process.pid
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """The command `kop` of the checkout."""
         beside = self._checkout / ".venv" / "bin" / "kop"
         if beside.exists():
             return [str(beside)]
@@ -95,9 +97,11 @@ class Kop:
 
     def start(self, seconds: float = 60) -> str:
         """Start it, and wait until it listens. StartFailed."""
-        self.address = self.address or f"127.0.0.1:{_free_port()}"
-        command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]
-        for name, value in (*self._settings.items(), *self.more_settings.items()):
+        self.address = self.address or f"127.0.0.1:{free_port()}"
+        settings = {**self._settings, **self.more_settings}
+        listen = [] if "listeners" in settings else ["--listen", self.address]
+        command = [*self.command(), "serve", *listen, "--http", "", *self._store()]
+        for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         # The variables of the suites are none of the server's, which refuses a KOP_ that it does not know.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KOP_SPARK_")}
@@ -191,7 +195,7 @@ class Pulsar:
 
     def __exit__(self, *_: object) -> None:
         if self.own:
-            self._call("stop")
+            self._call("kill")  # its data goes with the folder: nothing is to be closed
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

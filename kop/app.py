@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kop import __version__, allocator, background, clock, compiled, event_loop, threads
-from kop.address import Address
+from kop.address import Address, is_loopback
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -44,6 +44,7 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
+from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
 from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
@@ -282,6 +283,8 @@ async def start(
         }
         runner, http_port = await http.serve_http(config.http.host, config.http.port, routes)
         stack.push_async_callback(runner.cleanup)
+        if config.authorizer_class_name and not is_loopback(config.http.host):
+            log.warning("/metrics names topics and groups to all who reach %s: no login is asked there", config.http)
     listening = endpoints(config.of(ServerSettings), worker)
     between = between_brokers(config.of(ServerSettings), listening)
     caller = listening[between]
@@ -294,6 +297,9 @@ async def start(
     broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
+    settings = config.of(SecuritySettings)
+    audit = Audit(AuditLines(settings.kop_audit_file), config.node_id, tells_allowed=settings.kop_audit_allowed)
+    stack.callback(audit.close)
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
@@ -331,13 +337,16 @@ async def start(
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
         producer_ids=producer_ids,
         security=security,
-        security_settings=config.of(SecuritySettings),
+        security_settings=settings,
         throttling=throttling,
+        audit=audit,
         apis=registry.build(),
     )
     server = Server(RequestPipeline(gateway), metrics, config.of(ServerSettings))
-    for part in (groups, transactions, topics, engine, security, throttling, server, background):
+    for part in (groups, transactions, topics, engine, security, throttling, audit, server, background):
         metrics.collect_with(part.collect)
+
+    security.on_user_change(lambda _: server.users_changed())
 
     def limit_connections() -> None:
         server.settings = config.of(

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -67,9 +67,12 @@ def fail(message: str) -> NoReturn:
     raise CliError(message)
 
 
-def note(message: str) -> None:
-    """Print to stderr what is not the command's result, so that a pipe gets nothing but the result."""
-    click.echo(message, err=True)
+def note(message: str, file: TextIO | None = None) -> None:
+    """Print to stderr what is not the command's result, so that a pipe gets nothing but the result.
+
+    `file` is stderr as it was, if somebody else has put something else in its place.
+    """
+    click.echo(message, file, err=True)
 
 
 class Suggesting(click.Group):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -59,9 +60,12 @@ Examples:
 A file of --client-config has Kafka's client properties:
   bootstrap.servers=broker.example:9093
   security.protocol=SASL_SSL
-  sasl.mechanism=PLAIN
-  sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \\
-      required username="me" password="...";"""
+  sasl.mechanism=SCRAM-SHA-512
+  sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule \\
+      required username="me" password="...";
+
+\b
+With PLAIN: org.apache.kafka.common.security.plain.PlainLoginModule."""
 
 STATUS_SECONDS = 0.2
 """How often a running function is looked at, and its file."""
@@ -129,7 +133,8 @@ def localrun(
     """
     given = given_flags(flags)
     quiet_client()
-    stop = StopSignals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
     from kop.functions.function import FunctionLoadError
@@ -140,6 +145,7 @@ def localrun(
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 
     file = config_file(function_config_file)
+    _log_to_stderr()
     try:
         # The server says which names it has; what is wrong with the rest is said without it.
         spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
@@ -155,13 +161,13 @@ def localrun(
         fail(str(error))
     for line in notes:
         note(line)
-    _log_to_stderr()
     stand_in.install()
     changes = Changes(spec.py)
+    stderr = sys.stderr  # what comes to it later goes to the log topic of the function, too
     try:
-        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True)
-        running.start(stopping=lambda: stop.came)
-        note(_begun(spec))
+        running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
+        stop = StopSignals()  # before, there is no message that has to be finished
+        note(_begun(spec), stderr)
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
                 break
@@ -173,12 +179,19 @@ def localrun(
         if not reload:
             fail(str(error))
         note(f"{error}; waiting for another {spec.py}")
+        stop = StopSignals()
         while not stop.came and not changes.came():
             time.sleep(STATUS_SECONDS)
     if not stop.came:
         note(f"{spec.py} has changed")
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _end_at_once(_number: int, _frame: object) -> NoReturn:
+    """End the process: no message is taken yet, and kafka-python keeps what a signal raises to itself."""
+    os.write(2, b"\nAborted!\n")
+    os._exit(1)
 
 
 def _begun(spec: FunctionSpec) -> str:
@@ -201,8 +214,10 @@ def _connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, An
         raise CliUsageError(f"{where}{error}") from None
     if made.unused:
         note(f"{client_config}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
-    if client_config is None:
-        reach(bootstrap)
+    addresses = ",".join(made.settings["bootstrap_servers"])
+    if client_config is not None:
+        note(f"connecting to {addresses} by {made.settings.get('security_protocol', 'PLAINTEXT')}")
+    reach(addresses)
     return dict(made.settings), made.patience_ms / 1000
 
 
@@ -210,10 +225,11 @@ def _log_to_stderr() -> None:
     """Let people see what functions log, and what is said of them."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logger = logging.getLogger("kop.functions")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in ("kop.functions", "kop.client"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 # -- a worker

@@ -37,6 +37,10 @@ partition_option = click.option(
 )
 
 
+STDERR_LINES = 10
+"""How many lines of an instance the table shows; --json has all that are kept."""
+
+
 # -- definitions
 
 
@@ -221,7 +225,11 @@ restart = _state_change("restart", "restarted", "Start the processes of a functi
 @admin_options
 @json_option
 def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool) -> None:
-    """Show each instance: if it runs, where, since when, its counts, and what went wrong."""
+    """Show each instance: if it runs, where, since when, its counts, and what went wrong.
+
+    Below the table is what is known of an instance that fails or is in a call: the error and its record, when it is
+    started again, and the last lines that it wrote. LAG is counted from the committed offsets if it does not run.
+    """
     rows = []
     for number, given in _instances(worker, fqfn, instance_id, "status"):
         at = given.get("at")
@@ -231,11 +239,13 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
                 "running": given["running"],
                 "worker": given["workerId"] or None,
                 "since_ms": given["since"],
+                "next_start_ms": given["nextStart"],
                 "received": given["numReceived"],
                 "processed": given["numSuccessfullyProcessed"],
                 "exceptions": given["numUserExceptions"] + given["numSystemExceptions"],
                 "lag": sum(given["lag"].values()) if given["lag"] else None,
                 "restarts": given["numRestarts"],
+                "last_ms": given["lastInvocationTime"] or None,
                 "at": None if at is None else {"topic": at[0], "partition": at[1], "offset": at[2]},
                 "error": given["error"] or None,
                 "stderr": given["stderr"],
@@ -267,12 +277,16 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
 
 def _print_troubles(row: Mapping[str, Any]) -> None:
     """Print what went wrong with an instance: why it does not run, at which record, its last words, its exceptions."""
-    lines = []
+    at, lines = row["at"], []
+    where = "" if at is None else f"{at['topic']}-{at['partition']} offset {at['offset']}"
     if row["error"]:
-        at = row["at"]
-        where = "" if at is None else f" (at {at['topic']}-{at['partition']} offset {at['offset']})"
-        lines.append(f"{row['error']}{where}")
-    lines += [f"stderr: {line}" for line in row["stderr"]] if not row["running"] else []
+        lines.append(row["error"] + (f" (at {where})" if where else ""))
+    elif where:
+        lines.append(f"calls {where}; the last call ended {_time(row['last_ms']) or 'never'}")
+    if row["next_start_ms"]:
+        lines.append(f"next start at {_time(row['next_start_ms'])}")
+    if lines or not row["running"]:
+        lines += [f"stderr: {line}" for line in row["stderr"][-STDERR_LINES:]]
     lines += [f"{_time(each['at_ms'])} {each['text']}" for each in row["latest_exceptions"]]
     if lines:
         click.echo(f"\ninstance {row['instance']}:")
@@ -347,7 +361,7 @@ def _instances(worker: WorkerRest, fqfn: str, instance: int | None, what: str) -
 @function_name
 @click.option("--trigger-value", metavar="TEXT", help="The message.")
 @click.option("--trigger-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="File with it.")
-@click.option("--topic", metavar="TOPIC", help="Input that gets it, if there are several.")
+@click.option("--topic", metavar="TOPIC", help="Input that gets it; needed if there are several.")
 @click.option("--key", metavar="TEXT", help="Its key.")
 @admin_options
 @json_option
@@ -360,7 +374,11 @@ def trigger(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Send a message to a function, wait until it is done, and print the output; fail with its exception."""
+    """Send a message to a function, wait until it is done, and print the output; fail with its exception.
+
+    The message is written to an input, to the partition of its key, and stays there: one that fails is tried again as
+    any other.
+    """
     from kop.cli.functions_rest import FormPart
 
     if (trigger_value is None) is (trigger_file is None):

@@ -68,7 +68,7 @@ FLAGS: Mapping[str, tuple[_Kind, str]] = {
     "--log-topic": (_TOPIC, "Topic of what it logs and prints."),
     "--timeout-ms": (_NUMBER, "How long a call may take before the process is ended."),
     "--parallelism": (_NUMBER, "Number of instances; localrun has one."),
-    "--forward-source-message-property": (_SWITCH, "Taken for Pulsar's sake."),
+    "--forward-source-message-property": (_SWITCH, "Without effect, as in Pulsar."),
     "--cleanup-subscription": (_SWITCH, "Delete the offsets with the function. Default: true."),
     "--window-length-count": (_NUMBER, "Messages of a window, which process(list, context) gets."),
     "--window-length-duration-ms": (_NUMBER, "Milliseconds of a window, in the place of messages."),

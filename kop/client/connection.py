@@ -8,6 +8,7 @@ Every call blocks until it is done. One object serves one thread.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,6 +21,8 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
 from kop.client.errors import UnreachableError
+
+log = logging.getLogger(__name__)
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -71,6 +74,8 @@ class ClusterConnection:
         """Connect to any of the servers; UnreachableError with the properties that are to be looked at."""
         failure = self._attempt()
         if not isinstance(failure, _LOGIN_ERRORS):  # the same login would fail again
+            if failure is not None:
+                log.info("no connection yet, and another try for %g s: %s", self._patience, failure)
             try:
                 self._manager.bootstrap(int(self._patience * 1000))
                 return

@@ -9,23 +9,19 @@ Nothing here makes a Python object for each record, but for dead letters and whi
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kop import clock
 from kop.client.offsets import TopicPartition
-from kop.functions.acks import Acks
+from kop.functions.call_base import CallBase
 from kop.functions.calling import RECORD_BYTES, NackedError, OutputError, dead_letter
-from kop.functions.context import Effect, FunctionContext, InputRecord, Nacked, Publish
-from kop.functions.function import FunctionCode
+from kop.functions.context import Effect, InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
-from kop.functions.spec import FunctionSpec, Guarantee
-from kop.functions.state import StateChanges
-from kop.functions.stats import Stats
-from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.spec import FunctionSpec
+from kop.functions.state import StateChanges, StateLostError
+from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
-from kop.functions.writing import Outputs
 from kop.records import arrow
 
 if TYPE_CHECKING:
@@ -35,52 +31,18 @@ COLUMNS: Final = ("key", "value", "headers", "timestamp", "topic")
 """The columns that a result may have."""
 
 
-class BatchCalls:
-    """The calls of one instance, as `kop.functions.calling.Calls` has them for single messages."""
+class BatchCalls(CallBase):
+    """The calls of one instance with record batches."""
 
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        code: FunctionCode,
-        outputs: Outputs,
-        *,
-        context: Callable[[list[Effect]], FunctionContext],
-        stopping: Callable[[], bool],
-        calling: MutableSequence[int],
-        partitions: Mapping[TopicPartition, int],
-        logger: logging.Logger,
-        stats: Stats,
-        triggers: Triggers,
-    ) -> None:
-        self._spec = spec
-        self._code = code
-        self._outputs = outputs
-        self._stopping = stopping
-        self._calling = calling
-        self._partitions = partitions
-        self._logger = logger
-        self._stats = stats
-        self._triggers = triggers
-        self._answers: list[bytes] = []
-        self._acks = Acks(spec.max_message_retries)
-        """Of each batch its first offset alone; the partition waits while a batch is tried again."""
-        self._tries = spec.processing_guarantees is not Guarantee.ATMOST_ONCE
+    def __init__(self, spec: FunctionSpec, *arguments: Any, **options: Any) -> None:
+        super().__init__(spec, *arguments, **options)
+        # Acks have of each batch its first offset alone; the partition waits while a batch is tried again.
         self._open: dict[TopicPartition, pa.RecordBatch] = {}
         """The batches that are tried again."""
-        self._callbacks: list[Publish] = []
-        self._effects: list[Effect] = []
-        self._context = context(self._effects)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to end."""
 
     def waiting(self) -> Collection[TopicPartition]:
         """Return the partitions of which no further batch is to be taken now."""
         return self._open.keys()
-
-    def positions(self) -> Mapping[TopicPartition, int]:
-        """Return the offsets up to which all is done, of partitions that had batches. For any thread."""
-        return self._acks.positions()
 
     def take(self, taken: Taken, deadline: float) -> int:
         """Call a batch; returns the number of its rows."""
@@ -100,26 +62,6 @@ class BatchCalls:
                 break
             self._call(partition, self._open.pop(partition))
         return bool(due)
-
-    def next_due(self) -> float | None:
-        """Return when a batch is to be tried again."""
-        return self._acks.next_due()
-
-    def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets that have moved since the last time, once what is done is written."""
-        return self._acks.committable()
-
-    def written(self) -> None:
-        """Tell the callbacks of publishes, and who waits for a message, that theirs is written."""
-        answers, self._answers = self._answers, []
-        for number in answers:
-            self._triggers.answer(number, TriggerAnswer())
-        callbacks, self._callbacks = self._callbacks, []
-        for publish in callbacks:
-            try:
-                publish.tell(True, None)
-            except Exception:
-                self._logger.exception("the callback of a publish to %s failed", publish.topic)
 
     # -- one batch
 
@@ -153,7 +95,7 @@ class BatchCalls:
                 effect.apply()
         self._acks.done(partition, first)
         self._stats.called(len(batch), clock.monotonic() - began)
-        self._answers.extend(self._numbers(batch))
+        self._answers += [(number, TriggerAnswer()) for number in self._numbers(batch)]
 
     @staticmethod
     def _check(effects: Iterable[Effect]) -> None:
@@ -172,6 +114,9 @@ class BatchCalls:
 
     def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
         """Let a batch wait for its next attempt, make its messages dead letters, or give it up."""
+        if isinstance(error, StateLostError):
+            self._open[partition] = batch
+            return
         self._stats.failed(error, by_function=not isinstance(error, OutputError))
         for number in self._numbers(batch):
             self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))

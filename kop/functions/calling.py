@@ -7,25 +7,21 @@ Must not know: where messages come from, when outputs are written and offsets co
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
 from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
-from kop.functions.acks import Acks
-from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish, RecordId
-from kop.functions.function import FunctionCode
+from kop.functions.call_base import CallBase
+from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish, RecordId
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde, SerdeError
 from kop.functions.spec import FunctionSpec, Guarantee
-from kop.functions.state import StateChanges
-from kop.functions.stats import Stats
-from kop.functions.triggers import TriggerAnswer, Triggers
+from kop.functions.state import StateChanges, StateLostError
+from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
-from kop.functions.writing import Outputs
 
 AHEAD_RECORDS: Final = 1_000
 """How many messages of a partition at most are called behind one that is not done yet."""
@@ -58,58 +54,21 @@ class NackedError(Exception):
     """The function refused a message by `context.nack`."""
 
 
-class Calls:
-    """The calls of one instance, on one thread. `stopping` tells when no further message is to be called.
+class Calls(CallBase):
+    """The calls of one instance with messages. `inputs` has the serde of each topic, `output` that of results."""
 
-    `inputs` has the serde of each topic; `context` makes a context that collects in the list that it is given. Where
-    the calls are is kept in `calling` (kop.functions.watch); `partitions` has the index of each partition there. Failed
-    calls are said to `logger`.
-    """
-
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        code: FunctionCode,
-        outputs: Outputs,
-        *,
-        inputs: Mapping[str, Serde],
-        output: Serde,
-        context: Callable[[list[Effect]], FunctionContext],
-        stopping: Callable[[], bool],
-        calling: MutableSequence[int],
-        partitions: Mapping[TopicPartition, int],
-        logger: logging.Logger,
-        stats: Stats,
-        triggers: Triggers,
-    ) -> None:
-        self._spec = spec
-        self._code = code
-        self._acks = Acks(spec.max_message_retries)
-        self._outputs = outputs
+    def __init__(self, spec: FunctionSpec, *arguments: Any, inputs: Mapping[str, Serde], output: Serde, **options: Any):
+        super().__init__(spec, *arguments, **options)
         self._inputs = inputs
         self._output = output
-        self._new_context = context
-        self._stopping = stopping
-        self._calling = calling
-        self._partitions = partitions
-        self._logger = logger
-        self._stats = stats
-        self._triggers = triggers
-        self._answers: list[tuple[bytes, TriggerAnswer]] = []
-        """What is told once it is written, by the number of the trigger."""
-        guarantee = spec.processing_guarantees
-        self._manual = guarantee is Guarantee.MANUAL
-        self._tries = guarantee is not Guarantee.ATMOST_ONCE
-        self._by_partition = guarantee is Guarantee.EFFECTIVELY_ONCE or bool(spec.retain_ordering)
+        self._manual = spec.processing_guarantees is Guarantee.MANUAL
+        self._by_partition = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE or bool(spec.retain_ordering)
         self._by_key = not self._by_partition and bool(spec.retain_key_ordering)
         self._blocked: dict[Unit, deque[InputRecord]] = {}
         """What waits, by what it waits for; the failed message itself is not among them."""
         self._open: dict[Place, InputRecord] = {}
         """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
-        self._callbacks: list[Publish] = []
-        self._effects: list[Effect] = []
-        self._context = context(self._effects)
-        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if code.is_async else None
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None
 
     def close(self) -> None:
         """End what asynchronous calls ran on."""
@@ -117,10 +76,6 @@ class Calls:
             self._loop.close()
 
     # -- for the loop of the instance
-
-    def positions(self) -> Mapping[TopicPartition, int]:
-        """Return the offsets up to which all is done, of partitions that had messages. For any thread."""
-        return self._acks.positions()
 
     def waiting(self) -> Collection[TopicPartition]:
         """Return the partitions of which no further message is to be taken now."""
@@ -261,26 +216,6 @@ class Calls:
             self._calling[PARTITION] = NOT_CALLING
         return bool(due)
 
-    def next_due(self) -> float | None:
-        """Return when a message is to be tried again."""
-        return self._acks.next_due()
-
-    def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets that have moved since the last time, once what is done is written."""
-        return self._acks.committable()
-
-    def written(self) -> None:
-        """Tell the callbacks of publishes, and who waits for a message, that theirs is written."""
-        answers, self._answers = self._answers, []
-        for number, answer in answers:
-            self._triggers.answer(number, answer)
-        callbacks, self._callbacks = self._callbacks, []
-        for publish in callbacks:
-            try:
-                publish.tell(True, None)
-            except Exception:
-                self._logger.exception("the callback of a publish to %s failed", publish.topic)
-
     # -- one message
 
     def _unit(self, partition: TopicPartition, record: InputRecord) -> Unit | None:
@@ -384,20 +319,27 @@ class Calls:
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
         """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
+        if isinstance(error, StateLostError):
+            self._hold(partition, record)
+            return True
         self._note_failure(record, error)
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
         now = clock.monotonic()
         if self._tries and (due := self._acks.failed(partition, record[0], now)) is not None:
             self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
-            self._open[partition, record[0]] = record
-            unit = self._unit(partition, record)
-            if unit is not None:
-                self._blocked.setdefault(unit, deque())
+            self._hold(partition, record)
             return True
         self._open.pop((partition, record[0]), None)
         self._give_up(partition, record, error)
         self._acks.done(partition, record[0])
         return False
+
+    def _hold(self, partition: TopicPartition, record: InputRecord) -> None:
+        """Let a message wait, and what waits for it."""
+        self._open[partition, record[0]] = record
+        unit = self._unit(partition, record)
+        if unit is not None:
+            self._blocked.setdefault(unit, deque())
 
     def _note_failure(self, record: InputRecord, error: Exception) -> None:
         self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))

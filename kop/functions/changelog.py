@@ -28,7 +28,15 @@ from kop.client.write_client import WriteClient
 from kop.errors import without_frames
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.spec import FunctionSpec
-from kop.functions.state import ForeignEntryError, LocalState, PartitionState, StateChanges, StateError, StateValue
+from kop.functions.state import (
+    ForeignEntryError,
+    LocalState,
+    PartitionState,
+    StateChanges,
+    StateError,
+    StateLostError,
+    StateValue,
+)
 from kop.functions.writing import Outputs
 
 PREFIX: Final = "__kop_functions_state."
@@ -171,7 +179,10 @@ class FunctionState:
 
     def changes(self, partition: TopicPartition) -> StateChanges:
         """Return what collects the changes of one call for a message of a partition; opens the state."""
-        return StateChanges(self.of(partition))
+        try:
+            return StateChanges(self.of(partition))
+        except Exception as error:
+            raise StateLostError(f"the instance ends: {error}") from None
 
     def of(self, partition: TopicPartition) -> PartitionState:
         """Return the state that belongs to an input partition; opens the state."""

@@ -227,6 +227,7 @@ class Instance:
         return {
             partition: max(0, end - done.get(partition, position))
             for partition, (end, position) in self._reader.ends().items()
+            if end >= 0  # it is not known before the first answer
         }
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
@@ -254,11 +255,12 @@ class Instance:
         self._reader.add(positions)
         log.info("%s takes %s, too", self._spec.fqfn, ", ".join(f"{topic}-{number}" for topic, number in new))
 
-    def trigger(self, value: bytes, key: bytes | None, topic: str | None, seconds: float) -> TriggerAnswer:
-        """Send a message to one of the partitions, and return what became of it. For any thread."""
-        places = [partition for partition in self.partitions if topic in {None, partition[0]}]
-        if not places:
-            return TriggerAnswer(error=f"this instance has no partition of {topic or 'any topic'}")
+    def trigger(self, value: bytes, key: bytes | None, place: TopicPartition, seconds: float) -> TriggerAnswer:
+        """Send a message to a partition, and return what became of it. For any thread."""
+        topic, partition = place
+        if place not in self.partitions:
+            why = f"partition {partition} of {topic} is no longer this instance's, or not yet: try again"
+            return TriggerAnswer(error=why, status=triggers.ABSENT)
         number = self._triggers.expect()
         try:
             writer = WriteClient(self._settings, min(seconds, self._patience))
@@ -266,14 +268,19 @@ class Instance:
                 producer = writer.init_producer(None, -1)
                 record = key, value, [(triggers.HEADER, number)], None
                 for batch, _ in build([record], producer, 0, now=clock.wall_ms()):
-                    writer.produce(producer, {places[0]: batch})
+                    writer.produce(producer, {place: batch})
             finally:
                 writer.close()
         except Exception as error:
             self._triggers.wait(number, 0)
-            return TriggerAnswer(error=f"the message cannot be written: {error}")
+            return TriggerAnswer(error=f"the message cannot be written to {topic}: {error}", status=triggers.ABSENT)
         answer = self._triggers.wait(number, seconds)
-        return answer or TriggerAnswer(error=f"the message is written to {places[0][0]}, and not done in {seconds:g} s")
+        if answer is None:
+            why = f"not done in {seconds:g} s; the message stays in {topic}, and is called in its turn"
+            return TriggerAnswer(error=why, status=triggers.LATE)
+        if answer.error is None:
+            return answer
+        return answer._replace(error=f"{answer.error}; {triggers.fate(self._spec, topic)}")
 
     def _fail(self, error: BaseException) -> None:
         """Note what ended a thread; the first one counts."""

@@ -81,7 +81,13 @@ class Running:
         self._failure: BaseException | None = None
         self._hangs = False
         self._over = threading.Event()
+        self._log_topic = LogTopic(spec, settings)
         self._thread = threading.Thread(target=self._run, name=f"kop-function-{spec.name}", daemon=True)
+
+    @property
+    def spec(self) -> FunctionSpec:
+        """The function."""
+        return self._spec
 
     @property
     def is_over(self) -> bool:
@@ -109,8 +115,8 @@ class Running:
         assert self._instance is not None
         return self._instance
 
-    def start(self, stopping: Callable[[], bool] = lambda: False) -> Self:
-        """Find the topics, make those that are missing, and start; it begins to end once `stopping` returns true."""
+    def start(self) -> Self:
+        """Find the topics, make those that are missing, and start."""
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)
         if self._spec.parallelism > 1:
             self._say(f"parallelism is {self._spec.parallelism}; here one instance has all partitions")
@@ -128,8 +134,6 @@ class Running:
         if watch.seconds is not None:
             threading.Thread(target=self._look, args=(watch, self._instance), daemon=True).start()
         while not self._instance.started.wait(0.05):
-            if stopping():
-                self._instance.stop()
             if self.is_over:
                 self._raise()
         return self
@@ -153,9 +157,9 @@ class Running:
     def _run(self) -> None:
         assert self._instance is not None
         try:
-            with LogTopic(self._spec, self._settings) as topic:
+            with self._log_topic:
                 if self._alone:
-                    topic.take_output()
+                    self._log_topic.take_output()
                 self._instance.run()
         except BaseException as error:
             self._failure = without_frames(error)
@@ -171,7 +175,10 @@ class Running:
                 at = place_of(calling, instance.partitions)
                 where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
                 self._hangs = True
-                self._failure = HungError(f"{self._spec.fqfn} has to be ended{where}: {reason}")
+                text = f"{self._spec.fqfn} has to be ended{where}: {reason}"
+                self._failure = HungError(text)
+                self._log_topic.put("ERROR", text)
+                self._log_topic.end()
                 instance.stop()
                 self._over.set()
 

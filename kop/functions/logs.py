@@ -81,18 +81,28 @@ class LogTopic(logging.Handler):
         self._logger.setLevel(logging.INFO)
         if self._topic:
             self._logger.addHandler(self)
-            self._thread.start()
+        self.start()
         return self
+
+    def start(self) -> None:
+        """Write what `put` is given; nothing of the logger's."""
+        if self._topic:
+            self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._topic and error is not None and kind is not None:
+            self.put("ERROR", "".join(traceback.format_exception(error)))
+        self.end()
+
+    def end(self) -> None:
+        """Write what is left, for a moment at most; from then on nothing is taken."""
         if not self._topic:
             return
-        if error is not None and kind is not None:
-            self.put("ERROR", "".join(traceback.format_exception(error)))
         for stream in self._taken:
             stream.end()
+        self._taken.clear()
         self._logger.removeHandler(self)
         with self._changed:
             self._over = True
@@ -174,6 +184,19 @@ class LogTopic(logging.Handler):
             stream = self._taken[1].real if self._taken else sys.stderr
             stream.write(f"{text}\n")
             stream.flush()
+
+
+def log_end(spec: FunctionSpec, settings: Mapping[str, Any], instance_id: int, text: str) -> None:
+    """Write the end of an instance that could not write it itself, beside whoever calls this."""
+
+    def write() -> None:
+        topic = LogTopic(spec, settings, instance_id)
+        topic.start()
+        topic.put("ERROR", text)
+        topic.end()
+
+    if spec.log_topic:
+        threading.Thread(target=write, name="kop-function-log-end", daemon=True).start()
 
 
 class _Copied(io.TextIOBase):

@@ -1,7 +1,7 @@
 """Instances as processes: one each, started, watched, ended, and started again when they have ended by themselves.
 
 Owns: which processes there are, when one is started again, and what is told of each.
-Must not know: why an instance is wanted here, what an instance does (`running`).
+Must not know: why an instance is wanted here, what an instance does (`child`).
 
 One thread reads what the processes write and tell, and learns of their ends. Nothing that a process does holds it up.
 """
@@ -29,10 +29,12 @@ from typing import Any, Final, TypeAlias
 from kop import clock
 from kop.client.offsets import TopicPartition
 from kop.functions import forking
+from kop.functions.child import GRACE_SECONDS, Start, run
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
-from kop.functions.running import GRACE_SECONDS, Start, run
+from kop.functions.logs import log_end
 from kop.functions.spec import FunctionSpec
+from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ STATS_SECONDS: Final = 1.0
 """How long a status waits for the statistics of processes."""
 BEGIN_SECONDS: Final = 10.0
 """How long a question waits for an instance that is being started."""
+MARGIN_SECONDS: Final = 1.0
+"""How much longer than the instance the way to its answer may take."""
 _SEND_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 4 << 20
 """As long may a line be that a process tells."""
@@ -76,14 +80,16 @@ class InstanceStatus:
     error: str
     """Why it ended by itself; empty again once it has run well."""
     at: tuple[str, int, int] | None
-    """Topic, partition and offset of the record that was being called then."""
+    """Topic, partition and offset of the record that was being called then; without an error, that is called now."""
     since_ms: int
     """Since when it runs, or fails: milliseconds since the epoch."""
     restarts: int
     stderr: list[str]
     """The last lines that it wrote."""
     stats: Mapping[str, Any] | None
-    """A StatsSnapshot, the last one if it does not answer."""
+    """A StatsSnapshot, the last one, without its lag, if it does not answer."""
+    next_start_ms: int | None = None
+    """When it is started again, milliseconds since the epoch, if it waits for that."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +198,16 @@ class Processes:
         answers = {name: _answer(future, end - clock.monotonic()) for name, future in asked.items()}
         now = clock.monotonic()
         with self._lock:
-            for name, answer in answers.items():
-                if name in self._slots and "error" not in answer:
-                    self._slots[name].stats = answer
+            for name, slot in self._slots.items():
+                answer = answers.get(name, {"error": "it does not run"})
+                if "error" not in answer:
+                    slot.stats = answer
+                elif slot.stats is not None:
+                    slot.stats = {**slot.stats, "lag": {}, "at": None}
             return {name: _told(slot, now) for name, slot in self._slots.items() if slot.wanted is not None}
 
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of an instance; a field `error` says why there is none, `later` if another try may help.
+        """Return the answer of an instance; a field `error` says why there is none, `status` of which kind that is.
 
         One that is being started, or replaced by another one of its name, is waited for.
         """
@@ -208,8 +217,9 @@ class Processes:
             child = None if slot is None else slot.child
         if child is None:
             why = f": {slot.error}" if slot is not None and slot.error else ""
-            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}", "later": not why}
-        return _answer(self._question(child, {"seconds": seconds, **question}), seconds)
+            return {"error": f"instance {name[1]} of {name[0]} does not run here{why}", "status": ABSENT}
+        # The instance says itself, and better, that it was too late.
+        return _answer(self._question(child, {"seconds": seconds, **question}), seconds + MARGIN_SECONDS)
 
     def _is_coming(self, name: InstanceName) -> bool:
         """Return if an instance is wanted that has not begun yet, and has not failed to."""
@@ -241,7 +251,7 @@ class Processes:
             with child.sending:
                 child.control.sendall(line)
         except OSError as error:
-            _settle(future, {"error": f"the instance takes no question: {error}"})
+            _settle(future, {"error": f"the instance takes no question: {error}", "status": ABSENT})
         return future
 
     # -- the thread
@@ -287,6 +297,9 @@ class Processes:
             child = slot.child
             if slot.wanted is not child.wanted and child.kill_at is None:
                 child.kill_at = now + GRACE_SECONDS
+                with suppress(OSError):
+                    # Its main thread may not notice a signal that another one of its threads is given.
+                    child.control.shutdown(socket.SHUT_WR)
                 forking.kill(child.process, signal.SIGTERM)
             elif child.kill_at is not None and now >= child.kill_at:
                 child.kill_at = now + GRACE_SECONDS
@@ -405,7 +418,7 @@ class Processes:
         child.process.close()
         slot.child = None
         for future in list(child.questions.values()):
-            _settle(future, {"error": "the instance has ended"})
+            _settle(future, {"error": "the instance has ended", "status": ABSENT})
         if slot.wanted is not child.wanted:  # it was told to end
             slot.stderr = []
             return
@@ -420,6 +433,10 @@ class Processes:
         log.error(
             "instance %d of %s has ended%s: %s; next start in %.0f s", name[1], name[0], where, told, slot.due - now
         )
+        if not child.told:  # else it has logged its end itself
+            last = [] if child.reason else child.tail.lines  # a stack of Python may be among them
+            text = "\n".join([f"instance {name[1]} of {name[0]} has ended{where}: {told}", *last])
+            log_end(child.wanted.spec, self._settings, name[1], text)
 
     @staticmethod
     def _failed(slot: _Slot, told: str, at: tuple[TopicPartition, int] | None, now: float, ran: float) -> None:
@@ -437,12 +454,18 @@ def _told(slot: _Slot, now: float) -> InstanceStatus:
     """Return the status of an instance."""
     child = slot.child
     error, at, since_ms, lines = slot.error, slot.at, slot.since_ms, slot.stderr
-    if child is not None:
-        lines = child.tail.lines or lines
+    next_ms = None
+    if child is None:
+        next_ms = clock.wall_ms() + int(max(0.0, slot.due - now) * 1000)
+    else:
         if error and now - child.began >= WELL_SECONDS:
             error, at, since_ms = "", None, clock.wall_ms() - int((now - child.began) * 1000)
+        lines = [*(lines if error else ()), *child.tail.lines][-2 * forking.TAIL_LINES :]
+        if not error:
+            calls = place_of(list(child.calling), sorted(child.wanted.partitions))
+            at = None if calls is None else (*calls[0], calls[1])
     is_running = child is not None and child.has_begun
-    return InstanceStatus(is_running, error, at, since_ms, slot.restarts, list(lines), slot.stats)
+    return InstanceStatus(is_running, error, at, since_ms, slot.restarts, list(lines), slot.stats, next_ms)
 
 
 def _answer(future: Future[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -450,7 +473,7 @@ def _answer(future: Future[dict[str, Any]], seconds: float) -> dict[str, Any]:
         return future.result(max(0.0, seconds))
     except FutureTimeoutError:
         future.cancel()
-        return {"error": f"no answer within {max(0.0, seconds):g} s"}
+        return {"error": f"no answer within {max(0.0, seconds):g} s", "status": LATE}
 
 
 def _settle(future: Future[dict[str, Any]], answer: dict[str, Any]) -> None:

@@ -470,8 +470,7 @@ class _Functions:
             "seconds": TRIGGER_SECONDS,
         }
         answer = await self._service.ask(fqfn, instance, question)
-        if answer.get("error"):
-            raise RestError(422, str(answer["error"]))
+        _raise_error(answer)
         if answer.get("output") is None:
             return web.Response(status=204)
         return web.Response(body=base64.b64decode(answer["output"]), content_type="application/octet-stream")
@@ -489,8 +488,7 @@ class _Functions:
             if partition is not None:
                 question["partition"] = partition
             answer = await self._service.ask(fqfn, None, question)
-            if answer.get("error"):
-                raise RestError(400, str(answer["error"]))
+            _raise_error(answer)
             if answer.get("value") is not None:
                 values[partition] = answer["value"]
         if not values:
@@ -527,9 +525,7 @@ class _Functions:
         question = {"ask": "putstate", "key": key, "seconds": ASK_SECONDS, **value}
         if "partition" in request.query:
             question["partition"] = self._state_partitions(request, fqfn)[0]
-        answer = await self._service.ask(fqfn, None, question)
-        if answer.get("error"):
-            raise RestError(400, str(answer["error"]))
+        _raise_error(await self._service.ask(fqfn, None, question))
         return web.Response(status=204)
 
     async def upload(self, request: web.Request) -> web.Response:
@@ -566,6 +562,12 @@ class _Functions:
     async def reload_built_in(self, _request: web.Request) -> web.Response:
         """Do nothing: there are no built-in functions."""
         return web.Response(status=204)
+
+
+def _raise_error(answer: Json) -> None:
+    """Raise RestError if an instance has answered with an error; `status` says of which kind it is."""
+    if answer.get("error"):
+        raise RestError(int(answer.get("status") or 400), str(answer["error"]))
 
 
 def _count(definition: Definition) -> int:

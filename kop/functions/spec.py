@@ -96,7 +96,6 @@ class FunctionSpec:
     dead_letter_topic: str = ""
     retain_ordering: bool = False
     retain_key_ordering: bool = False
-    forward_source_message_property: bool = True
     sub_name: str = ""
     subscription_position: Literal["Latest", "Earliest"] = "Latest"
     skip_to_latest: bool = False
@@ -279,6 +278,7 @@ REFUSED: Final = {
 
 WITHOUT_EFFECT: Final[dict[Path, str]] = {
     ("batchBuilder",): "the server keeps batches as they are written",
+    ("forwardSourceMessageProperty",): "Pulsar's runtime of Python forwards no properties; context.publish can",
     ("runtimeFlags",): "the function runs in Python's own process",
     ("customRuntimeOptions",): "no runtime reads it",
     ("producerConfig", "maxPendingMessages"): "the instance bounds what is under way",
@@ -346,7 +346,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "retain-ordering": Flag(("retainOrdering",), "switch", "A failed message holds up its partition."),
     "retain-key-ordering": Flag(("retainKeyOrdering",), "switch", "A failed message holds up its key."),
     "forward-source-message-property": Flag(
-        ("forwardSourceMessageProperty",), "switch", "Taken for Pulsar's sake; results have their own headers."
+        ("forwardSourceMessageProperty",), "switch", "Without effect, as with Pulsar's runtime of Python."
     ),
     "batch-builder": Flag(("batchBuilder",), "text", "Without effect."),
     "subs-name": Flag(("subName",), "text", "Consumer group that keeps the offsets."),
@@ -543,7 +543,7 @@ class _Draft:
             if value is not None and value is not False and value != "" and path[-1] in REFUSED and _is_field(path):
                 self.wrong(path, f"is refused: {REFUSED[str(path[-1])]}")
             for pattern, why in WITHOUT_EFFECT.items():
-                if value is not None and value != "" and _matches(path, pattern):
+                if value is not None and value is not False and value != "" and _matches(path, pattern):
                     self.notes.append(f"{self._place(path)[1]}has no effect: {why}")
         try:
             return FunctionConfig.model_validate(self.values)
@@ -586,7 +586,16 @@ class _Draft:
         if config.retain_ordering and config.retain_key_ordering:
             self.wrong(("retainKeyOrdering",), "retainOrdering is given too: one of them")
         retries = None if config.max_message_retries in {None, -1} else config.max_message_retries
-        if config.dead_letter_topic and retries is None:
+        if guarantee is Guarantee.ATMOST_ONCE:
+            for field_name, is_given in (
+                ("maxMessageRetries", retries is not None),
+                ("deadLetterTopic", bool(config.dead_letter_topic)),
+            ):
+                if is_given:
+                    self.wrong(
+                        (field_name,), "is not for ATMOST_ONCE, which calls a message once", "processingGuarantees"
+                    )
+        elif config.dead_letter_topic and retries is None:
             self.wrong(
                 ("deadLetterTopic",),
                 "needs maxMessageRetries: without it a message is tried for ever",
@@ -643,7 +652,6 @@ class _Draft:
             dead_letter_topic=dead_letter_topic,
             retain_ordering=bool(config.retain_ordering),
             retain_key_ordering=bool(config.retain_key_ordering),
-            forward_source_message_property=config.forward_source_message_property is not False,
             sub_name=config.sub_name or "",
             subscription_position=config.subscription_position or "Latest",
             skip_to_latest=bool(config.skip_to_latest),

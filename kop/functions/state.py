@@ -47,6 +47,10 @@ class StateError(Exception):
     """State that is not there, or a use of it that is refused."""
 
 
+class StateLostError(StateError):
+    """State that cannot be had now; it ends the instance, and is no failure of the call that wanted it."""
+
+
 class ForeignEntryError(Exception):
     """A record of a changelog that no function wrote; the text says what is wrong with it."""
 

@@ -7,7 +7,7 @@ Must not know: which message is in which window (`kop.functions.windows`), when 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, get_args, get_origin
 
 from kop import clock
@@ -21,13 +21,17 @@ from kop.functions.function import FunctionCode, FunctionLoadError
 from kop.functions.reading import Taken
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
-from kop.functions.state import PartitionState
+from kop.functions.state import PartitionState, StateLostError
 from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import NOT_CALLING, OFFSET, PARTITION
 from kop.functions.windows import Element, Fate, Windows
 
 MARK: Final = b"\xffwindows"
 """The key of the changelog under which the mark of windows is."""
+WINDOW_BYTES: Final = 512 << 20
+"""As much may open windows have in memory."""
+ELEMENT_BYTES: Final = 500
+"""What a message takes beside its bytes."""
 TELL_SECONDS: Final = 60.0
 """How often it is said at most that late messages are dropped."""
 
@@ -103,6 +107,8 @@ class WindowCalls(Calls):
         self._late = 0
         """How many late messages were dropped since that was said."""
         self._told = -TELL_SECONDS
+        self._kept_bytes = 0
+        """What open windows have in memory."""
         self._state = state
         self._units: dict[TopicPartition, _Unit] = {}
         self._all: list[_Unit] = []
@@ -229,6 +235,12 @@ class WindowCalls(Calls):
         unit.failures = 0
         fate = unit.windows.add(Element(time, partition, record[0], value, record), now)
         if fate is Fate.KEPT:
+            self._kept_bytes += _size(record)
+            if self._kept_bytes > WINDOW_BYTES:
+                raise ClientError(
+                    f"let windows of {self._spec.fqfn} be shorter, or parallelism higher: those that are open have "
+                    f"{WINDOW_BYTES >> 20} MiB in memory, at {partition[0]}-{partition[1]} offset {record[0]}"
+                )
             return
         if fate is Fate.LATE:
             self._put_aside(partition, record)
@@ -262,11 +274,15 @@ class WindowCalls(Calls):
             again = False
             called = True
             if self._call_window(unit, window):
-                for element in unit.windows.fired():
-                    self._acks.done(element.partition, element.offset)
-        for element in unit.windows.dropped():
-            self._acks.done(element.partition, element.offset)
+                self._let_go(unit.windows.fired())
+        self._let_go(unit.windows.dropped())
         return called
+
+    def _let_go(self, elements: Iterable[Element]) -> None:
+        """Note that messages are in no window any more."""
+        for element in elements:
+            self._kept_bytes -= _size(element.record)
+            self._acks.done(element.partition, element.offset)
 
     def _call_window(self, unit: _Unit, window: Sequence[Element]) -> bool:
         """Call a window; returns True if it is over, False if it is to be tried again."""
@@ -316,6 +332,9 @@ class WindowCalls(Calls):
 
     def _tried_again(self, unit: _Unit, where: str, record: InputRecord, error: Exception) -> bool:
         """Note a failure, and return if there is going to be another attempt."""
+        if isinstance(error, StateLostError):
+            unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
+            return True
         self._note_failure(record, error)
         if not self._tries or (self._max_retries is not None and unit.failures >= self._max_retries):
             unit.failures = 0
@@ -325,6 +344,10 @@ class WindowCalls(Calls):
         unit.due = clock.monotonic() + wait
         self._logger.warning("the function failed at %s; next attempt in %.1f s", where, wait, exc_info=error)
         return True
+
+
+def _size(record: InputRecord) -> int:
+    return ELEMENT_BYTES + len(record[2] or b"") + len(record[3] or b"")
 
 
 def _windows(

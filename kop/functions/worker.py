@@ -8,6 +8,7 @@ Must not know: paths of HTTP, how instances run, what a leader decides.
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
 import logging
 import os
@@ -40,6 +41,7 @@ from kop.functions.definitions import (
     updated,
 )
 from kop.functions.function import CodePlace
+from kop.functions.lag import lag_of
 from kop.functions.leader import NO_PACKAGE, WRONG
 from kop.functions.localrun import names_of
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
@@ -49,8 +51,9 @@ from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import SESSION_SECONDS, Registry, membership_of
 from kop.functions.rest import RestServer, serve
 from kop.functions.scheduler import Scheduler, schedule
-from kop.functions.spec import SpecError
+from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import DEFAULT_NAMESPACE, HOME
+from kop.functions.triggers import ABSENT, TriggerError, place_for
 from kop.functions.unpacking import Unpacking
 from kop.records.partitioning import partition_of
 
@@ -512,7 +515,7 @@ class Worker:
     async def local_ask(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
         """Ask an instance of this worker. What is assigned to it now is waited for."""
         if self._processes is None:
-            return {"error": "the worker has not started yet"}
+            return {"error": "the worker has not started yet", "status": ABSENT}
         await _until(lambda: self._is_applied((fqfn, instance)), SEEN_SECONDS)
         seconds = float(question.get("seconds", ASK_SECONDS))
         return await asyncio.to_thread(self._processes.ask, (fqfn, instance), question, seconds)
@@ -534,7 +537,25 @@ class Worker:
             if name == fqfn and instance in {None, number}:
                 owned.setdefault(assignment.worker, []).append(number)
         parts = await asyncio.gather(*(self._status_of(worker, fqfn, some) for worker, some in owned.items()))
-        return dict(sorted(item for part in parts for item in part.items()))
+        statuses = dict(sorted(item for part in parts for item in part.items()))
+        await self._count_lag(fqfn, statuses)
+        return statuses
+
+    async def _count_lag(self, fqfn: str, statuses: Mapping[int, dict[str, Any]]) -> None:
+        """Add the lag of instances that do not tell it: `lag`, by TOPIC-NUMBER."""
+        there, owners = self.definition(fqfn), self._owners(fqfn)
+        silent = {
+            number: owners[number].partitions
+            for number, status in statuses.items()
+            if number in owners and not (status["stats"] or {}).get("lag")
+        }
+        places = [place for partitions in silent.values() for place in partitions]
+        if there is None or not places:
+            return
+        lag = await asyncio.to_thread(lag_of, self._settings, there.spec.group, places)
+        for number, partitions in silent.items():
+            told = {f"{place[0]}-{place[1]}": lag[place] for place in partitions if place in lag}
+            statuses[number]["lag"] = told
 
     async def _status_of(self, worker_id: str, fqfn: str, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         try:
@@ -560,12 +581,13 @@ class Worker:
         """Ask an instance, the one that has the answer if none is named."""
         await _until(lambda: bool(self._owners(fqfn)), SEEN_SECONDS)  # it may have been defined just now
         owners = self._owners(fqfn)
-        if instance is None:
-            there = self.definition(fqfn)
-            by_partition = there is not None and there.spec.state_scope == "partition"
-            instance, question = _asked(owners, question, by_partition)
+        there = self.definition(fqfn)
+        try:
+            instance, question = _asked(owners, question, None if there is None else there.spec, instance)
+        except TriggerError as error:
+            return {"error": str(error), "status": WRONG}
         if instance not in owners:
-            return {"error": f"no instance of {fqfn} runs that could answer: see its status"}
+            return {"error": f"no instance of {fqfn} runs that could answer: see its status", "status": ABSENT}
         worker = owners[instance].worker
         if worker == self.worker_id:
             return await self.local_ask(fqfn, instance, question)
@@ -573,7 +595,7 @@ class Worker:
             seconds = float(question.get("seconds", ASK_SECONDS))
             return await self._others.ask(self._worker(worker), fqfn, instance, question, seconds)
         except OtherWorkerError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "status": ABSENT}
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -591,14 +613,17 @@ def _unknown(error: str) -> dict[str, Any]:
 
 
 def _asked(
-    owners: Mapping[int, Assignment], question: dict[str, Any], by_partition: bool
+    owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec | None, instance: int | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Return which instance has the answer, and what it is asked.
+    """Return which instance has the answer, and what it is asked; TriggerError for a message that no input takes.
 
-    State that belongs to partitions (`by_partition`) is in that of its key, since a function with such state has one
-    input.
+    State that belongs to partitions is in that of its key, since a function with such state has one input.
     """
-    if by_partition and question.get("ask") in {"state", "putstate"}:
+    if spec is not None and question.get("ask") == "trigger":
+        return _triggered(owners, question, spec, instance)
+    if instance is not None:
+        return instance, question
+    if spec is not None and spec.state_scope == "partition":
         places = [place for assignment in owners.values() for place in assignment.partitions]
         partition = question.get("partition")
         if partition is None:
@@ -607,11 +632,25 @@ def _asked(
             if partition in {place[1] for place in assignment.partitions}:
                 return number, {**question, "partition": partition}
         return None, question
-    topic = question.get("topic")
-    for number, assignment in sorted(owners.items()):
-        if not topic or any(place[0] == topic for place in assignment.partitions):
-            return number, question
-    return None, question
+    return next(iter(sorted(owners)), None), question
+
+
+def _triggered(
+    owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec, instance: int | None
+) -> tuple[int | None, dict[str, Any]]:
+    """Return which instance gets a message, and in which partition."""
+    given = question.get("key")
+    key = None if given is None else base64.b64decode(given)
+    having = {
+        place: number
+        for number, assignment in owners.items()
+        for place in assignment.partitions
+        if instance in {None, number}
+    }
+    if not having:
+        return None, question
+    place = place_for(spec, question.get("topic"), key, having)
+    return having[place], {**question, "topic": place[0], "partition": place[1]}
 
 
 def _announced(options: WorkerOptions, port: int) -> WorkerInfo:

@@ -2,7 +2,7 @@
 
 Owns: the order of the decision (canonical name or id, permission, existence, legality), the hook of an authorizer, and
 the rows by which an API declares the rights that it needs.
-Must not know: requests, answers, who keeps the rights (the authorizer does).
+Must not know: requests, answers, who keeps the rights (the authorizer does), where the audit goes.
 
 Without an authorizer everything is allowed. Rights, resources and error codes are Kafka's (KIP-11, KIP-290): a topic
 that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
@@ -11,11 +11,13 @@ that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
+from kop.security.audit import Audit, Peer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
@@ -69,12 +71,8 @@ class Authorizer(Protocol):
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true if the principal may do this operation on some resource of the type."""
 
-
-class Peer(Protocol):
-    """The client of a request, as rights go by it: its principal and its host."""
-
-    principal: str
-    client_host: str
+    def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
+        """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
 
 
 def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
@@ -101,14 +99,19 @@ class Need(NamedTuple):
 class AccessControl:
     """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 
-    def __init__(self, topics: ClientTopics) -> None:
+    def __init__(self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset()) -> None:
+        """`super_users` are principals that may do everything."""
         self._topics = topics
+        self._audit = audit
+        self._super_users = super_users
         self.canonical_name = topics.canonical_name
         """The function that returns the shortest of a topic's names, under which everything is kept that belongs to the
         topic.
         """
         self.is_open = True
         """True if there is no authorizer, so that everything is allowed."""
+        self.decides_each_time = False
+        """True if no decision may be kept by whoever asked for it, since each is audited."""
         self._authorizer: Authorizer | None = None
         self._grants: GrantsAuthorizer | None = None
         self._replaced = 0
@@ -123,6 +126,7 @@ class AccessControl:
         self._authorizer = authorizer
         self._grants = authorizer if isinstance(authorizer, GrantsAuthorizer) else None
         self.is_open = authorizer is None
+        self.decides_each_time = authorizer is not None and self._audit.tells_allowed
         self._replaced += 1
 
     @property
@@ -138,17 +142,59 @@ class AccessControl:
         return None if self._authorizer is None else (peer.principal, peer.client_host)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return true if the client may do this operation on the resource. A topic may go by any of its names."""
-        if self._authorizer is None:
+        """Return true if the client may do this operation on the resource. A topic may go by any of its names.
+
+        What is asked has to be refused then: the decision is audited. `may` is for all other questions.
+        """
+        authorizer = self._authorizer
+        if authorizer is None:
             return True
         if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        return self._authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        allowed = authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        if not allowed or self._audit.tells_allowed:
+            self._tell(authorizer, allowed, peer, operation, resource, name)
+        return allowed
 
-    def allows_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if the client may do this operation on some resource of the type."""
+    def may(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Return true if `allows` would, without an audit: for what is left out of an answer, for one of several ways
+        to have a right, and for what is decided again.
+        """
         authorizer = self._authorizer
-        return authorizer is None or authorizer.allows_any(peer.principal, peer.client_host, operation, resource)
+        if authorizer is None:
+            return True
+        if resource is ResourceType.TOPIC:
+            name = self._topics.canonical_name(name)
+        return authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+
+    def may_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
+        """Return true if the client may do this operation on some resource of the type. A denial is not audited."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return True
+        allowed = authorizer.allows_any(peer.principal, peer.client_host, operation, resource)
+        if allowed and self._audit.tells_allowed:
+            self._tell(authorizer, allowed, peer, operation, resource, None)
+        return allowed
+
+    def _tell(
+        self,
+        authorizer: Authorizer,
+        allowed: bool,
+        peer: Peer,
+        operation: AclOperation,
+        resource: ResourceType,
+        name: str | None,
+    ) -> None:
+        rule = partial(authorizer.rule, peer.principal, peer.client_host, operation, resource, name)
+        self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
+
+    def changes_user(self, peer: Peer, name: str) -> bool:
+        """Return true if the client, which may change users, may change this one: of super users super users alone."""
+        if self.is_open or f"User:{name}" not in self._super_users or peer.principal in self._super_users:
+            return True
+        self._audit.denied(peer, AclOperation.ALTER.name, "USER", name, "super users are changed by super users alone")
+        return False
 
     def refusal(self, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
         """Return the error for a client that `allows` refuses: one to try again with while it is not known what was
@@ -236,20 +282,20 @@ class AccessControl:
         return list(self._topics.names_to_find(names)) if names else ()
 
     def _may_look(self, peer: Peer, operation: AclOperation | None, name: str) -> bool:
-        if operation is None or self.allows(peer, operation, ResourceType.TOPIC, name):
+        if operation is None or self.may(peer, operation, ResourceType.TOPIC, name):
             return True
-        return operation in _OF_CLUSTER_OR_TOPIC and self.allows(peer, operation, ResourceType.CLUSTER)
+        return operation in _OF_CLUSTER_OR_TOPIC and self.may(peer, operation, ResourceType.CLUSTER)
 
     def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
         """Return those of `topics` on which the client may do this operation, so that it may know of them."""
         if self._authorizer is None:
             return list(topics)
         self.check_known(peer, ResourceType.TOPIC)
-        return [topic for topic in topics if self.allows(peer, operation, ResourceType.TOPIC, topic.name)]
+        return [topic for topic in topics if self.may(peer, operation, ResourceType.TOPIC, topic.name)]
 
     def operations(self, peer: Peer, resource: ResourceType, name: str = CLUSTER_NAME) -> Set[int]:
         """Return the codes of all operations that the client may do on a resource (KIP-430)."""
         operations = OPERATIONS[resource]
         if self._authorizer is None:
             return operations
-        return {operation for operation in operations if self.allows(peer, operation, resource, name)}
+        return {operation for operation in operations if self.may(peer, operation, resource, name)}

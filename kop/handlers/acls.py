@@ -8,7 +8,7 @@ type of the resource has not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
@@ -63,16 +63,19 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         return ctx.response(results=[_error(refusal) for _ in request.creations])
     wanted = [_created(gw, ctx, creation) for creation in request.creations]
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
+    new: list[Acl] = []
     too_many: set[Acl] = set()
 
     def decide() -> Sequence[KeyValue]:
-        new = list(dict.fromkeys(acl for acl in wanted if isinstance(acl, Acl) and acl not in acls))
+        new[:] = dict.fromkeys(acl for acl in wanted if isinstance(acl, Acl) and acl not in acls)
         room = max(most - len(acls), 0)
         too_many.clear()
         too_many.update(new[room:])
-        return [of_acl(acl) for acl in new[:room]]
+        del new[room:]
+        return [of_acl(acl) for acl in new]
 
     failure = await _written(gw, decide)
+    _audit(gw, ctx, "CREATE", new, failure)
     full = PeerError(f"There are {most} ACLs, and kop.security.max.acls allows no more")
     return ctx.response(
         results=[
@@ -100,6 +103,7 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
     failure = await _written(gw, decide)
+    _audit(gw, ctx, "DELETE", dict.fromkeys(acl for some in doomed for acl in some), failure)
     results = []
     for index, which in enumerate(filters):
         refused = which if isinstance(which, KopError) else failure
@@ -123,6 +127,20 @@ async def _written(gw: Gateway, decide: Callable[[], Sequence[KeyValue]]) -> Kop
     except KopError as error:
         return error.fresh_copy()
     return None
+
+
+def _audit(gw: Gateway, ctx: Context, operation: str, changed: Iterable[Acl], failure: KopError | None) -> None:
+    """Tell the audit of ACLs that were changed, or, after a failure of storage, that may have been."""
+    for acl in changed:
+        details = dict(
+            resource_type=acl.resource.name,
+            pattern_type=acl.pattern.name,
+            acl_principal=acl.principal,
+            acl_host=acl.host,
+            acl_operation=acl.operation.name,
+            permission=acl.permission.name,
+        )
+        gw.audit.changed(ctx.conn, operation, "ACL", acl.name, details, failure)
 
 
 def _error(error: KopError | None, no_error: str | None = None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from kop.handlers.access import ANONYMOUS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
-from kop.security.rights import AclOperation, ResourceType
+from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.security.throttling import Meter
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
@@ -141,6 +141,10 @@ class Context:
         """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
+    def may(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Return true if the client may do this operation, without an audit; see `AccessControl.may`."""
+        return self.access.may(self.conn, operation, resource, name)
+
     def asking_broker(self) -> int | None:
         """Return the id of the broker that asks; None for any other client, also one that calls itself so."""
         return broker_that_asks(self.access, self.conn, self.client_id)
@@ -148,7 +152,7 @@ class Context:
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
         access, conn = self.access, self.conn
-        return access.allows(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
+        return access.may(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
             conn, AclOperation.CREATE, ResourceType.TOPIC, name
         )
 
@@ -181,7 +185,7 @@ class Context:
 def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str | None) -> int | None:
     """Return the id of the broker that a request is from; None for any other client, also one that calls itself so."""
     broker = broker_of(client_id)
-    if broker is None or not access.allows(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
+    if broker is None or not access.may(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
         return None
     return broker
 

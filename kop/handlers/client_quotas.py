@@ -80,10 +80,14 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     if request.validate_only or all(isinstance(each, KopError) for each in wanted):
         decide()
     else:
+        failure: KopError | None = None
         try:
             await gw.security.write(decide)
         except KopError as error:
-            answers = {place: answers.get(place) or error.fresh_copy() for place in range(len(wanted))}
+            failure = error.fresh_copy()
+        _tell(gw, ctx, [each for place, each in enumerate(wanted) if answers.get(place) is None], failure)
+        if failure is not None:
+            answers = {place: answers.get(place) or failure for place in range(len(wanted))}
     return ctx.response(
         entries=[
             dict(
@@ -94,6 +98,17 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
             for entry, error in zip(request.entries, (answers[place] for place in range(len(wanted))), strict=True)
         ]
     )
+
+
+def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change | KopError], failure: KopError | None) -> None:
+    for each in changes:
+        if isinstance(each, KopError):
+            continue
+        entity, values = each
+        name = ", ".join(f"{kind}={'(default)' if text is None else text}" for kind, text in entity.names().items())
+        for kind, value in values.items():
+            operation = "DELETE" if value is None else "SET"
+            gw.audit.changed(ctx.conn, operation, "QUOTA", name, dict(quota=kind.value, value=value), failure)
 
 
 def _change(entry: Any) -> _Change | KopError:

@@ -30,7 +30,7 @@ from typing import Any
 
 from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
-from kop.errors import ErrorCode, KopError, PeerError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
@@ -41,6 +41,7 @@ from kop.turns import Turns
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
+ALTER_CONFIGS = 33
 _MOST_REFRESHED = 16
 """The most topics of one DescribeConfigs whose configs are read from storage again; if more are asked for, memory
 answers for all.
@@ -82,7 +83,8 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Respo
         resource.resource_name: topic
         for resource in request.resources
         if resource.resource_type == Resource.TOPIC
-        and isinstance(topic := ctx.topic(resource.resource_name, AclOperation.DESCRIBE_CONFIGS), TopicInfo)
+        and ctx.may(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, resource.resource_name)
+        and isinstance(topic := ctx.topic(resource.resource_name, None), TopicInfo)
     }
     await _refresh(gw, known.values())
     differing = await _differing_configs(gw, known)
@@ -224,7 +226,7 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response
         wanted = {config.name: config.value for config in resource.configs}
         await _alter(gw, ctx, resource, lambda _: dict(wanted), TOPIC_CONFIGS, validate_only=request.validate_only)
 
-    return await _answer_each(ctx, request, alter)
+    return await _answer_each(gw, ctx, request, alter)
 
 
 async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
@@ -249,10 +251,25 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
         named = {config.name for config in resource.configs}
         await _alter(gw, ctx, resource, change, named, validate_only=request.validate_only)
 
-    return await _answer_each(ctx, request, alter)
+    return await _answer_each(gw, ctx, request, alter)
 
 
-async def _answer_each(ctx: Context, request: Message, alter: Callable[[Any], Any]) -> Response:
+def _audit(gw: Gateway, ctx: Context, resource: Any, failure: KopError | None = None) -> None:
+    """Tell the audit what was changed of a resource."""
+    if ctx.api_key == ALTER_CONFIGS:
+        operation = "REPLACE CONFIGS"
+        configs = [{"name": config.name, "value": config.value} for config in resource.configs]
+    else:
+        operation = "ALTER CONFIGS"
+        configs = [
+            {"operation": Operation(config.config_operation).name, "name": config.name, "value": config.value}
+            for config in resource.configs
+        ]
+    kind = Resource(resource.resource_type).name
+    gw.audit.changed(ctx.conn, operation, kind, resource.resource_name, dict(configs=configs), failure)
+
+
+async def _answer_each(gw: Gateway, ctx: Context, request: Message, alter: Callable[[Any], Any]) -> Response:
     """Run `alter` for each resource, side by side; the response has a row for each."""
     counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     turns = Turns(_ALTERED_AT_ONCE)
@@ -266,8 +283,12 @@ async def _answer_each(ctx: Context, request: Message, alter: Callable[[Any], An
                 _check_right(ctx, AclOperation.ALTER_CONFIGS, resource.resource_type, resource.resource_name)
             async with turns.turn():
                 await alter(resource)
+            if not request.validate_only:
+                _audit(gw, ctx, resource)
         except KopError as error:
             code, message = error.code, error.message
+            if isinstance(error, BackendError):
+                _audit(gw, ctx, resource, error)
         return dict(
             error_code=code,
             error_message=message,

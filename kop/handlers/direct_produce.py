@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 from kop.cluster.topic_configs import ProduceRules
 from kop.compiled import compiled_only
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import AccessControl, Peer
+from kop.handlers.access import AccessControl
 from kop.handlers.api import Answer
 from kop.handlers.produce_targets import ProduceTargets, refused_by_log
 from kop.metrics import Metrics
 from kop.records.batch import BatchHeader
 from kop.records.compression import Codec
+from kop.security.audit import Peer
 from kop.storage.base import PartitionLog
 from kop.wire.produce import encode_partition
 
@@ -91,7 +92,7 @@ class DirectProduce:
         `peer` is the client that sent it; `topic` is the topic in the words of the request: a name, or the 16 bytes of
         an id.
         """
-        if self._native is None or header.transactional or rules.log_append_time:
+        if self._native is None or header.transactional or rules.log_append_time or self._access.decides_each_time:
             return
         writer = log.direct_writer(header)
         if writer is None or rules.codec not in {None, Codec.NONE}:

@@ -28,6 +28,7 @@ from kop.handlers.produce_targets import ProduceTargets
 from kop.handlers.settings import HandlerSettings
 from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
+from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
@@ -74,6 +75,8 @@ class Gateway:
     security_settings: SecuritySettings
     throttling: Throttling
     """What clients take, by the quotas that hold for them."""
+    audit: Audit
+    """The audit of denials and changes."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """The places for look-ups of offsets by time, each of which reads from storage for a while."""
     access: AccessControl = field(init=False)
@@ -95,9 +98,9 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make the parts that are made of the other ones."""
-        self.access = AccessControl(self.topics)
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
+        self.access = AccessControl(self.topics, self.audit, self.super_users)
         self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER
         if self.acls_decide:
             self.access.authorizer = AclAuthorizer(

@@ -169,11 +169,11 @@ def _fetched(
     topics: list[dict[str, Any]] = []
     if wanted_topics is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
-            topic = ctx.topic(name, AclOperation.DESCRIBE)
-            if is_refusal(topic):
-                if topic is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if not ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+                if ctx.access.refusal(ResourceType.TOPIC, name) is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                     raise BackendError(f"it is not known if the client may see {name}", _TRIED_AGAIN)
                 continue
+            topic = ctx.topic(name, None)
             rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
             if ctx.version < 10:
                 topics.append(dict(name=name, partitions=rows))

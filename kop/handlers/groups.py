@@ -268,7 +268,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     code = gw.groups.refusal
     listed = []
     if not code:
-        sees_all = not ctx.cluster(AclOperation.DESCRIBE)
+        sees_all = ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER)
         if not sees_all:
             ctx.access.check_known(ctx.conn, ResourceType.GROUP)
         listed = [
@@ -281,7 +281,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
             for group in gw.groups.list(
                 request.states_filter if version >= 4 else (), request.types_filter if version >= 5 else ()
             )
-            if sees_all or not ctx.group(group.group_id, AclOperation.DESCRIBE)
+            if sees_all or ctx.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
         ]
     return ctx.response(error_code=code, groups=listed)
 

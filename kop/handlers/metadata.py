@@ -66,9 +66,19 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     response = _answer(gw, ctx, request)
     answer = _encoded(response)
     # Of other namespaces no version would show that a topic was made, or a right to it given.
-    if not any(code and name and "/" in name for code, name, *_ in response.fields["topics"]):
+    if _is_kept(ctx, response) and not any(
+        code and name and "/" in name for code, name, *_ in response.fields["topics"]
+    ):
         gw.metadata_cache.put(version, key, answer)
     return _framed(ctx.correlation_id, answer)
+
+
+def _is_kept(ctx: Context, response: Response) -> bool:
+    """Return true if no decision in the answer has to be audited when the same is asked again."""
+    if ctx.access.is_open:
+        return True
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return not ctx.access.decides_each_time and all(row[0] is not refused for row in response.fields["topics"])
 
 
 def _framed(correlation_id: int, rest: bytes) -> Frame:
@@ -129,8 +139,8 @@ def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
 
 
 def _is_to_be_made(ctx: Context, name: str) -> bool:
-    topic = ctx.topic(name, AclOperation.DESCRIBE)
-    return isinstance(topic, ErrorCode) and not is_refusal(topic) and ctx.is_legal(name)
+    missing = isinstance(ctx.topic(name, None), ErrorCode)
+    return missing and ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name) and ctx.is_legal(name)
 
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
@@ -185,7 +195,7 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     ]
     asks_for_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
     operations = ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asks_for_cluster)
-    if asks_for_cluster and ctx.cluster(AclOperation.DESCRIBE):
+    if asks_for_cluster and not ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER):
         operations = set()
     return ctx.response(
         brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address, ctx.conn.listener)],

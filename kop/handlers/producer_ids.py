@@ -45,7 +45,7 @@ async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Response:
 def _refusal(ctx: Context, transactional_id: str | None) -> ErrorCode:
     if transactional_id is not None:
         return ctx.transactional_id(transactional_id, AclOperation.WRITE)
-    if ctx.access.allows_any(ctx.conn, AclOperation.WRITE, ResourceType.TOPIC):
+    if ctx.access.may_any(ctx.conn, AclOperation.WRITE, ResourceType.TOPIC):
         return ErrorCode.NONE
     return ctx.cluster(AclOperation.IDEMPOTENT_WRITE)
 

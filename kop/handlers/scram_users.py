@@ -81,12 +81,14 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
     """Carry out changes, and note in `errors`, by the user's name, why one is not."""
     for change in changes:
         if errors[change.name] is None:
-            errors[change.name] = _refusal(gw, ctx, change)
+            errors[change.name] = _refusal(ctx, change)
     given = dict(errors)
+    made: list[_Change] = []
 
     def decide() -> Sequence[KeyValue]:
+        made.clear()
         errors.update(given)
-        users, made = gw.security.users, Counter(change.name for change in changes)
+        users, named = gw.security.users, Counter(change.name for change in changes)
         room = gw.security_settings.kop_security_max_users - len(users)
         records = []
         for change in changes:
@@ -98,34 +100,40 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
                 errors[name] = PeerError(
                     "Attempt to delete a user credential that does not exist", ErrorCode.RESOURCE_NOT_FOUND
                 )
-            elif made[name] > 1:
+            elif named[name] > 1:
                 errors[name] = PeerError(
                     "A user credential cannot be altered twice in the same request", ErrorCode.DUPLICATE_RESOURCE
                 )
             elif change.upsertion is None:
+                made.append(change)
                 records.append(of_user(name, mechanism, None))
             elif name not in users and room <= 0:
                 errors[name] = PeerError("There are as many users as kop.security.max.users allows")
             else:
                 room -= name not in users
+                made.append(change)
                 records.append(of_user(name, mechanism, _credential(mechanism, change.upsertion)))
         return records
 
+    failure: KopError | None = None
     try:
         await gw.security.write(decide)
     except KopError as error:
+        failure = error.fresh_copy()
         for name, refusal in errors.items():
-            errors[name] = refusal or error.fresh_copy()
+            errors[name] = refusal or failure
+    for change in made:
+        operation, mechanism = "DELETE" if change.upsertion is None else "SET", Mechanism(change.mechanism)
+        gw.audit.changed(ctx.conn, operation, "USER", change.name, dict(mechanism=mechanism.text), failure)
 
 
 def _credential(mechanism: Mechanism, row: Any) -> ScramCredential:
     return ScramCredential.of_salted(mechanism, bytes(row.salted_password), row.iterations, bytes(row.salt))
 
 
-def _refusal(gw: Gateway, ctx: Context, change: _Change) -> KopError | None:
+def _refusal(ctx: Context, change: _Change) -> KopError | None:
     """Return why a change is not made, whatever users there are; None if it may be."""
-    is_super = f"User:{change.name}" in gw.super_users
-    if gw.acls_decide and is_super and ctx.conn.principal not in gw.super_users:
+    if not ctx.access.changes_user(ctx.conn, change.name):
         return PeerError(
             "Only a super user changes the credentials of a super user", ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         )

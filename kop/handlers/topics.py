@@ -163,7 +163,7 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> dict[str, Any]:
             replication_factor=-1,
             configs=[],
         )
-    hidden = not ctx.access.allows(ctx.conn, AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name)
+    hidden = not ctx.may(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name)
     configs = gw.topic_configs.rows(plan.configs) if ctx.version >= 5 and not hidden else ()
     return dict(
         name=plan.name,
@@ -235,8 +235,9 @@ async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_De
             topic = _to_delete(ctx, row.topic_id)
             if is_refusal(topic):
                 row.refuse(topic, "Topic authorization failed.")
-                seen = ctx.topic(row.topic_id, AclOperation.DESCRIBE)
-                row.name = None if isinstance(seen, ErrorCode) else seen.name
+                known = ctx.topic(row.topic_id, None)
+                if isinstance(known, TopicInfo) and ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, known.name):
+                    row.name = known.name
             elif isinstance(topic, ErrorCode):
                 row.refuse(topic, "This server does not host this topic ID.")
             else:
@@ -266,7 +267,7 @@ def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
     """Return the topic if the client may delete it, by its right to the cluster or to the topic; else raise the
     error.
     """
-    whole_cluster = not ctx.cluster(AclOperation.DELETE)
+    whole_cluster = ctx.may(AclOperation.DELETE, ResourceType.CLUSTER)
     return ctx.topic(name_or_id, None if whole_cluster else AclOperation.DELETE)
 
 

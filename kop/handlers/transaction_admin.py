@@ -18,7 +18,7 @@ import logging
 from typing import Any, Final
 
 from kop.errors import ErrorCode
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
@@ -64,7 +64,7 @@ async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict
         return row | dict(error_code=error)
     topics: dict[str, list[int]] = {}
     for name, partition in sorted(transaction.partitions):
-        if not is_refusal(ctx.topic(name, AclOperation.DESCRIBE)):
+        if ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
             topics.setdefault(name, []).append(partition)
     return row | dict(
         transaction_state=transaction.status.label,
@@ -97,7 +97,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
             and (not producers or transaction.producer_id in producers)
             and (duration < 0 or ctx.now_ms - transaction.start_timestamp > duration)
             and (pattern is None or pattern.fullmatch(transactional_id) is not None)
-            and not ctx.transactional_id(transactional_id, AclOperation.DESCRIBE)
+            and ctx.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         )
 
     ctx.access.check_known(ctx.conn, ResourceType.TRANSACTIONAL_ID)

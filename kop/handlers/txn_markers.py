@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer WriteTxnMarkers: end each transaction in the partitions that the request names for it."""
-    allowed = not (ctx.cluster(AclOperation.ALTER) and ctx.cluster(AclOperation.CLUSTER_ACTION))
+    allowed = ctx.may(AclOperation.ALTER, ResourceType.CLUSTER) or not ctx.cluster(AclOperation.CLUSTER_ACTION)
     markers = []
     async for marker in with_pauses(request.markers):
         if allowed:

@@ -47,7 +47,7 @@ class AclAuthorizer:
         question = principal, host, operation.value, resource.value, name
         if self._known_of == self._acls.version and (known := self._known.get(question)) is not None:
             return known
-        allowed = principal in self._super_users or self._decide(principal, _host(host), operation, resource, name)
+        allowed = principal in self._super_users or self._decide(principal, _host(host), operation, resource, name)[0]
         return self._remember(question, allowed)
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
@@ -58,6 +58,21 @@ class AclAuthorizer:
         allowed = principal in self._super_users or self._decide_any(principal, _host(host), operation, resource)
         return self._remember(question, allowed)
 
+    def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
+        """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for people."""
+        if principal in self._super_users:
+            return "super.users"
+        if name is None:
+            return "ACLs of any name"
+        allowed, acl = self._decide(principal, _host(host), operation, resource, name)
+        if acl is None:
+            return "allow.everyone.if.no.acl.found" if allowed else "no ACL"
+        pattern = "" if acl.pattern is PatternType.LITERAL else f"{acl.pattern.name} "
+        return (
+            f"ACL {acl.permission.name} {acl.operation.name} {acl.resource.name} {pattern}{acl.name} "
+            f"to {acl.principal} from {acl.host}"
+        )
+
     def _remember(self, question: _Question, allowed: bool) -> bool:
         if self._known_of != self._acls.version or len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
@@ -65,8 +80,11 @@ class AclAuthorizer:
         self._known[question] = allowed
         return allowed
 
-    def _decide(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        nothing_applies, allowed = True, False
+    def _decide(
+        self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str
+    ) -> tuple[bool, Acl | None]:
+        """Return the decision, and the ACL by which it is made; None if there is none."""
+        nothing_applies, allowing = True, None
         by_allow = ALLOWED_BY[operation]
         for by_principal in self._acls.of(resource, name):
             nothing_applies = False
@@ -76,16 +94,16 @@ class AclAuthorizer:
                         continue
                     if acl.permission is Permission.DENY:
                         if _is_about(acl, operation):
-                            return False
+                            return False, acl
                     elif acl.operation in by_allow:
-                        allowed = True
-        return allowed or (nothing_applies and self._allow_if_no_acl)
+                        allowing = acl
+        return allowing is not None or (nothing_applies and self._allow_if_no_acl), allowing
 
     def _decide_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
         """Decide as the default of Kafka's `Authorizer.authorizeByResourceType`: what an ALLOW implies does not count,
         and of a DENY only one that covers all that some ALLOW is about.
         """
-        if self._decide(principal, host, operation, resource, "hardcode"):
+        if self._decide(principal, host, operation, resource, "hardcode")[0]:
             return True  # Kafka asks for a topic of this name first
         allowed: set[tuple[PatternType, str]] = set()
         denied: set[tuple[PatternType, str]] = set()

@@ -83,6 +83,10 @@ class SecuritySettings(Settings):
     kop_pulsar_token_audience_claim: str = setting(
         "kop.pulsar.token.audience.claim", "aud", "The claim of such tokens that has their audience."
     )
+    kop_audit_file: str = setting(
+        "kop.audit.file", "", "File of the audit, a line of JSON for each denial and change; empty: the log."
+    )
+    kop_audit_allowed: bool = setting("kop.audit.allowed", False, "Audit lines for what was allowed, too.")
 
     def problems(self) -> Iterable[str]:
         """Return a line if nobody could ever give a right."""

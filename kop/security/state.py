@@ -59,6 +59,10 @@ class SecurityState:
         """Random bytes of the cluster, made with its state topic, that no client is told."""
         return self._secret
 
+    def on_user_change(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the user's name after each change of a credential, by whichever broker."""
+        self.users.on_change(callback)
+
     async def open(self, waiting: Callable[[str], None] | None = None) -> None:
         """Read everything, and follow what any broker writes from now on.
 

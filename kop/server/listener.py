@@ -103,6 +103,8 @@ class Server:
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
+        self._looking: asyncio.Handle | None = None
+        """The look at logins that comes soon, after a change of users."""
         self._end_sweeps = every(self.loop, _SWEEP_SECONDS, "the sweep of client connections", self.sweep)
 
     # --- listening
@@ -279,6 +281,7 @@ class Server:
         if self._sweeps % CERTIFICATE_SWEEPS == 0:
             for certificate in self._certificates:
                 certificate.look()
+        self._look_at_logins()
         now = self.loop.time()
         quotas = self._throttling.quotas.version
         changed, self._quotas_seen = quotas != self._quotas_seen, quotas
@@ -287,6 +290,22 @@ class Server:
             connection.settle_unread()
             if changed:
                 connection.quotas_changed(quotas)
+            if (
+                (0 <= longest < now - connection.last_active and not connection.busy)
+                or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
+                or connection.gone_unnoticed()
+            ):
+                connection.abort()
+        self._make_room(now)
+
+    def users_changed(self) -> None:
+        """Close, soon, the connections whose users are gone or have another password."""
+        if self._looking is None:
+            self._looking = self.loop.call_soon(self._look_at_logins)
+
+    def _look_at_logins(self) -> None:
+        self._looking = None
+        for connection in list(self._connections):
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
                     "closing the connection of %s: the user of %s is gone or has another password",
@@ -294,13 +313,6 @@ class Server:
                     connection.info.principal,
                 )
                 connection.abort()
-            elif (
-                (0 <= longest < now - connection.last_active and not connection.busy)
-                or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
-                or connection.gone_unnoticed()
-            ):
-                connection.abort()
-        self._make_room(now)
 
     def _count_traffic(self) -> None:
         """Give free memory back to the system after a quiet time, if the process has grown since it did so last.

@@ -429,7 +429,7 @@ def _groups(ctx: Context, served: _ServedApi, request: Any) -> Iterable[str]:
     """Return the groups in a request of which the client may be told."""
     for need in served.groups:
         if need.names is not None and need.operation is not None:
-            allowed = partial(ctx.access.allows, ctx.conn, need.operation, ResourceType.GROUP)
+            allowed = partial(ctx.access.may, ctx.conn, need.operation, ResourceType.GROUP)
             yield from filter(allowed, need.names(request))
 
 

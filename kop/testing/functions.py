@@ -19,7 +19,7 @@ from kop.functions.function import load, of_object
 from kop.functions.localrun import Running
 from kop.functions.spec import from_flags
 from kop.functions.state import StateValue
-from kop.functions.triggers import TriggerAnswer
+from kop.functions.triggers import TriggerAnswer, place_for
 
 SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -45,10 +45,15 @@ class TestFunction:
         """How many calls have failed."""
         return self._running.failures
 
-    def trigger(self, value: bytes | str, key: bytes | None = None, seconds: float = SECONDS) -> TriggerAnswer:
-        """Send a message to the function, and return its output or its error once it is done."""
+    def trigger(
+        self, value: bytes | str, key: bytes | None = None, seconds: float = SECONDS, topic: str | None = None
+    ) -> TriggerAnswer:
+        """Send a message to the function, and return its output or its error once it is done; `topic` names one of
+        several inputs.
+        """
         data = value.encode() if isinstance(value, str) else value
-        return self._running.instance.trigger(data, key, None, seconds)
+        place = place_for(self._running.spec, topic, key, self._running.instance.partitions)
+        return self._running.instance.trigger(data, key, place, seconds)
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
         """Return an entry of the state: its `number` is that of a counter, its `value` bytes; None if there is none."""

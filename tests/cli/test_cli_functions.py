@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import textwrap
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cli.cli_support import Invoke, Kop
-from support.waiting import SECONDS
+from cli.preloaded import Preloaded
+from support.waiting import SECONDS, wait_until
 
 from kop.cli.functions_flags import FLAGS
 from kop.functions import spec
+from kop.security.settings import STANDARD_AUTHORIZER
+from kop.testing import Broker
 
 
 @pytest.fixture
@@ -176,14 +181,76 @@ def test_a_file_has_the_definition_and_flags_win(
     assert function.end() == 0
 
 
+def test_ctrl_c_ends_at_once_what_is_about_to_connect(kop: Kop, tmp_path: Path) -> None:
+    file = write(tmp_path, "def process(text: str) -> str:\n    return text\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        config = write(tmp_path, f"bootstrap.servers={address}\n", "client.properties")
+        flags = ("--py", file, "--classname", "shout", "--inputs", "a", "--client-config", config)
+        function = Started(kop.start("functions", "localrun", *flags))
+        function.until(f"connecting to {address} by PLAINTEXT")
+        silent.accept()[0].close()  # the look if a server is there
+        silent.accept()[0].close()  # the first connection of the client, which makes others for a minute
+        began = time.monotonic()
+        assert function.end() == 1
+        assert time.monotonic() - began < 20
+    assert "Aborted!" in function.said
+
+
+PROPERTIES = """\
+bootstrap.servers={bootstrap}
+security.protocol=SASL_PLAINTEXT
+sasl.mechanism=SCRAM-SHA-256
+sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="{user}" password="secret";
+"""
+
+
+def test_the_rights_that_the_documentation_names_are_enough(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Effectively once, with state."""
+    text = (Path(__file__).parents[2] / "docs/functions.md").read_text()
+    rights = [line.split()[1:] for line in text.splitlines() if line.startswith("kop acls add User:me ")]
+    assert len(rights) == 4
+    store = f"sqlite:{tmp_path / 'kop.db'}"
+    for user in ("admin", "me"):
+        flags = ("--store", store, "--password-file", "-", "-m", "SCRAM-SHA-256")
+        Kop("127.0.0.1:1", preloaded).ok("users", "create", user, *flags, given=b"secret")
+    listeners = "SASL_PLAINTEXT://127.0.0.1:0"
+    with Broker(
+        store=store, listeners=listeners, authorizer_class_name=STANDARD_AUTHORIZER, super_users="User:admin"
+    ) as broker:
+        made = {
+            user: write(tmp_path, PROPERTIES.format(bootstrap=broker.bootstrap, user=user), user)
+            for user in ("admin", "me")
+        }
+        for topic in ("lines", "loud"):
+            broker.create_topic(topic)
+        kop = Kop(broker.bootstrap, preloaded)
+        for right in rights:
+            kop.ok(*right, "--client-config", made["admin"])
+        code = "def process(text: str, context) -> str:\n    context.incr_counter('n', 1)\n    return text.upper()\n"
+        described = ("--py", write(tmp_path, code), "--classname", "shout", "--inputs", "lines", "--output", "loud")
+        once = ("--processing-guarantees", "EFFECTIVELY_ONCE", "--client-config", made["me"])
+        function = Started(kop.start("functions", "localrun", *described, *once))
+        function.until("Ctrl-C ends it")
+        broker.produce("lines", ["a"])
+        wait_until(lambda: [each.value for each in broker.records("loud", isolation_level="read_committed")] == [b"A"])
+        assert function.end() == 0, function.said
+        assert broker.committed("public/default/shout") == {("lines", 0): 1}
+    assert "1 messages done" in function.said
+
+
 def test_a_call_that_hangs_ends_the_command(start: Start, topics: tuple[str, str], kop: Kop, tmp_path: Path) -> None:
-    given, _ = topics
-    file = write(tmp_path, "import time\ndef process(text: str) -> None:\n    time.sleep(100)\n")
-    function = start("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--timeout-ms", "300")
+    given, logged = topics
+    file = write(tmp_path, "import time\ndef process(text: str) -> None:\n    print('slow')\n    time.sleep(100)\n")
+    flags = ("--py", file, "--classname", "shout", "--name", given, "--inputs", given, "--timeout-ms", "300")
+    function = start(*flags, "--log-topic", logged)
     function.until("Ctrl-C ends it")
     kop.ok("produce", given, given=b"a")
     function.until(f"has to be ended at {given}-0 offset 0: a call has taken longer than timeoutMs, 300 ms")
     assert function.process.wait(SECONDS) == 1
+    # What the command says for itself is not the function's.
+    first, told = kop.ok("consume", logged, "--until-end").splitlines()
+    assert (first, "has to be ended at" in told) == ("slow", True)
 
 
 @pytest.mark.parametrize(

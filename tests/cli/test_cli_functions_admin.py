@@ -63,7 +63,12 @@ def created(admin: Admin) -> Admin:
     admin.create("--parallelism", "2")
     admin.service.statuses["public/default/shout", 0] = status_of()
     admin.service.statuses["public/default/shout", 1] = status_of(
-        running=False, error="the call took longer than 500 ms", at=["lines", 0, 17], stderr=["Killed"], stats=None
+        running=False,
+        error="the call took longer than 500 ms",
+        at=["lines", 0, 17],
+        next_start_ms=1_700_000_060_000,
+        stderr=["Killed"],
+        stats=None,
     )
     return admin
 
@@ -157,6 +162,7 @@ def test_status_says_what_at_which_record_and_since_when(created: Admin) -> None
             "",
             "instance 1:",
             "  the call took longer than 500 ms (at lines-0 offset 17)",
+            "  next start at 2023-11-14T22:14:20Z",
             "  stderr: Killed",
         ],
     )
@@ -167,7 +173,20 @@ def test_status_says_what_at_which_record_and_since_when(created: Admin) -> None
         {"topic": "lines", "partition": 0, "offset": 17},
     )
     assert single["since_ms"] == 1_700_000_000_000
+    assert single["next_start_ms"] == 1_700_000_060_000
     assert "has no instance 5" in created.refused("status", "shout", "--instance-id", "5")
+
+
+def test_status_shows_the_record_of_a_call_that_hangs_and_the_lag_of_what_is_down(created: Admin) -> None:
+    statuses = created.service.statuses
+    statuses["public/default/shout", 0] = status_of(at=["lines", 0, 5], stderr=["waiting for the bank"])
+    statuses["public/default/shout", 1] = status_of(running=False, error="x", lag={"lines-1": 3}, stats=None)
+    _, first, second, *troubles = created.ok("status", "shout").splitlines()
+    assert (first.split()[7], second.split()[7]) == ("4", "3")
+    assert troubles[2:4] == [
+        "  calls lines-0 offset 5; the last call ended 2023-11-14T22:13:20Z",
+        "  stderr: waiting for the bank",
+    ]
 
 
 def test_stats(created: Admin) -> None:

@@ -56,6 +56,13 @@ def values(broker: Broker, topic: str) -> list[str]:
     return [(record.value or b"").decode() for record in records]
 
 
+def no_retries(guarantee: str, dead_letter_topic: str = "") -> dict[str, Any]:
+    """Return the flags of a function that tries no message again, whatever its guarantee."""
+    if guarantee == "ATMOST_ONCE":
+        return {}
+    return {"max_message_retries": 0} | ({"dead_letter_topic": dead_letter_topic} if dead_letter_topic else {})
+
+
 class KilledError(Exception):
     """What a killed instance meets wherever it goes on."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from functions.instance_kit import KilledError, Killer, consume, produce, values
+from functions.instance_kit import KilledError, Killer, consume, no_retries, produce, values
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewPartitions
 from kafka.errors import MessageSizeTooLargeError
@@ -19,7 +19,9 @@ from support.waiting import wait_until
 from kop.client.errors import ClientError
 from kop.functions import acks, committing
 from kop.functions.instance import ReplacedError
-from kop.functions.triggers import TriggerAnswer
+from kop.functions.spec import from_flags
+from kop.functions.triggers import LATE, RAISED, TriggerAnswer, TriggerError, fate, place_for
+from kop.records.partitioning import partition_of
 from kop.testing import Broker
 from kop.testing.functions import Functions
 
@@ -219,7 +221,7 @@ def test_a_failed_message_holds_its_offset_until_it_is_done(broker: Broker, func
 def test_an_input_that_the_serde_refuses_is_as_a_call_that_fails(
     broker: Broker, functions: Functions, guarantee: str
 ) -> None:
-    function = functions(add_one, inputs="in", output="out", max_message_retries=0, processing_guarantees=guarantee)
+    function = functions(add_one, inputs="in", output="out", processing_guarantees=guarantee, **no_retries(guarantee))
     broker.produce("in", ["1", "one", "2"])
     wait_until(lambda: function.processed == 2 and function.failures == 1)
     function.stop()
@@ -240,9 +242,8 @@ def test_a_result_that_cannot_be_written_is_as_a_call_that_fails(
         wide,
         inputs="in",
         output="out",
-        max_message_retries=0,
-        dead_letter_topic="dead",
         processing_guarantees=guarantee,
+        **no_retries(guarantee, "dead"),
     )
     broker.produce("in", ["a", "1", "b"])
     wait_until(lambda: function.processed == 2 and function.failures == 1)
@@ -339,8 +340,9 @@ def test_a_trigger_answers_with_nothing_and_with_the_exception(broker: Broker, f
 
     function = functions(strict, inputs="in")
     assert function.trigger("1") == TriggerAnswer()
-    assert function.trigger("-1") == TriggerAnswer(error="ValueError: -1 is negative")
-    assert function.trigger("one").error == "SerdeError: the value is no int: b'one'"
+    again = "; the message stays in in, and is tried again until it is done: maxMessageRetries would bound that"
+    assert function.trigger("-1") == TriggerAnswer(None, "ValueError: -1 is negative" + again, RAISED)
+    assert function.trigger("one").error == "SerdeError: the value is no int: b'one'" + again
 
 
 def test_a_trigger_says_if_it_is_not_done_in_time(broker: Broker, functions: Functions) -> None:
@@ -350,7 +352,50 @@ def test_a_trigger_says_if_it_is_not_done_in_time(broker: Broker, functions: Fun
         answer = function.trigger("a", seconds=0.2)
     finally:
         go_on.set()
-    assert answer.error == "the message is written to in, and not done in 0.2 s"
+    assert answer == TriggerAnswer(None, "not done in 0.2 s; the message stays in in, and is called in its turn", LATE)
+
+
+def test_a_trigger_goes_to_the_partition_of_its_key(broker: Broker, functions: Functions) -> None:
+    broker.create_topic("in", partitions=4)
+    function = functions(exclaim, inputs="in", output="out")
+    keys = [f"key-{number}" for number in range(8)]
+    for key in keys:
+        assert function.trigger("a", key.encode(), topic="persistent://public/default/in") == TriggerAnswer(b"a!")
+    places = {(record.key or b"").decode(): record.partition for record in broker.records("in")}
+    assert places == {key: partition_of(key.encode(), 4) for key in keys}
+    assert len({*places.values()}) > 1
+
+
+PLACES = [("a", 0), ("a", 1), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("topic", "partitions", "told"),
+    [
+        (None, PLACES, r"name the input of public/default/f that gets the message \(--topic\): a, b"),
+        ("c", PLACES, "name an input of public/default/f: c is none, but a, b"),
+        ("persistent://acme/shop/a", PLACES, "is a topic of acme/shop"),
+        ("a-partition-1/x/y/z", PLACES, "must be TOPIC"),
+    ],
+)
+def test_a_trigger_for_no_input_is_refused(topic: str | None, partitions: list[tuple[str, int]], told: str) -> None:
+    spec, _ = from_flags({"py": "f.py", "classname": "f", "inputs": "a,b"})
+    with pytest.raises(TriggerError, match=told):
+        place_for(spec, topic, None, partitions)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({}, "tried again until it is done"),
+        ({"max-message-retries": 3}, "tried 3 times again, then goes to the dead letters"),
+        ({"max-message-retries": 0}, "and goes to the dead letters"),
+        ({"processing-guarantees": "ATMOST_ONCE"}, "is not called again"),
+    ],
+)
+def test_what_becomes_of_a_trigger_that_fails_is_said(flags: dict[str, Any], told: str) -> None:
+    spec, _ = from_flags({"py": "f.py", "classname": "f", "inputs": "a", **flags})
+    assert told in fate(spec, "a")
 
 
 # -- asynchronous functions

@@ -15,8 +15,11 @@ from functions.instance_kit import values
 from support.waiting import wait_until
 
 from kop.client.properties import connection
+from kop.functions.function import CodePlace
 from kop.functions.instance import logger_of
 from kop.functions.logs import Allowance, LogTopic
+from kop.functions.process import Processes, WantedInstance
+from kop.functions.spec import from_flags
 from kop.testing import Broker
 from kop.testing.functions import Functions
 
@@ -87,6 +90,36 @@ def test_the_error_that_ends_a_function_is_logged(broker: Broker, settings: Any)
     with pytest.raises(RuntimeError), LogTopic(spec_with(log_topic="log"), settings):
         raise RuntimeError("the end")
     assert "RuntimeError: the end" in values(broker, "log")[0]
+
+
+def test_the_end_of_a_process_that_was_killed_is_logged(broker: Broker, settings: Any, tmp_path: Path) -> None:
+    broker.create_topic("in")
+    codes = {
+        "crashes": "import ctypes\ndef process(text: str) -> None:\n    ctypes.string_at(0)\n",
+        "hangs": "import time\ndef process(text: str) -> None:\n    time.sleep(100)\n",
+    }
+    processes = Processes(settings, patience=10)
+    try:
+        wanted = {}
+        for name, code in codes.items():
+            path = tmp_path / f"{name}.py"
+            path.write_text(code)
+            flags = {"py": str(path), "classname": name, "inputs": "in", "log-topic": "log", "timeout-ms": 300}
+            spec, _ = from_flags(flags)
+            wanted[spec.fqfn, 0] = WantedInstance(spec, CodePlace(str(path)), (("in", 0),), 1, 1)
+        processes.want(wanted)
+        wait_until(lambda: all(broker.committed(name) for name, _ in wanted))
+        broker.produce("in", ["a"])
+
+        def told(name: str, *parts: str) -> bool:
+            return any(all(part in text for part in (name, *parts)) for text in values(broker, "log"))
+
+        wait_until(lambda: told("default/crashes has ended at in-0 offset 0", "SIGSEGV", "Segmentation fault"))
+        wait_until(lambda: told("default/hangs has ended at in-0 offset 0", "longer than timeoutMs, 300 ms"))
+    finally:
+        processes.close()
+    ends = [record for record in broker.records("log") if b"default/hangs has ended" in (record.value or b"")]
+    assert dict(ends[0].headers) == {"loglevel": b"ERROR", "fqn": b"public/default/hangs", "instance": b"0"}
 
 
 def test_what_is_too_much_is_dropped_and_counted(broker: Broker, settings: Any) -> None:

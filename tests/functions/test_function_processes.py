@@ -145,6 +145,7 @@ def test_each_way_to_fail_is_told_and_every_other_function_goes_on(machine: Mach
         assert status.at == (("in", 0, 0) if is_called else None), name
         assert status.restarts >= 1
         assert abs(status.since_ms / 1000 - time.time()) < 60
+        assert status.running or status.next_start_ms is None or status.next_start_ms / 1000 > status.since_ms / 1000
     wait_until(lambda: values(machine.broker, "out-good") == ["A", "B"])
     wait_until(lambda: values(machine.broker, "out-noisy") == ["a", "b"])
     wait_until(lambda: machine.status("noisy").stderr[-1] == "last")
@@ -154,6 +155,39 @@ def test_each_way_to_fail_is_told_and_every_other_function_goes_on(machine: Mach
     assert machine.status("raises").error == ""
     assert machine.status("sleeps").stderr == ["begun"]
     assert "Fatal Python error: Segmentation fault" in "\n".join(machine.status("crashes").stderr)
+
+
+def test_the_record_of_a_call_that_hangs_and_the_last_words_and_the_next_start_of_one_that_ended_are_told(
+    machine: Machine, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go-on"
+    hangs = (
+        f"import os, time\ndef process(text: str):\n    while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
+    )
+    machine.wants("hangs", hangs)
+    ended = tmp_path / "ended"
+    machine.wants(
+        "ends",
+        f"""
+        import os, pathlib
+        def process(text: str) -> str:
+            if not pathlib.Path({str(ended)!r}).exists():
+                pathlib.Path({str(ended)!r}).touch()
+                print("my last words")
+                os._exit(3)
+            return text
+        """,
+    )
+    machine.begun("hangs", "ends")
+    machine.broker.produce("in", ["a"])
+    wait_until(lambda: machine.status("hangs").at == ("in", 0, 0), "the record of the call")
+    assert (machine.status("hangs").running, machine.status("hangs").error) == (True, "")
+    machine.failed("ends")
+    wait_until(lambda: machine.status("ends").next_start_ms is not None, "the next start")
+    wait_until(lambda: values(machine.broker, "out-ends") == ["a"], "the second start")
+    assert "my last words" in machine.status("ends").stderr
+    go_on.touch()
+    wait_until(lambda: machine.status("hangs").at is None, "the end of the call")
 
 
 def test_a_function_that_forks_itself_writes_once(machine: Machine) -> None:
@@ -257,10 +291,12 @@ def test_a_process_answers_what_it_is_asked(machine: Machine) -> None:
     code = "def process(text: str, context) -> str:\n    return f'{text} {context.get_function_version()}'\n"
     machine.wants("good", code)
     name = "public/default/good", 0
-    question = {"ask": "trigger", "value": "YQ==", "key": None, "topic": "in"}
-    assert machine.processes.ask(name, question, 20) == {"output": "YSAx", "error": None}  # "a 1"
+    question = {"ask": "trigger", "value": "YQ==", "key": None, "topic": "in", "partition": 0}
+    assert machine.processes.ask(name, question, 20)["output"] == "YSAx"  # "a 1"
     machine.wants("good", code.replace("{text}", "b"), number=2)
-    assert machine.processes.ask(name, question, 20) == {"output": "YiAx", "error": None}  # by the new one
+    assert machine.processes.ask(name, question, 20)["output"] == "YiAx"  # by the new one
+    elsewhere = machine.processes.ask(name, question | {"partition": 7}, 20)
+    assert (elsewhere["status"], "partition 7 of in" in elsewhere["error"]) == (503, True)
 
     def counts() -> tuple[int, int, object]:
         stats = machine.status("good").stats or {"received": 0, "processed": 0, "at": None}
@@ -274,7 +310,7 @@ def test_what_is_asked_of_nobody_is_answered(machine: Machine) -> None:
     ask: Callable[..., dict[str, Any]] = machine.processes.ask
     assert ask(("a/b/c", 0), {"ask": "trigger"}, 1) == {
         "error": "instance 0 of a/b/c does not run here",
-        "later": True,
+        "status": 503,
     }
     machine.wants("good", GOOD)
     machine.begun("good")

@@ -478,6 +478,7 @@ def test_a_leader_that_may_not_lead_says_why(
     def refused(*_: object, **__: object) -> None:
         raise errors.TopicAuthorizationFailedError("AddPartitionsToTxn of __kop_functions-0")
 
+    monkeypatch.setattr("kop.functions.leading.PAUSE_SECONDS", 0.05)
     alone.until(lambda _: alone.registry.leads)
     monkeypatch.setattr(WriteClient, "add_partitions", refused)
     request = alone.send("create", config=CONFIG, package=PACKAGE.digest, package_name="f.py")

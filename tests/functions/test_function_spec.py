@@ -103,7 +103,6 @@ def test_all_that_acts() -> None:
         compression_type="gzip",
         processing_guarantees=Guarantee.EFFECTIVELY_ONCE,
         retain_ordering=True,
-        forward_source_message_property=False,
         user_config={"a": 1, "b": ["x", 2.5, None]},
         secrets={"p": SecretPlace(env="PASSWORD"), "q": SecretPlace(file="/run/q")},
         max_message_retries=3,
@@ -134,7 +133,13 @@ def test_what_pulsars_tools_send_for_nothing_is_nothing() -> None:
     }
     assert spec_of(**sent) == spec_of()
     assert spec_of(parallelism=2.0, maxMessageRetries=5.0).parallelism == 2
-    assert read(json.dumps(LEAST | sent), "f.json")[1] == []
+    notes = read(json.dumps(LEAST | sent), "f.json")[1]
+    assert [note.split(": ")[1:3] for note in notes] == [["forwardSourceMessageProperty", "has no effect"]]
+
+
+@pytest.mark.parametrize("guarantee", [guarantee.value for guarantee in Guarantee])
+def test_the_name_is_that_of_the_class_whatever_the_guarantee(guarantee: str) -> None:
+    assert spec_of(processingGuarantees=guarantee).fqfn == "public/default/Words"
 
 
 def test_a_full_name_is_taken_apart() -> None:
@@ -169,7 +174,7 @@ def test_what_has_no_effect_is_noted(path: tuple[str, ...]) -> None:
     number = path[-1] in {
         *("maxPendingMessages", "maxPendingMessagesAcrossPartitions", "receiverQueueSize", "cpu", "disk"),
     }
-    truth = path[-1] in {"useThreadLocalProducers", "poolMessages"}
+    truth = path[-1] in {"useThreadLocalProducers", "poolMessages", "forwardSourceMessageProperty"}
     names = path[-1] in {"consumerProperties", "schemaProperties"}
     value: Any = 1 if number else truth or ({"a": "b"} if names else "x")
     for part in reversed(path):
@@ -205,6 +210,14 @@ def test_names_of_users_are_no_fields() -> None:
         ({"maxMessageRetries": -2}, "maxMessageRetries: Input should be greater than or equal to -1, got -2"),
         ({"maxMessageRetries": 1.5}, "maxMessageRetries: Input should be a valid integer"),
         ({"parallelism": 0}, "parallelism: Input should be greater than or equal to 1"),
+        (
+            {"processingGuarantees": "ATMOST_ONCE", "maxMessageRetries": 3},
+            "line 1: maxMessageRetries: is not for ATMOST_ONCE",
+        ),
+        (
+            {"processingGuarantees": "ATMOST_ONCE", "deadLetterTopic": "d"},
+            "line 1: deadLetterTopic: is not for ATMOST_ONCE",
+        ),
         ({"processingGuarantees": "ONCE"}, "processingGuarantees: Input should be 'ATMOST_ONCE', "),
         ({"subscriptionPosition": "Middle"}, "subscriptionPosition: Input should be 'Latest' or 'Earliest'"),
         ({"outputSchemaType": "protobuf"}, "outputSchemaType: schema type protobuf is refused: string, json"),

@@ -16,6 +16,7 @@ from kafka.admin import NewPartitions
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError
+from kop.functions import windowing
 from kop.functions.changelog import PREFIX
 from kop.functions.windowing import MARK
 from kop.testing import Broker
@@ -57,6 +58,20 @@ def by_count(length: int, slide: int | None = None, **fields: Any) -> str:
 
 def numbers(first: int, end: int) -> list[str]:
     return [str(number) for number in range(first, end)]
+
+
+def test_windows_that_have_too_much_in_memory_end_the_function(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windowing, "WINDOW_BYTES", 3 * windowing.ELEMENT_BYTES + 100)
+    function = functions(total, by_count(3))
+    broker.produce("in", numbers(0, 9))  # three windows, one after the other, have room
+    wait_until(lambda: len(values(broker, "out")) == 3)
+    function.stop()
+    longer = functions(total, by_count(4))
+    broker.produce("in", numbers(0, 9))
+    with pytest.raises(ClientError, match="let windows of public/default/total be shorter"):
+        longer.wait()
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -194,7 +209,7 @@ def test_a_window_that_fails_too_often_is_put_aside(broker: Broker, functions: F
             raise ValueError("never")
         return f"{numbers}"
 
-    dead = {"maxMessageRetries": 0, "deadLetterTopic": "dead"}
+    dead = {} if guarantee == "ATMOST_ONCE" else {"maxMessageRetries": 0, "deadLetterTopic": "dead"}
     function = functions(total, by_count(4, 2, processingGuarantees=guarantee, **dead))
     broker.produce("in", [*numbers(0, 6), "x", *numbers(6, 8)])
     wait_until(lambda: values(broker, "out") == ["[0, 1]", "[4, 5, 6, 7]"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from kop.client.properties import connection
 from kop.functions.packages import Assembler, Package
 from kop.functions.scheduler import schedule
 from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
+from kop.records.partitioning import partition_of
 from kop.testing import Broker
 
 FQFN = "public/default/shout"
@@ -72,6 +74,17 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
                 for instance in (0, 1):
                     asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
                     assert (await worker.ask(FQFN, instance, asked))["output"] == "aGkh"
+            places = {}
+            for number in range(6):
+                asked["key"] = base64.b64encode(f"key-{number}".encode()).decode()
+                assert (await second.ask(FQFN, None, asked))["output"] == "aGkh"
+            for record in await asyncio.to_thread(broker.records, "in"):
+                if record.key is not None:
+                    places[record.key] = record.partition
+            assert places == {key: partition_of(key, 2) for key in places}
+            assert len({*places.values()}) == 2
+            nowhere = await first.ask(FQFN, None, {**asked, "topic": "persistent://public/default/other"})
+            assert (nowhere["status"], "name an input" in nowhere["error"]) == (400, True)
             assert "no instance" in (await first.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
 
             revision = answer.revision
@@ -153,6 +166,22 @@ async def test_one_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert (await worker.drain("w9")).status == 404
             assert (await worker.drain("w0")).status == 409
             assert worker.assignments()
+
+
+async def test_the_lag_of_an_instance_that_does_not_run_is_counted(tmp_path: Path) -> None:
+    crash = Package("shout.py", b"import os\ndef process(text: str) -> str:\n    os._exit(3)\n")
+    with Broker() as broker:
+        broker.create_topic("in")
+        async with workers(broker, tmp_path, 1) as (worker,):
+            created = await worker.request("create", FQFN, config={**CONFIG, "parallelism": 1}, package=crash, by="ada")
+            assert created.won, created
+            await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
+
+            async def told() -> Any:
+                status = (await worker.status(FQFN, None)).get(0, {})
+                return status.get("error") and not status["running"] and status.get("lag") == {"in-0": 3}
+
+            await until(told, "the lag of what has ended", SECONDS)
 
 
 def test_a_worker_has_a_name_that_others_can_read() -> None:

@@ -166,6 +166,7 @@ def test_status_of_all_and_of_one(created: Rest) -> None:
         "lastInvocationTime": 1_700_000_000_500,
         "at": None,
         "since": 1_700_000_000_000,
+        "nextStart": None,
         "stderr": [],
         "lag": {"in-put-0": 4},
     }
@@ -212,7 +213,9 @@ def test_statistics_are_sums(created: Rest) -> None:
 def test_trigger_answers_with_the_output_nothing_or_the_exception(created: Rest) -> None:
     created.service.answers = {
         "void": {"output": None, "error": None},
-        "bad": {"output": None, "error": "ValueError: bad"},
+        "bad": {"output": None, "error": "ValueError: bad", "status": 422},
+        "slow": {"output": None, "error": "not done in 60 s", "status": 408},
+        "nobody": {"error": "no instance runs", "status": 503},
         "empty": {"output": "", "error": None},
     }
 
@@ -228,6 +231,8 @@ def test_trigger_answers_with_the_output_nothing_or_the_exception(created: Rest)
     assert trigger(("data", None, None, b"void")) == (204, b"")
     assert trigger(("data", None, None, b"empty")) == (200, b"")
     assert trigger(("data", None, None, b"bad")) == (422, b'{"reason": "ValueError: bad"}')
+    assert trigger(("data", None, None, b"slow"))[0] == 408
+    assert trigger(("data", None, None, b"nobody"))[0] == 503
     assert trigger(("topic", None, None, b"in"))[0] == 400
     assert created("POST", "/admin/v3/functions/public/default/g/trigger", []).status == 404
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from functions.instance_kit import KilledError, Killer, consume, values
+from functions.instance_kit import KilledError, Killer, consume, no_retries, values
 from support.waiting import wait_until
 
 from kop.client.errors import ClientError
@@ -147,9 +147,8 @@ def test_a_result_that_cannot_be_written_fails_its_batch(
         functions,
         lambda batch, context: bad(batch),
         subs_position="Earliest",
-        max_message_retries=0,
-        dead_letter_topic="dead",
         processing_guarantees=guarantee,
+        **no_retries(guarantee, "dead"),
     )
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 2})
     wait_until(lambda: function.failures == 1)

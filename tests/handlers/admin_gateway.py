@@ -24,6 +24,7 @@ from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.records.batch import build, read_header
 from kop.records.record import Record
+from kop.security.audit import Audit, AuditLines
 from kop.security.settings import SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.throttling import Throttling
@@ -85,6 +86,7 @@ class Admin:
             security=security,
             security_settings=config.of(SecuritySettings),
             throttling=Throttling(security.quotas, self.loop.time),
+            audit=Audit(AuditLines(""), config.node_id),
         )
 
     async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:

@@ -8,24 +8,30 @@ Must not know: which requests there are.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
-from support.gateway import gateway
+from support.gateway import batch, gateway
 from support.waiting import until
 
 from conformance.authorization.requests import CLUSTER, Right
-from conformance.authorization.world import Connection, World
+from conformance.authorization.world import Connection, World, decoded, request_frame
 from kop.app import Serving
+from kop.compiled import compiled_only
 from kop.handlers.access import ANONYMOUS
+from kop.handlers.api import ConnectionInfo
 from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls
 from kop.security.authorizer import AclAuthorizer
 from kop.security.quotas import QuotaMatch
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
+from kop.server.request import RequestPipeline
 
 IMPLY_DESCRIBE = {AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}
+NATIVE: Any = compiled_only()
 Changes = Mapping[tuple[str, ...], Any]
 
 
@@ -72,6 +78,10 @@ class Rights:
         """Return true if such a right is given for any name."""
         return self._of(principal, host).decides.allows_any(principal, host, operation, resource)
 
+    def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
+        """Return the rule by which it is allowed, or not."""
+        return self._of(principal, host).decides.rule(principal, host, operation, resource, name)
+
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self
 
@@ -87,6 +97,35 @@ def _acl(right: Right) -> Acl:
         AclOperation[operation],
         Permission.ALLOW,
     )
+
+
+class Client:
+    """A client of some name: requests without a socket."""
+
+    def __init__(self, pipeline: RequestPipeline, principal: str, host: str = "192.0.2.1") -> None:
+        self._pipeline = pipeline
+        self._conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
+        self.directly = 0
+        """Requests that compiled code took."""
+
+    async def call(self, key: int, version: int, /, **fields: Any) -> Any:
+        """Send a request and return its answer."""
+        frame = memoryview(bytearray(request_frame(key, version, fields)))[4:]
+        self._pipeline.look_at_clocks()
+        answer = self._pipeline.start(frame, self._conn, owned=True)
+        self.directly += NATIVE is not None and isinstance(answer, NATIVE.DirectAnswer)
+        await until(lambda: answer.ready)
+        assert answer.error is None
+        assert answer.frame is not None
+        return decoded(key, version, b"".join(bytes(part) for part in answer.frame)[4:])
+
+    async def produce(self, topic: str | UUID) -> int:
+        """Send a record; return the code."""
+        version = 9 if isinstance(topic, str) else 13
+        records = batch([b"value"], timestamp=int(time.time() * 1000))
+        data = {"name": topic, "topic_id": topic, "partition_data": [{"index": 0, "records": records}]}
+        answer = await self.call(0, version, transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
+        return int(answer.responses[0].partition_responses[0].error_code)
 
 
 class Place:

@@ -6,6 +6,7 @@ with all of its rights, with none, and with each one missing.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -75,11 +76,11 @@ DIFFERENCES = (
 )
 
 
-def _name(vector: Mapping[str, Any]) -> str:
+def name_of(vector: Mapping[str, Any]) -> str:
     return f"{vector['api']} {vector['version']} {vector['request']}"
 
 
-def _expected(vector: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
+def expected(vector: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be answered: what Kafka answered, but for the differences."""
     if case.get("closed"):
         return {"closed": True}
@@ -106,7 +107,7 @@ async def _answer(at: Place, vector: Mapping[str, Any]) -> dict[str, Any]:
         conn.close()
 
 
-def _rights(vector: Mapping[str, Any]) -> set[str]:
+def rights_of(vector: Mapping[str, Any]) -> set[str]:
     return {right for row in vector["rows"] for way in row for right in way}
 
 
@@ -120,10 +121,10 @@ async def _differing(path: Path, vector: Mapping[str, Any]) -> list[str]:
                 await stack.aclose()
                 at = await stack.enter_async_context(place(path))
                 before = await at.state()
-            at.rights.give(_rights(vector) - set(case["refused"]))
-            answer, wanted = await _answer(at, vector), _expected(vector, case)
+            at.rights.give(rights_of(vector) - set(case["refused"]))
+            answer, wanted = await _answer(at, vector), expected(vector, case)
             if answer != wanted:
-                wrong.append(f"{case['case']}: {_shown(answer, wanted)}")
+                wrong.append(f"{case['case']}: {shown(answer, wanted)}")
             after = await at.state()
             done = [" ".join(place) for place in changed(before, after)]
             if case["case"] == "nothing" and done:
@@ -136,7 +137,7 @@ async def _differing(path: Path, vector: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _shown(answer: dict[str, Any], wanted: dict[str, Any]) -> str:
+def shown(answer: dict[str, Any], wanted: dict[str, Any]) -> str:
     if "codes" not in answer or "codes" not in wanted:
         return f"{answer}, Kafka's: {wanted}"
     ours, kafkas = answer["codes"], wanted["codes"]
@@ -150,14 +151,14 @@ def _shown(answer: dict[str, Any], wanted: dict[str, Any]) -> str:
     return "; ".join(differing)
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=map(_name, VECTORS))
+@pytest.mark.parametrize("vector", VECTORS, ids=map(name_of, VECTORS))
 def test_the_codes_are_kafkas_and_nothing_is_done_or_told(vector: dict[str, Any], tmp_path: Path) -> None:
     assert run(_differing(tmp_path, vector)) == []
 
 
-RIGHTS = sorted({right for vector in VECTORS for right in _rights(vector)})
+RIGHTS = sorted({right for vector in VECTORS for right in rights_of(vector)})
 REFUSALS = {str(int(code)) for code in access.REFUSALS.values()}
-BY_NAME = {_name(vector): vector for vector in VECTORS}
+BY_NAME = {name_of(vector): vector for vector in VECTORS}
 _SOME = st.sets(st.sampled_from(RIGHTS), max_size=12)
 _STEPS = st.tuples(st.sampled_from(sorted(BY_NAME)), _SOME | _SOME.map(lambda some: set(RIGHTS) - some))
 
@@ -180,7 +181,7 @@ def test_no_request_does_or_tells_what_no_right_allows(
                 at.rights.give(given_rights)
                 answer = await _answer(at, vector)
                 assert "closed" not in answer or not vector["answered"]
-                if _rights(vector) <= given_rights:
+                if rights_of(vector) <= given_rights:
                     assert not REFUSALS & set(map(str, answer.get("codes", {}).values())), name
                 after = await at.state()
                 done = [" ".join(place) for place in changed(before, after)]
@@ -204,7 +205,7 @@ def test_every_api_is_recorded_in_its_oldest_and_newest_version() -> None:
 def test_the_rows_of_each_api_are_those_of_the_recorded_requests() -> None:
     recorded: dict[int, set[str]] = {}
     for vector in VECTORS:
-        recorded.setdefault(vector["key"], set()).update(" ".join(right.split()[:2]) for right in _rights(vector))
+        recorded.setdefault(vector["key"], set()).update(" ".join(right.split()[:2]) for right in rights_of(vector))
     recorded[DELETE_TOPICS].remove("DESCRIBE TOPIC")  # whoever has it is told the name of an id
     recorded[DESCRIBE_CLUSTER].remove("DESCRIBE CLUSTER")  # whoever has it is told what else he may do
     declared = {
@@ -212,3 +213,23 @@ def test_the_rows_of_each_api_are_those_of_the_recorded_requests() -> None:
         for api in registry.build().values()
     }
     assert declared == recorded
+
+
+DECIDE = {"access", "api", "gateway"}
+"""The modules that decide, or put together what decides."""
+OF_CLIENTS = {"sasl": "principal", "fetch": "principal"}
+"""What else needs to know who the client is: the login, and whose a fetch session is."""
+
+
+def test_no_handler_decides_by_itself() -> None:
+    deciding = []
+    for path in sorted((Path(__file__).parents[2] / "kop" / "handlers").glob("*.py")):
+        if path.stem in DECIDE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or OF_CLIENTS.get(path.stem) == node.attr:
+                continue
+            of_client = node.attr == "principal" and ast.unparse(node.value).endswith("conn")
+            if of_client or node.attr in {"authorizer", "super_users", "allows_any"}:
+                deciding.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert deciding == []

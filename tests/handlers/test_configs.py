@@ -222,7 +222,10 @@ def test_describe_this_broker() -> None:
     admin.close()
 
 
-SECRETS = {"kop.pulsar.auth", "sasl.jaas.config", "ssl.key.password", "ssl.keystore.key"}
+SECRETS = {
+    *("kop.pulsar.auth", "kop.pulsar.token.secret.key", "sasl.jaas.config"),
+    *("ssl.key.password", "ssl.keystore.key", "ssl.keystore.password", "ssl.truststore.password"),
+}
 
 
 @pytest.mark.parametrize("version", range(1, 5))

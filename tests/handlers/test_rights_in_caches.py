@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
-from handlers.authorized_gateway import Rights, place
+from handlers.authorized_gateway import NATIVE, Client, Rights, place
 from support.direct_engine import DirectStore
-from support.gateway import batch, gateway, log_of, run
-from support.waiting import until
+from support.gateway import gateway, log_of, run
 
-from conformance.authorization.world import HIDDEN, SEEN, decoded, request_frame
-from kop.compiled import compiled_only
+from conformance.authorization.world import HIDDEN, SEEN
 from kop.errors import ErrorCode
-from kop.handlers.api import ConnectionInfo
 from kop.server.request import RequestPipeline
 
-NATIVE: Any = compiled_only()
-PRODUCE, FETCH, METADATA = 0, 1, 3
+FETCH, METADATA = 1, 3
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
-
-class Client:
-    """A client of some name: requests without a socket."""
-
-    def __init__(self, pipeline: RequestPipeline, principal: str, host: str = "192.0.2.1") -> None:
-        self._pipeline = pipeline
-        self._conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
-        self.directly = 0
-        """Requests that compiled code took."""
-
-    async def call(self, key: int, version: int, /, **fields: Any) -> Any:
-        """Send a request and return its answer."""
-        frame = memoryview(bytearray(request_frame(key, version, fields)))[4:]
-        self._pipeline.look_at_clocks()
-        answer = self._pipeline.start(frame, self._conn, owned=True)
-        self.directly += NATIVE is not None and isinstance(answer, NATIVE.DirectAnswer)
-        await until(lambda: answer.ready)
-        assert answer.error is None
-        assert answer.frame is not None
-        return decoded(key, version, b"".join(bytes(part) for part in answer.frame)[4:])
-
-    async def produce(self, topic: str | UUID) -> int:
-        """Send a record; return the code."""
-        version = 9 if isinstance(topic, str) else 13
-        records = batch([b"value"], timestamp=int(time.time() * 1000))
-        data = {"name": topic, "topic_id": topic, "partition_data": [{"index": 0, "records": records}]}
-        answer = await self.call(PRODUCE, version, transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-        return int(answer.responses[0].partition_responses[0].error_code)
 
 
 @pytest.mark.skipif(NATIVE is None, reason="kop._native was not built: nothing goes this way")

@@ -22,6 +22,7 @@ from kop.handlers.access import AccessControl
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.group_offsets import offset_fetch
 from kop.handlers.txn_offset_commit import txn_offset_commit
+from kop.security.audit import Audit, AuditLines
 from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer
 from kop.wire import codec
@@ -68,7 +69,7 @@ class World:
         self.engine = await self.store.open()
         await self.engine.topics.create("t", 2, {})
         self.topics = ClientTopics(self.engine)
-        self.access = AccessControl(self.topics)
+        self.access = AccessControl(self.topics, Audit(AuditLines(""), 1))
         settings = GroupSettings(
             offsets_topic_num_partitions=3, group_initial_rebalance_delay_ms=0, offset_metadata_max_bytes=5
         )

@@ -292,8 +292,9 @@ def test_what_is_no_persistent_topics_name_is_refused(interop: Interop, name: st
 def test_the_gateways_own_topics_and_partitions_have_no_full_names(interop: Interop, foreign: str) -> None:
     own = interop.gateway.engine.settings.kop_pulsar_metadata_namespace
     names = [f"{own}/__offsets", f"persistent://{own}/__kop", f"{foreign}-partition-0", f"{foreign[:-1]}/__x"]
+    names += [f"{own}/__kop_security", f"persistent://{own}/__kop_security"]
     answers = ask(interop.gateway, *names, create=True)
-    assert [answer.error_code for answer in answers] == [KAFKA_RULE] * 4
+    assert [answer.error_code for answer in answers] == [KAFKA_RULE] * 6
 
 
 def test_the_embedded_engine_has_no_full_names(tmp_path: Path) -> None:

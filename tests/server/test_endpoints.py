@@ -68,7 +68,7 @@ def test_named_listeners() -> None:
         ({"listeners": "SSL://:1", "inter.broker.listener.name": "OTHER"}, "OTHER is none of listeners"),
         ({"inter.broker.listener.name": "SSL"}, "need listeners"),
         ({"listener.security.protocol.map": "A:B"}, "must be NAME:PROTOCOL"),
-        ({"ssl.keystore.type": "JKS"}, "must be 'PEM'"),
+        ({"ssl.keystore.type": "JKS"}, "set PKCS12"),
         ({"listeners": "SSL://:1", "listener.name.typo.ssl.keystore.location": "x"}, "listeners has no TYPO"),
         (
             {"listeners": "SSL://:9093,PLAINTEXT://:9092", "kop.workers": "2", "store": "pulsar://a:1"},

@@ -312,8 +312,10 @@ def test_a_user_that_is_gone_is_out_within_a_second(tmp_path: Path, keystore: st
                 client = await RawClient.open("127.0.0.1", port(serving, LOGIN))
                 assert (await logged_in(client, name, password)).error_code == 0
                 clients.append(client)
+            changed = asyncio.get_running_loop().time()
             await put_user(serving, "bob", "another")
             assert await is_closed(clients[1])
+            assert asyncio.get_running_loop().time() - changed < 1
             assert (await clients[0].call(3, 1, topics=[])).brokers
             await clients[0].close()
 

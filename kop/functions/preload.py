@@ -10,7 +10,7 @@ import multiprocessing.popen_forkserver
 import multiprocessing.sharedctypes  # noqa: F401
 
 import kop.functions.checking
-import kop.functions.running  # noqa: F401
+import kop.functions.child  # noqa: F401
 from kop.allocator import share_arenas
 
 share_arenas(1)  # an idle instance keeps 1.5 MiB less than with an arena for its threads

@@ -34,6 +34,7 @@ from kop.functions.logs import LogTopic
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateError
+from kop.functions.triggers import ABSENT
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
@@ -106,8 +107,9 @@ class Control:
     def _answer(self, question: Mapping[str, Any]) -> None:
         try:
             if self._instance is None:
-                raise ClientError("the instance has not begun yet")
-            answer = answer_to(self._instance, question)
+                answer = {"error": "the instance has not begun yet", "status": ABSENT}
+            else:
+                answer = answer_to(self._instance, question)
         except (ClientError, StateError) as error:
             answer = {"error": str(error)}
         except Exception as error:
@@ -125,11 +127,11 @@ def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]
         answer = instance.trigger(
             base64.b64decode(question["value"]),
             None if key is None else base64.b64decode(key),
-            question.get("topic") or None,
+            (question["topic"], int(question["partition"])),
             float(question["seconds"]),
         )
         output = None if answer.output is None else base64.b64encode(answer.output).decode()
-        return {"output": output, "error": answer.error}
+        return {"output": output, "error": answer.error, "status": answer.status}
     if kind == "state":
         entry = instance.query_state(question["key"], question.get("partition"))
         return {"value": None if entry is None else shapes.state_told(entry.number, entry.value)}

@@ -1,0 +1,236 @@
+"""The audit: a line of JSON for what was denied, for what was changed, and, if that is set, for what was allowed.
+
+Owns: the shape of a line, how many there may be in a second, and where they go.
+Must not know: requests, who decides and how.
+
+Of each kind of line there are `LINES_A_SECOND` at most, so that a flood of refusals hides no change. The rest is
+counted: by a metric, and by a line at the end of the second. All that clients choose is escaped as JSON does it, in
+ASCII, and cut where it is long: a line stays one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from logging.handlers import WatchedFileHandler
+from typing import Final, Protocol
+
+from prometheus_client.core import Metric
+
+from kop import clock
+from kop.errors import ConfigError, KopError
+from kop.metrics import CountFamily, counter_value
+from kop.repeats import Repeats
+
+LINES_A_SECOND: Final = 100
+"""Lines of each kind in a second."""
+LONGEST_TEXT: Final = 1000
+"""Characters of a text that a line shows of what a client sent."""
+MOST_ITEMS: Final = 50
+"""Items of a list that a line shows."""
+_NAME: Final = "kop.audit"
+_log = logging.getLogger(__name__)
+
+
+class Event(StrEnum):
+    """What a line is about."""
+
+    DENIED = "denied"
+    ALLOWED = "allowed"
+    CHANGED = "changed"
+
+
+class Peer(Protocol):
+    """The client that a line is about."""
+
+    principal: str
+    client_host: str
+
+
+class AuditLines:
+    """Where the lines of a process go: to a file of their own, or to the log of all else."""
+
+    def __init__(self, file: str) -> None:
+        """`file`: its path; empty: the log. ConfigError if it cannot be opened."""
+        # A logger that is not among those that clients may alter: nobody turns it off from outside.
+        self._logger = logging.Logger(_NAME, logging.INFO)
+        self._handler: _AuditFile | None = None
+        if not file:
+            self._logger.parent = logging.getLogger()
+            return
+        try:
+            self._handler = _AuditFile(file)
+        except OSError as error:
+            raise ConfigError([f"kop.audit.file: {file} cannot be written: {error.strerror}"]) from None
+        self._logger.addHandler(self._handler)
+
+    def write(self, line: str) -> None:
+        """Write a line."""
+        self._logger.info("%s", line)
+
+    @property
+    def lost(self) -> int:
+        """How many lines could not be written to the file."""
+        return 0 if self._handler is None else self._handler.lost
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._handler is not None:
+            self._handler.close()
+
+
+class _AuditFile(WatchedFileHandler):
+    """A file that is opened anew once it was moved away, as logrotate does."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, encoding="ascii")
+        self._repeats = Repeats()
+        self.lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, into a new file if the old one was moved away."""
+        try:
+            super().emit(record)
+        except OSError:  # no new file can be opened
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a line that could not be written, and log that now and then, with the line itself."""
+        self.lost += 1
+        if self._repeats.say("", clock.monotonic()) is not None:
+            reason = sys.exc_info()[1]
+            _log.error("audit lines cannot be written to %s: %s: %s", self.baseFilename, reason, record.getMessage())
+
+
+class Audit:
+    """The audit of one broker. Used in the thread of its event loop."""
+
+    def __init__(self, lines: AuditLines, broker: int, *, tells_allowed: bool = False) -> None:
+        """`lines` are where it goes; `tells_allowed`: what was allowed gets lines, too."""
+        self._lines = lines
+        self._broker = broker
+        self.tells_allowed = tells_allowed
+        """True if there are lines about what was allowed, so that it has to be decided each time."""
+        self._second = 0
+        """The second of the steady clock in which `_in_second` were written."""
+        self._in_second = dict.fromkeys(Event, 0)
+        self._left_out = dict.fromkeys(Event, 0)
+        """The lines that were left out and have not been told yet."""
+        self._telling: asyncio.TimerHandle | None = None
+        self._written = CountFamily("kop_audit_lines", "Audit lines written, by what they are about.", ["event"])
+        self._dropped = CountFamily(
+            "kop_audit_lines_left_out", "Audit lines beyond those of a second, by what they are about.", ["event"]
+        )
+        for event in Event:
+            self._written.of(event)
+            self._dropped.of(event)
+
+    def decided(
+        self,
+        allowed: bool,
+        peer: Peer,
+        operation: str,
+        resource: str,
+        name: str | None,
+        rule: Callable[[], str],
+    ) -> None:
+        """Tell that a client may, or may not, do an operation on a resource; `rule` is asked only if the line is
+        written. A `name` of None: some resource of the type.
+        """
+        event = Event.ALLOWED if allowed else Event.DENIED
+        if self._has_room(event):
+            self._tell(event, peer, operation, resource, name, rule=rule())
+
+    def denied(self, peer: Peer, operation: str, resource: str, name: str, rule: str) -> None:
+        """Tell that a client may not do an operation, by a rule that is no authorizer's."""
+        if self._has_room(Event.DENIED):
+            self._tell(Event.DENIED, peer, operation, resource, name, rule=rule)
+
+    def changed(
+        self,
+        peer: Peer,
+        operation: str,
+        resource: str,
+        name: str,
+        details: Mapping[str, object],
+        failure: KopError | None = None,
+    ) -> None:
+        """Tell that a client has changed a resource; `details` are values for JSON, and no secrets. After a `failure`
+        it is not known if the change was made.
+        """
+        if self._has_room(Event.CHANGED):
+            more = {} if failure is None else {"failure": failure.code.name}
+            self._tell(Event.CHANGED, peer, operation, resource, name, **details, **more)
+
+    def close(self) -> None:
+        """Tell what is left out so far, and close the file."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell_left_out()
+        self._lines.close()
+
+    def _has_room(self, event: Event) -> bool:
+        """Return true if there may be another line in this second; else count it as left out."""
+        now = clock.monotonic()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._in_second = dict.fromkeys(Event, 0)
+        if self._in_second[event] < LINES_A_SECOND:
+            self._in_second[event] += 1
+            return True
+        self._left_out[event] += 1
+        self._dropped.of(event).value += 1
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(1 - now % 1, self._tell_left_out)
+        return False
+
+    def _tell_left_out(self) -> None:
+        self._telling = None
+        for event, count in self._left_out.items():
+            if count:
+                self._left_out[event] = 0
+                self._line({"event": "left out", "of": event, "lines": count})
+
+    def _tell(self, event: Event, peer: Peer, operation: str, resource: str, name: str | None, **more: object) -> None:
+        self._written.of(event).value += 1
+        self._line(
+            {
+                "event": event,
+                "principal": peer.principal,
+                "host": peer.client_host,
+                "operation": operation,
+                "resource": resource,
+                "name": name,
+                **more,
+            }
+        )
+
+    def _line(self, fields: Mapping[str, object]) -> None:
+        now = datetime.fromtimestamp(clock.wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        shown = {key: _short(value) for key, value in fields.items()}
+        self._lines.write(json.dumps({"time": now, "broker": self._broker} | shown))
+
+    def collect(self) -> Iterable[Metric]:
+        """Return how many lines were written, left out, and lost."""
+        yield from self._written.collect()
+        yield from self._dropped.collect()
+        yield counter_value(
+            "kop_audit_lines_lost", "Audit lines that could not be written to their file.", self._lines.lost
+        )
+
+
+def _short(value: object) -> object:
+    """Return a value whose texts and lists are not longer than a line may show."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}... ({len(value)} characters)"
+    if isinstance(value, Mapping):
+        return {_short(key): _short(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        more = [f"... ({len(value)} items)"] if len(value) > MOST_ITEMS else []
+        return [_short(each) for each in value[:MOST_ITEMS]] + more
+    return value
