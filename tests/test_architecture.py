@@ -83,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "groups",
         "handlers",
         "records",
+        "security",
         "server",
         "storage.base",
         "storage.memory",
@@ -115,6 +116,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/sender.py": {"records"},
     "kop/cli/users.py": {"app", "security"},
     "kop/cli/pulsar.py": {"pulsar_client"},
+    "kop/cli/pulsar_rights.py": {"pulsar_client"},
     "kop/spark/message_ids.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }
