@@ -182,7 +182,7 @@ class SecurityState:
             gauge_value("kop_security_quotas", "Quotas.", len(self.quotas)),
             gauge_value(
                 "kop_security_records_not_understood",
-                "Records of users, ACLs and quotas that are not understood, and do not count.",
+                "Records of users, ACLs and quotas that are not understood and do not count.",
                 len(self._not_understood),
             ),
             gauge_value(
