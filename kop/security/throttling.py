@@ -259,8 +259,9 @@ class Throttling:
         self._most_counted = most_counted
         self.quotas = quotas
         self.now = now
-        self._rates: dict[tuple[QuotaKind, Share], Rate] = {}
-        self._buckets: dict[Share, Bucket] = {}
+        # Those of users, and those of client ids: the latter have no end, and must not wipe out the former.
+        self._rates: tuple[dict[tuple[QuotaKind, Share], Rate], ...] = {}, {}
+        self._buckets: tuple[dict[Share, Bucket], ...] = {}, {}
         self._hosts: dict[str, Rate] = {}
         self._clients: dict[tuple[str, str], ClientQuotas] = {}
         self._version = 0
@@ -289,7 +290,8 @@ class Throttling:
         )
         mutations = None
         if (limit := self.quotas.limit(QuotaKind.MUTATIONS, user, client_id)) is not None:
-            bucket = self._counter(self._buckets, _key(limit[1]), Bucket)
+            share = _key(limit[1])
+            bucket = self._counter(self._buckets[share[1] is not None], share, Bucket)
             mutations = _Mutations(bucket, limit[0])
         holds = ClientQuotas(produced, consumed, requests, mutations)
         return _NOTHING if holds == _NOTHING else holds
@@ -298,7 +300,8 @@ class Throttling:
         limit = self.quotas.limit(kind, user, client_id)
         if limit is None:
             return None
-        return _Counted(self._counter(self._rates, (kind, _key(limit[1])), Rate), limit[0])
+        share = _key(limit[1])
+        return _Counted(self._counter(self._rates[share[1] is not None], (kind, share), Rate), limit[0])
 
     def connected(self, host: str) -> float:
         """Count a new connection of an address; return 0, or the seconds after which it is to be closed."""
@@ -327,7 +330,8 @@ class Throttling:
     @property
     def counted(self) -> int:
         """How many counts are kept."""
-        return len(self._rates) + len(self._buckets) + len(self._hosts)
+        of_clients = sum(map(len, self._rates)) + sum(map(len, self._buckets))
+        return of_clients + len(self._hosts)
 
     def note(self, kind: QuotaKind, delay: float) -> None:
         """Count that somebody is held."""

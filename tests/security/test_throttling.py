@@ -229,6 +229,20 @@ def test_client_ids_without_end_do_not_grow_memory() -> None:
     assert clients.produce(1100, client_id=long) == 12
 
 
+def test_client_ids_without_end_do_not_wipe_out_what_users_took() -> None:
+    clients = Clients(
+        *((Entity("u"), kind, 100.0) for kind in (QuotaKind.PRODUCED, QuotaKind.MUTATIONS)),
+        *((Entity(None, DEFAULT), kind, 100.0) for kind in (QuotaKind.PRODUCED, QuotaKind.MUTATIONS)),
+        most=20,
+    )
+    assert clients.produce(2000) == 10
+    clients.meter().mutate(2000, strict=True)
+    for number in range(100):
+        clients.of("other", f"{number}")
+    assert clients.produce(1) > 10
+    assert not clients.meter().mutate(1, strict=True)
+
+
 def test_long_client_ids_are_not_kept() -> None:
     clients = Clients((Entity("u"), QuotaKind.PRODUCED, 100.0))
     tracemalloc.start()
