@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -37,14 +37,17 @@ test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 test-faults: $(VENV)/.test ## the tests of outages, limits and permissions of Pulsar: ten minutes (Java, Maven)
 	$(BIN)/python -m pytest tests/faults tests/pulsar_client/test_pulsar_faults.py $(ARGS)
 
-conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
-	$(BIN)/python -m conformance --start-kop --fast $(ARGS)
+conformance-fast: $(VENV)/.test ## real clients against `kop serve`, over SASL_SSL: the part that CI runs
+	$(BIN)/python -m conformance --start-kop --secure --fast $(ARGS)
 
 conformance-pulsar: $(VENV)/.test ## real clients against a gateway over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m conformance --start-kop-pulsar --fast $(ARGS)
 
 conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
 	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
+
+conformance-secure: $(VENV)/.test ## clients over SASL_SSL, those of Java too (ARGS="--start-kop-pulsar --fast": over Pulsar)
+	$(BIN)/python -m conformance --secure $(or $(ARGS),--start-kop)
 
 conformance-control: $(VENV)/.test ## every real client; what fails is tried on an Apache Kafka, too (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --control $(ARGS)
@@ -94,7 +97,7 @@ checker: $(VENV)/.test ## five minutes of transactions under faults, then their 
 checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
 	$(BIN)/python -m conformance.checker --start-kop --fast $(ARGS)
 
-functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 14 minutes (ARGS=--help)
+functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 15 minutes (ARGS=--help)
 	$(BIN)/python -m conformance.functions $(ARGS)
 
 functions-fast: $(VENV)/.test ## one minute of it on the embedded engine (ARGS=--start-kop-pulsar: Java, Maven)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from conformance import door
+from conformance.locking import Lock
 from conformance.protocol import Collector, Result
 from conformance.report import TARGETS, Gaps, Report
 from conformance.runner import run, run_all
@@ -38,6 +39,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         try:
             bootstrap, target, warnings = _server(options, stack)
+            if options.security:
+                arguments += ["--security", options.security]
             print(f"{bootstrap} ({target}): {', '.join(suite.name for suite in chosen)}", flush=True)
             begun = time.monotonic()
             report = Report(bootstrap, target, Gaps(target))
@@ -67,6 +70,8 @@ def _options() -> argparse.Namespace:
     where.add_argument("--start-kop", action="store_true", help="start `kop serve` of this checkout and drive that")
     where.add_argument("--start-kop-pulsar", action="store_true", help="the same over an Apache Pulsar, started, too")
     where.add_argument("--start-kafka", action="store_true", help="start an Apache Kafka and drive that")
+    parser.add_argument("--secure", action="store_true", help="clients of a started gateway come by SASL_SSL")
+    parser.add_argument("--security", default="", metavar="FILE", help="how to log in at that server (security.py)")
     parser.add_argument("--target", choices=TARGETS, help="whose known gaps count (kafka with --start-kafka, else kop)")
     parser.add_argument(
         "--control",
@@ -83,7 +88,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="clients at a time (2)")
     parser.add_argument("--verbose", action="store_true", help="print every case as it ends, not only what failed")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.secure and not (options.start_kop or options.start_kop_pulsar):
+        parser.error("--secure needs --start-kop or --start-kop-pulsar")
+    return options
 
 
 def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str, Callable[[], list[str]]]:
@@ -94,7 +102,12 @@ def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[s
         return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
     kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
     target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
+    lock = None
+    if options.secure:
+        lock = Lock(kop, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lock-conformance-"))))
     bootstrap = stack.enter_context(kop)
+    if lock is not None:
+        options.security = str(lock.admit())
     stack.enter_context(door.Door(kop))
     if isinstance(kop, KopOverPulsar):
         os.environ["KOP_SPARK_PULSAR"] = kop.behind  # for suites

@@ -83,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "groups",
         "handlers",
         "records",
+        "security",
         "server",
         "storage.base",
         "storage.memory",

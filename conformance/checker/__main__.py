@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import shutil
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from rich.console import Console
 from rich.table import Table
 
 from conformance.checker.checks import Anomaly, check
@@ -51,9 +49,12 @@ from conformance.harness.run import (
     say_faults,
     tracebacks,
     under_faults,
+    unperformed,
+    wide_console,
     write_details,
+    write_plan,
 )
-from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
+from conformance.harness.targets import Target, add_targets, start
 from conformance.progress import ProgressLine
 
 LENGTH = Length(seconds=300.0, spacing=SPACING.usual, fast_seconds=30.0, fast_spacing=3.0)
@@ -141,7 +142,7 @@ class Run:
         for disturbance in self.executor.disturbances:
             self._recorder.add(disturbance)
         self._recorder.close()
-        self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
+        self.problems += unperformed(self.executor)
         self.problems += tracebacks(self.target.servers if self.target.has_tracebacks else ())
 
     def _make_topics(self) -> None:
@@ -217,7 +218,7 @@ class Run:
 
 def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> None:
     """The closing table, and what does not fit into it."""
-    console = Console(width=max(110, shutil.get_terminal_size().columns))
+    console = wide_console()
     last = {transaction.name: transaction for transaction in history.transactions}
     by_writer: dict[str, list[Transaction]] = {}
     for transaction in last.values():
@@ -238,9 +239,6 @@ def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> N
         f"sessions, {len(history.ends)} ends of logs, {len(history.committed)} answers about committed offsets; "
         f"faults: {say_faults(history.disturbances)}"
     )
-    for anomaly in anomalies[:10]:
-        console.print(f"[red]{anomaly.kind}[/] {anomaly.who} {anomaly.topic} {anomaly.partition} {anomaly.offset}: "
-                      f"{anomaly.detail}", highlight=False)  # fmt: skip
     say_end(console, problems, anomalies)
 
 
@@ -274,9 +272,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(ProgressLine())
         progress.say("the servers start")
-        target = _target(options, stack, folder)
+        target = start(options, stack, folder, gateways=options.gateways, restart=options.restart_pulsar)
         running = Run(options, folder, target)
-        (folder / "plan.json").write_text(json.dumps([fault._asdict() for fault in running.faults], indent=1))
+        write_plan(folder / "plan.json", running.faults)
         running.all(progress)
         if options.bootstrap:
             running.forget_topics()
@@ -291,29 +289,13 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     return code
 
 
-def _target(options: argparse.Namespace, stack: ExitStack, folder: Path) -> Target:
-    if options.bootstrap:
-        return given(options.bootstrap)
-    if options.start_kafka:
-        return kafka(stack, folder)
-    if options.start_kop_pulsar:
-        return over_pulsar(stack, folder, options.gateways, options.restart_pulsar)
-    return embedded(stack, folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.checker",
         description=__doc__.partition("\n\n")[0],
         epilog="Kinds of faults and of anomalies are in the tables of conformance/checker/faults.py and checks.py.",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap", metavar="HOST:PORT", help="a server that runs; nothing of it is broken")
-    where.add_argument("--start-kop", action="store_true", help="a gateway with the embedded engine (as without this)")
-    where.add_argument(
-        "--start-kop-pulsar", action="store_true", help="gateways over an Apache Pulsar that it starts (Java, Maven)"
-    )
-    where.add_argument("--start-kafka", action="store_true", help="an Apache Kafka, as the control (Java, Maven)")
+    where = add_targets(parser)
     where.add_argument("--check", type=Path, metavar="PATH", help="look through the histories of a run once more")
     parser.add_argument("--gateways", type=int, default=2, metavar="N", help="over Pulsar (2)")
     parser.add_argument("--restart-pulsar", action="store_true", help="kill -9 of Pulsar too, where it is our own")

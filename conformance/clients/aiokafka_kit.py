@@ -21,7 +21,7 @@ suite = Suite("aiokafka", aiokafka.__version__)
 
 @contextlib.asynccontextmanager
 async def admin(run: Run) -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=run.bootstrap)
+    client = AIOKafkaAdminClient(**run.aiokafka)
     await client.start()
     try:
         yield client
@@ -31,7 +31,7 @@ async def admin(run: Run) -> AsyncIterator[AIOKafkaAdminClient]:
 
 @contextlib.asynccontextmanager
 async def producer(run: Run, **config: Any) -> AsyncIterator[AIOKafkaProducer]:
-    client = AIOKafkaProducer(bootstrap_servers=run.bootstrap, **config)
+    client = AIOKafkaProducer(**run.aiokafka, **config)
     await client.start()
     try:
         yield client
@@ -42,7 +42,7 @@ async def producer(run: Run, **config: Any) -> AsyncIterator[AIOKafkaProducer]:
 @contextlib.asynccontextmanager
 async def consumer(run: Run, *topics: str, **config: Any) -> AsyncIterator[AIOKafkaConsumer]:
     defaults: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-    client = AIOKafkaConsumer(*topics, bootstrap_servers=run.bootstrap, **(defaults | config))
+    client = AIOKafkaConsumer(*topics, **(run.aiokafka | defaults | config))
     await client.start()
     try:
         yield client

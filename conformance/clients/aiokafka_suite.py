@@ -461,7 +461,7 @@ async def static_member_restarts_without_a_rebalance(run: Run) -> None:
     listener = Listener()
     async with consumer(run, group_instance_id="two", **config) as second:
         second.subscribe([topic], listener=listener)
-        first = AIOKafkaConsumer(topic, bootstrap_servers=run.bootstrap, group_instance_id="one", **config)
+        first = AIOKafkaConsumer(topic, group_instance_id="one", **run.aiokafka, **config)
         await first.start()
 
         async def settled() -> bool:

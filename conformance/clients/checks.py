@@ -30,7 +30,7 @@ def values(count: int, size: int = 100) -> list[bytes]:
 
 def stored(run: Run, topic: str, partition: int = 0) -> list[rawlog.Batch]:
     """The batches of a partition as the server holds them."""
-    return rawlog.batches(run.host, run.port, topic, partition)
+    return rawlog.batches(*run.plain, topic, partition)
 
 
 def check_codec(run: Run, topic: str, codec: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -22,21 +21,23 @@ SILENT.propagate = False
 suite = Suite("confluent-kafka", f"{confluent_kafka.__version__} (librdkafka {confluent_kafka.libversion()[0]})")
 
 
-@functools.cache
-def _admin(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap}, logger=SILENT)
+_ADMINS: dict[str, AdminClient] = {}
+_admins_lock = threading.Lock()
 
 
 def admin(run: Run) -> AdminClient:
     """One for all cases: a client that goes out of scope takes its pending futures with it."""
-    return _admin(run.bootstrap)
+    with _admins_lock:
+        if run.bootstrap not in _ADMINS:
+            _ADMINS[run.bootstrap] = AdminClient(run.librdkafka, logger=SILENT)
+        return _ADMINS[run.bootstrap]
 
 
 class Sender:
     """A producer that remembers what was delivered, in order, and what was refused."""
 
     def __init__(self, run: Run, **config: Any) -> None:
-        settings = {"bootstrap.servers": run.bootstrap, "linger.ms": 1}
+        settings = run.librdkafka | {"linger.ms": 1}
         settings |= {k.replace("_", "."): v for k, v in config.items()}
         self.client = Producer(settings, logger=SILENT)
         self.delivered: list[Message] = []
@@ -65,8 +66,7 @@ class Sender:
 
 @contextlib.contextmanager
 def consumer(run: Run, *topics: str, **config: Any) -> Iterator[Consumer]:
-    settings: dict[str, Any] = {
-        "bootstrap.servers": run.bootstrap,
+    settings = run.librdkafka | {
         "group.id": run.group(),
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,

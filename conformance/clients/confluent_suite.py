@@ -5,6 +5,7 @@ The admin client's cases are in confluent_admin.py, those of transactions in con
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -460,9 +461,9 @@ def second_member_of_one_instance_id_fences_the_first(run: Run) -> None:
 
 
 KILLED = """
-import sys
+import json, sys
 from confluent_kafka import Consumer
-c = Consumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[2], "session.timeout.ms": 6000,
+c = Consumer({**json.loads(sys.argv[1]), "group.id": sys.argv[2], "session.timeout.ms": 6000,
               "heartbeat.interval.ms": 500, "auto.offset.reset": "earliest"})
 c.subscribe([sys.argv[3]])
 while True:
@@ -476,7 +477,9 @@ while True:
 def partitions_of_a_killed_member_move_after_its_session(run: Run) -> None:
     topic, group = make_topic(run, partitions=2), run.group()
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, run.bootstrap, group, topic], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", KILLED, json.dumps(run.librdkafka), group, topic],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
         same(process.stdout.readline(), b"assigned\n")

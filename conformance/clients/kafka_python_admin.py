@@ -525,7 +525,11 @@ def reassignments_elections_and_acls_answer_truthfully(run: Run) -> None:
             ACLPermissionType.ANY,
             ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY),
         )
-        refused(E.SecurityDisabledError, a.describe_acls, anything)
+        if run.security is None:
+            refused(E.SecurityDisabledError, a.describe_acls, anything)
+        else:
+            acls, _ = a.describe_acls(anything)
+            same({acl.principal for acl in acls}, {f"User:{run.security.user}"}, "whom ACLs are about")
 
 
 @suite.case()

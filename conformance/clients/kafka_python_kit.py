@@ -31,7 +31,7 @@ unless it is set."""
 
 @contextlib.contextmanager
 def admin(run: Run) -> Iterator[KafkaAdminClient]:
-    client = KafkaAdminClient(bootstrap_servers=run.bootstrap)
+    client = KafkaAdminClient(**run.kafka_python)
     try:
         yield client
     finally:
@@ -40,7 +40,7 @@ def admin(run: Run) -> Iterator[KafkaAdminClient]:
 
 @contextlib.contextmanager
 def producer(run: Run, **config: Any) -> Iterator[KafkaProducer]:
-    client = KafkaProducer(bootstrap_servers=run.bootstrap, **config)
+    client = KafkaProducer(**run.kafka_python, **config)
     try:
         yield client
     finally:
@@ -54,7 +54,7 @@ def consumer(run: Run, *topics: str, **config: Any) -> Iterator[KafkaConsumer]:
         "enable_auto_commit": False,
         "metadata_max_age_ms": METADATA_MS,
     }
-    client = KafkaConsumer(*topics, bootstrap_servers=run.bootstrap, **(defaults | config))
+    client = KafkaConsumer(*topics, **(run.kafka_python | defaults | config))
     try:
         yield client
     finally:

@@ -35,10 +35,15 @@ def version() -> str:
 suite = Suite("kcat", version())
 
 
+def command(run: Run) -> list[str]:
+    """Return kcat's command with what it needs to come in."""
+    return [KCAT, *(part for name, value in run.librdkafka.items() for part in ("-X", f"{name}={value}"))]
+
+
 def kcat(run: Run, *arguments: str, stdin: bytes | None = None, code: int = 0, seconds: float = 15) -> str:
     """What kcat prints; its exit code must be `code`."""
     done = subprocess.run(
-        [KCAT, "-b", run.bootstrap, *arguments],
+        [*command(run), *arguments],
         input=stdin,
         stdin=subprocess.DEVNULL if stdin is None else None,
         capture_output=True,
@@ -54,7 +59,7 @@ def make_topic(run: Run, partitions: int = 1, **configs: str) -> str:
     body = struct.pack(">i", 1) + rawlog._string(topic) + struct.pack(">ihii", partitions, 1, 0, len(configs))
     for name, value in configs.items():
         body += rawlog._string(name.replace("_", ".")) + rawlog._string(value)
-    answer = rawlog.call(run.host, run.port, 19, 2, body + struct.pack(">ib", 10_000, 0))
+    answer = rawlog.call(*run.plain, 19, 2, body + struct.pack(">ib", 10_000, 0))
     error = struct.unpack_from(">h", answer, 8 + 2 + len(topic))[0]
     same(error, 0, "CreateTopics")
     eventually(lambda: len(metadata(run, topic)["partitions"]) == partitions)
@@ -76,7 +81,7 @@ def consume(run: Run, topic: str, *arguments: str, layout: str = "%o %s\n") -> l
 
 def clean(run: Run, topics: list[str]) -> None:
     body = struct.pack(">i", len(topics)) + b"".join(rawlog._string(t) for t in topics) + struct.pack(">i", 10_000)
-    rawlog.call(run.host, run.port, 20, 1, body)
+    rawlog.call(*run.plain, 20, 1, body)
 
 
 suite.cleanup = clean
@@ -109,7 +114,7 @@ def binary_value_of_900_kb_round_trips(run: Run) -> None:
         path.write_bytes(value)
         kcat(run, "-P", "-t", topic, "-p", "0", str(path))
         done = subprocess.run(
-            [KCAT, "-b", run.bootstrap, "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-D", ""],
+            [*command(run), "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-D", ""],
             capture_output=True,
             timeout=15,
             check=True,
@@ -238,7 +243,7 @@ class Reader:
     def __init__(self, run: Run, *arguments: str) -> None:
         self.lines: list[tuple[float, str]] = []
         self._process = subprocess.Popen(
-            [KCAT, "-b", run.bootstrap, *arguments, "-u", "-q", "-f", "%p %s\n"],
+            [*command(run), *arguments, "-u", "-q", "-f", "%p %s\n"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

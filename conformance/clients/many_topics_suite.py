@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import secrets
+import threading
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -23,25 +23,30 @@ PARTITIONS = 8
 PREFIX = f"conf-many-{secrets.token_hex(4)}-"
 
 
-@functools.cache
-def topics(bootstrap: str) -> tuple[str, ...]:
-    """The topics, made by whichever case comes first."""
-    names = tuple(f"{PREFIX}{i:03d}" for i in range(TOPICS))
-    client = KafkaAdminClient(bootstrap_servers=bootstrap)
+NAMES = tuple(f"{PREFIX}{i:03d}" for i in range(TOPICS))
+_made = threading.Event()
+
+
+def topics(run: Run) -> tuple[str, ...]:
+    """The topics, made by whichever case comes first; no two cases run at once."""
+    if _made.is_set():
+        return NAMES
+    client = KafkaAdminClient(**run.kafka_python)
     try:
         client.create_topics(
-            {n: {"num_partitions": PARTITIONS, "replication_factor": 1} for n in names}, timeout_ms=60_000
+            {n: {"num_partitions": PARTITIONS, "replication_factor": 1} for n in NAMES}, timeout_ms=60_000
         )
-        eventually(lambda: set(names) <= set(client.list_topics()), 30)
+        eventually(lambda: set(NAMES) <= set(client.list_topics()), 30)
     finally:
         client.close()
-    return names
+    _made.set()
+    return NAMES
 
 
 @suite.case(limit=90)
 def kafka_python_creates_and_describes_all(run: Run) -> None:
-    names = topics(run.bootstrap)
-    client = KafkaAdminClient(bootstrap_servers=run.bootstrap)
+    names = topics(run)
+    client = KafkaAdminClient(**run.kafka_python)
     try:
         brokers = {b["broker_id"] for b in client.describe_cluster()["brokers"]}
         for descriptions in (client.describe_topics(list(names)), client.describe_topics()):
@@ -56,8 +61,8 @@ def kafka_python_creates_and_describes_all(run: Run) -> None:
 @suite.case(limit=130)
 def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
     """A broker that has none of them open has to load each, and a request to be answered within kafka-python's 30 s."""
-    partitions = [TopicPartition(name, p) for name in topics(run.bootstrap) for p in range(PARTITIONS)]
-    client = KafkaConsumer(bootstrap_servers=run.bootstrap)
+    partitions = [TopicPartition(name, p) for name in topics(run) for p in range(PARTITIONS)]
+    client = KafkaConsumer(**run.kafka_python)
     try:
         same(set(client.beginning_offsets(partitions, timeout_ms=60_000).values()), {0})
         same(len(client.end_offsets(partitions, timeout_ms=60_000)), TOPICS * PARTITIONS)
@@ -67,10 +72,10 @@ def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
 
 @suite.case(limit=150)
 def confluent_lists_all_and_produces_to_each(run: Run) -> None:
-    names = topics(run.bootstrap)
-    listed = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
+    names = topics(run)
+    listed = AdminClient(run.librdkafka).list_topics(timeout=20).topics
     same({len(listed[n].partitions) for n in names}, {PARTITIONS})
-    producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5})
+    producer = Producer(run.librdkafka | {"linger.ms": 5})
     errors: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:
@@ -86,11 +91,11 @@ def confluent_lists_all_and_produces_to_each(run: Run) -> None:
 @suite.case(limit=300)
 async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) -> None:
     await asyncio.to_thread(confluent_lists_all_and_produces_to_each, run)
-    consumer = AIOKafkaConsumer(bootstrap_servers=run.bootstrap, group_id=run.group(), auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(**run.aiokafka, group_id=run.group(), auto_offset_reset="earliest")
     await consumer.start()
     try:
         consumer.subscribe(pattern=f"^{PREFIX}.*")
-        missing = {(name, partition) for name in topics(run.bootstrap) for partition in range(PARTITIONS)}
+        missing = {(name, partition) for name in topics(run) for partition in range(PARTITIONS)}
         try:
             async with asyncio.timeout(120):  # Pulsar may take 30 s and more for a new partition's transaction buffer
                 while missing:
@@ -104,8 +109,8 @@ async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) ->
 
 @suite.case(limit=90)
 async def aiokafka_deletes_all(run: Run) -> None:
-    names = topics(run.bootstrap)
-    client = AIOKafkaAdminClient(bootstrap_servers=run.bootstrap)
+    names = topics(run)
+    client = AIOKafkaAdminClient(**run.aiokafka)
     await client.start()
     try:
         answer = await client.delete_topics(list(names), timeout_ms=60_000)

@@ -31,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from conformance.protocol import Result
+from conformance.security import Security, read
 
 if sys.__stdout__ is None:
     raise SystemExit("A suite reports its cases on standard output: start it with one.")
@@ -68,16 +69,36 @@ class Run:
     bootstrap: str
     client: str
     fast: bool
+    security: Security | None
+    """How clients log in; None: there is nothing to do."""
     values: dict[str, Any] = field(default_factory=dict)
     topics: list[str] = field(default_factory=list)
 
     @property
-    def host(self) -> str:
-        return self.bootstrap.rsplit(":", 1)[0]
+    def port(self) -> int:
+        """The port that clients come by."""
+        return int(self.bootstrap.rsplit(":", 1)[1])
 
     @property
-    def port(self) -> int:
-        return int(self.bootstrap.rsplit(":", 1)[1])
+    def plain(self) -> tuple[str, int]:
+        """Host and port for those who write requests by hand."""
+        host, _, port = (self.security.plain if self.security else self.bootstrap).rpartition(":")
+        return host, int(port)
+
+    @property
+    def librdkafka(self) -> dict[str, Any]:
+        """Settings of librdkafka by which it comes in."""
+        return {"bootstrap.servers": self.bootstrap} | (self.security.librdkafka() if self.security else {})
+
+    @property
+    def kafka_python(self) -> dict[str, Any]:
+        """Arguments by which a client of kafka-python comes in."""
+        return {"bootstrap_servers": self.bootstrap} | (self.security.kafka_python() if self.security else {})
+
+    @property
+    def aiokafka(self) -> dict[str, Any]:
+        """Arguments by which a client of aiokafka comes in."""
+        return {"bootstrap_servers": self.bootstrap} | (self.security.aiokafka() if self.security else {})
 
     def name(self, hint: str = "t") -> str:
         """A topic name of its own; the topic is deleted after the case if it exists."""
@@ -136,6 +157,7 @@ class Suite:
         """Parse the command line, run the cases, leave."""
         parser = argparse.ArgumentParser(description=f"conformance suite of {self.client}")
         parser.add_argument("--bootstrap", default="127.0.0.1:9092")
+        parser.add_argument("--security", default="", metavar="FILE", help="how to log in (conformance/security.py)")
         parser.add_argument("--fast", action="store_true", help="leave the slow cases out")
         parser.add_argument("--list", action="store_true", help="print the plan and leave")
         parser.add_argument("--case", action="append", default=[], help="run only this case (repeatable)")
@@ -151,12 +173,12 @@ class Suite:
         emit(_json({"client": self.client, "version": self.version}))
         emit(_json({"client": self.client, "plan": [case.name for case in chosen]}))
         if not options.list:
-            self._run(chosen, options.bootstrap, options.fast)
+            self._run(chosen, options.bootstrap, read(options.security), options.fast)
         OUT.flush()
         # Clients leave threads behind when a case ran out of time: nothing is left to wait for.
         os._exit(0)
 
-    def _run(self, chosen: list[Case], bootstrap: str, fast: bool) -> None:
+    def _run(self, chosen: list[Case], bootstrap: str, security: Security | None, fast: bool) -> None:
         together: queue.SimpleQueue[Case] = queue.SimpleQueue()
         for case in chosen:
             if not case.alone:
@@ -168,7 +190,7 @@ class Suite:
                     case = together.get_nowait()
                 except queue.Empty:
                     return
-                self._one(case, Run(bootstrap, self.client, fast, case.values))
+                self._one(case, Run(bootstrap, self.client, fast, security, case.values))
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(self.workers)]
         for thread in threads:
@@ -177,7 +199,7 @@ class Suite:
             thread.join()
         for case in chosen:
             if case.alone:
-                self._one(case, Run(bootstrap, self.client, fast, case.values))
+                self._one(case, Run(bootstrap, self.client, fast, security, case.values))
 
     def _one(self, case: Case, run: Run) -> None:
         emit(_json({"client": self.client, "case": case.name, "begin": True}))

@@ -9,12 +9,8 @@ The exit code is 0 where nothing is wrong, 1 with anomalies, 2 where the run cou
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
-
-from rich.console import Console
 
 from conformance.functions.leading import Leading
 from conformance.functions.part import Part
@@ -28,13 +24,15 @@ from conformance.harness.run import (
     say_end,
     say_faults,
     tracebacks,
+    wide_console,
     write_details,
+    write_plan,
 )
-from conformance.harness.targets import Target, embedded, given, kafka, over_pulsar
+from conformance.harness.targets import Target, add_targets, start
 from conformance.progress import ProgressLine
 
-LENGTH = Length(seconds=800.0, spacing=3.0, fast_seconds=30.0, fast_spacing=1.2)
-SHARES = {"instances": 0.55, "workers": 0.45}
+LENGTH = Length(seconds=900.0, spacing=3.0, fast_seconds=27.0, fast_spacing=1.2)
+SHARES = {"instances": 0.42, "workers": 0.58}
 """The share of the load that each part has, if there are both."""
 LEADERS_SPACING = 5.0
 """Seconds between faults of workers, at least: so long nobody leads after a leader was killed."""
@@ -62,23 +60,19 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(ProgressLine())
         progress.say("the servers start")
-        target = target_of(options, stack, folder)
+        target = start(options, stack, folder)
         parts = parts_of(options, folder, target)
         for name, part in parts.items():
-            plan = json.dumps([fault._asdict() for fault in part.faults], indent=1)
-            (folder / name / "plan.json").write_text(plan)
+            write_plan(folder / name / "plan.json", part.faults)
             part.all(progress)
         problems = [text for part in parts.values() for text in part.problems]
         problems += tracebacks(target.servers if target.has_tracebacks else ())
     disturbances = [each for part in parts.values() for each in part.executor.disturbances]
     anomalies = [anomaly for part in parts.values() for anomaly in part.anomalies]
     write_details(folder / "anomalies.jsonl", disturbances, anomalies, lambda anomaly: anomaly.at)
-    console = Console(width=max(110, shutil.get_terminal_size().columns))
+    console = wide_console()
     told = [part.report(console) for part in parts.values()]
     console.print(f"faults: {say_faults(disturbances)}")
-    for anomaly in anomalies[:10]:
-        where = f"{anomaly.topic} {anomaly.partition} {anomaly.offset}"
-        console.print(f"[red]{anomaly.kind}[/] {anomaly.function} {where}: {anomaly.detail}", highlight=False)
     say_end(console, problems, anomalies)
     failed = bool(anomalies or problems)
     left = kept(folder, options, failed)
@@ -89,17 +83,6 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     return int(failed)
 
 
-def target_of(options: argparse.Namespace, stack: ExitStack, folder: Path) -> Target:
-    """Start the server that is named. StartFailed."""
-    if options.bootstrap:
-        return given(options.bootstrap)
-    if options.start_kafka:
-        return kafka(stack, folder)
-    if options.start_kop_pulsar:
-        return over_pulsar(stack, folder, 1, restart=False)
-    return embedded(stack, folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.functions",
@@ -107,13 +90,7 @@ def main() -> int:
         epilog="Kinds of faults are in conformance/functions/faults.py and leading.py, and in conformance/checker; "
         "kinds of anomalies in the tables of oracle.py and leader_oracle.py.",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap", metavar="HOST:PORT", help="a server that runs; nothing of it is broken")
-    where.add_argument("--start-kop", action="store_true", help="a gateway with the embedded engine (as without this)")
-    where.add_argument(
-        "--start-kop-pulsar", action="store_true", help="a gateway over an Apache Pulsar that it starts (Java, Maven)"
-    )
-    where.add_argument("--start-kafka", action="store_true", help="an Apache Kafka, as the control (Java, Maven)")
+    add_targets(parser)
     parser.add_argument("--part", choices=SHARES, help="this part alone")
     parser.add_argument("--faults", metavar="A,B", type=lambda text: text.split(","), help="these kinds alone")
     add_options(parser, LENGTH)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import (
     Consumer,
@@ -51,7 +52,8 @@ class Source:
         self._plain = plain
         self._keyed = keyed
         self._rng = random.Random(f"{seed} source")
-        self._pause = 2 * BURST / rate
+        self.pause = 2 * BURST / rate
+        """Seconds between what is written of a topic at once."""
         self.sent = 0
 
     def write_plain(self, stop: threading.Event) -> None:
@@ -59,7 +61,7 @@ class Source:
         producer = Producer(self._settings)
         topic, partitions = self._plain
         number = 0
-        while not stop.wait(self._pause):
+        while not stop.wait(self.pause):
             for _ in range(BURST):
                 if len(producer) < 5_000:
                     producer.produce(topic, f"plain-{number}", partition=number % partitions)
@@ -77,7 +79,7 @@ class Source:
             )
             try:
                 producer.init_transactions(ANSWER_SECONDS)
-                while not stop.wait(self._pause):
+                while not stop.wait(self.pause):
                     producer.begin_transaction()
                     for _ in range(BURST):
                         key = f"key{self._rng.randrange(KEYS)}"
@@ -106,6 +108,15 @@ def _commit(producer: Producer) -> None:
                 return
             if not error.retriable() or time.monotonic() > until:
                 raise
+
+
+class Stored(NamedTuple):
+    """A record as a reader of committed ones finds it. `at`: seconds since 1970; `value` is None for a deletion."""
+
+    offset: int
+    at: float
+    key: bytes
+    value: bytes | None
 
 
 class Reader:
@@ -143,24 +154,24 @@ class Reader:
                     raise
                 time.sleep(0.3)  # a server that was started just now does not know all
 
-    def messages(self, places: Iterable[Place]) -> list[Message]:
+    def messages(self, places: Sequence[Place]) -> list[Message]:
         """Return the committed records of some partitions, which are inputs."""
         return [
-            Message(place[0], place[1], offset, key.decode(), (value or b"").decode())
-            for place in places
-            for offset, _, key, value in self.records(place)
+            Message(topic, partition, record.offset, record.key.decode(), (record.value or b"").decode())
+            for (topic, partition), records in self.records(places).items()
+            for record in records
         ]
 
-    def outputs(self, places: Iterable[Place]) -> list[Output]:
+    def outputs(self, places: Sequence[Place]) -> list[Output]:
         """Return the committed records of some partitions, which are outputs."""
         return [
-            Output(place[0], place[1], offset, at / 1000, (value or b"").decode())
-            for place in places
-            for offset, at, _, value in self.records(place)
+            Output(topic, partition, record.offset, record.at, (record.value or b"").decode())
+            for (topic, partition), records in self.records(places).items()
+            for record in records
         ]
 
-    def records(self, place: Place) -> list[tuple[int, int, bytes, bytes | None]]:
-        """Return offset, time, key and value of each committed record. OSError if the end was not reached."""
+    def records(self, places: Sequence[Place]) -> dict[Place, list[Stored]]:
+        """Return the committed records of each partition. OSError if the end of one was not reached."""
         consumer = Consumer(
             self._settings
             | {
@@ -172,18 +183,21 @@ class Reader:
                 "fetch.wait.max.ms": 100,
             }
         )
-        consumer.assign([TopicPartition(*place, 0)])
-        records = []
+        consumer.assign([TopicPartition(*place, 0) for place in places])
+        records: dict[Place, list[Stored]] = {place: [] for place in places}
+        left = set(places)
         until = time.monotonic() + 2 * ANSWER_SECONDS
         try:
-            while time.monotonic() < until:
-                for message in consumer.consume(1_000, 0.5):
-                    error = message.error()
+            while left and time.monotonic() < until:
+                for message in consumer.consume(1_000, 0.05):
+                    place, error = (message.topic(), message.partition()), message.error()
                     if error is None:
-                        row = message.offset(), message.timestamp()[1], message.key() or b"", message.value()
-                        records.append(row)
+                        at = message.timestamp()[1] / 1000
+                        records[place].append(Stored(message.offset(), at, message.key() or b"", message.value()))
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        return records
+                        left.discard(place)
         finally:
             consumer.close()
-        raise OSError(f"{place[0]}-{place[1]} could not be read to its end")
+        if left:
+            raise OSError(f"{sorted(left)} could not be read to their ends")
+        return records

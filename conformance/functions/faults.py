@@ -29,7 +29,7 @@ SERVER_KINDS = ("kill", "terminate", "cut_clients", "cut_answers")
 """Those that a run has by default: what is left to instances is more than the half."""
 OVERLAPPING = ("pause_instance",)
 SPACING = Spacing(
-    usual=3.0, quiet=3.0, lasts={"kill": 1.0, "pause": 5.0, "pause_instance": 7.0}, overlapping=OVERLAPPING
+    usual=3.0, quiet=2.0, lasts={"kill": 1.0, "pause": 5.0, "pause_instance": 7.0}, overlapping=OVERLAPPING
 )
 
 

@@ -20,7 +20,7 @@ from conformance.functions.oracle import Life
 from conformance.servers import HERE
 
 PROGRAM = HERE / "functions" / "program.py"
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 """For an instance to take messages."""
 STOP_SECONDS = 30.0
 """For one to end that was told to."""

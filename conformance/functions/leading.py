@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from os import kill
 from pathlib import Path
@@ -25,6 +26,7 @@ from rich.console import Console
 
 from conformance.checker import faults as of_servers
 from conformance.functions.clients import Reader, Source
+from conformance.functions.compacting import await_compacted, compact, compact_eagerly
 from conformance.functions.instances import PROGRAM
 from conformance.functions.leader_oracle import (
     Call,
@@ -43,21 +45,29 @@ from conformance.functions.part import Part
 from conformance.functions.workers import RestAnswer, WorkerProcess, config_part
 from conformance.harness import faults
 from conformance.harness.faults import Fault, Spacing
-from conformance.harness.run import under_faults
+from conformance.harness.run import under_faults, unperformed
 from conformance.harness.targets import Target, free_port
 from conformance.progress import ProgressLine
 
-WORKERS, WRITERS, NAMES, PARTITIONS = 3, 4, 6, 3
+WORKERS, WRITERS, PARTITIONS = 3, 4, 3
+NAMES = tuple(f"f{number}" for number in range(6))
+LAST = "last"
+"""The function that is made when the load is over: behind its records all that came before can be compacted."""
 KINDS = ("kill_leader", "pause_leader", "kill_worker")
 """`kill -9` of the worker that leads, SIGSTOP of it for longer than a session, `kill -9` of another one."""
 SERVER_KINDS = ("kill",)
 SPACING = Spacing(
-    usual=6.0, quiet=3.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
+    usual=6.0, quiet=2.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
 )
+ORPHAN_SECONDS = 2.0
+"""For the instances of a worker to end once it has."""
 SETTLE_SECONDS = 40.0
 """For requests to be answered and instances to be where they should be, once all workers live."""
 REQUESTS, DEFINITIONS = "__kop_functions_requests", "__kop_functions"
 ASSIGNMENTS, PACKAGES = "__kop_functions_assignments", "__kop_functions_packages"
+COMPACTED = (DEFINITIONS, ASSIGNMENTS, PACKAGES)
+SUPERSEDED = 12
+"""How many old records a compacted topic may have: the newest batch, and the newest segment, are left as they are."""
 CODE = b"def process(text: str) -> str:\n    return text\n"
 MESSAGES = 12
 STEADY = Promise("steady", keeps=True, repeats=False, counts=True)
@@ -92,10 +102,12 @@ class Executor(of_servers.Executor):
     def _undo(self, fault: Fault) -> None:
         if fault.kind not in KINDS:
             super()._undo(fault)
-        elif fault.kind == "pause_leader":
-            kill(self._hit.pop(fault).pid, signal.SIGCONT)
-        elif fault in self._hit:
-            self._hit.pop(fault).start()
+        elif fault in self._hit:  # else nobody led: it has not begun
+            worker = self._hit.pop(fault)
+            if fault.kind == "pause_leader":
+                kill(worker.pid, signal.SIGCONT)
+            else:
+                worker.start()
 
     def _leader(self) -> WorkerProcess:
         """Return the worker that leads. OSError if nobody does for long."""
@@ -159,9 +171,13 @@ class Writer:
         while not stop.wait(self._rng.uniform(0.0, 0.2)):
             self._step()
 
+    def make_last(self) -> None:
+        """Make a function of code that no other one has."""
+        self._call(self._workers[0], f"{self._prefix}/{LAST}", "create", None, b"# the last one\n" + CODE)
+
     def _step(self) -> None:
         rng, worker = self._rng, self._rng.choice(self._workers)
-        name = f"{self._prefix}/f{rng.randrange(NAMES)}"
+        name = f"{self._prefix}/{rng.choice(NAMES)}"
         if name not in self._known or rng.random() < 0.7:  # else: what it knew, which others may have changed
             status, revision = worker.revision(name)
             if status not in (200, 404):
@@ -171,7 +187,7 @@ class Writer:
         kind = "create" if expects is None else rng.choice(("update", "update", "stop", "start", "restart", "delete"))
         self._call(worker, name, kind, expects)
 
-    def _call(self, worker: WorkerProcess, name: str, kind: str, expects: int | None) -> None:
+    def _call(self, worker: WorkerProcess, name: str, kind: str, expects: int | None, code: bytes = CODE) -> None:
         rng, path = self._rng, f"/admin/v3/functions/{name}"
         who = f"writer{self._number}-{len(self.calls)}"
         begin = time.time()
@@ -183,7 +199,7 @@ class Writer:
                 "output": f"{topics}-out-{name.rpartition('/')[2]}",
                 "parallelism": rng.randint(1, 2),
             }
-            form = {"functionConfig": config_part(config), "data": ("program.py", CODE)}
+            form = {"functionConfig": config_part(config), "data": ("program.py", code)}
             answer = worker.ask("POST", path, form=form, who=who)
         elif kind == "update":
             changed = {"userConfig": {"by": who}} | ({"parallelism": rng.randint(1, 3)} if rng.random() < 0.3 else {})
@@ -231,43 +247,40 @@ class Leading:
         inputs = [(f"{self._name}-in", partition) for partition in range(PARTITIONS)]
         self._make_topics(inputs, self._steady_inputs, self._steady_outputs)
         with ExitStack() as stack:
+            stack.callback(lambda: _each(self._workers, WorkerProcess.kill))
             progress.say("the workers start")
-            for worker in self._workers:
-                stack.callback(worker.kill)
-                worker.start()
-            for worker in self._workers:
-                worker.await_ready()
+            self._start()
+            if self._target.servers:
+                compact_eagerly(self._target.bootstrap, COMPACTED)
             self._make_steady()
             self._load(progress)
-            for worker in self._workers:
-                worker.await_ready()
+            _each(self._workers, WorkerProcess.await_ready)
+            self.writers[0].make_last()
             progress.say("all requests are answered, all instances dealt")
             self._await(lambda: self._judge(inputs))
             progress.say("workers are asked")
             self._await(lambda: self._judge_workers("had it"))
             progress.say("functions are asked")
-            self.anomalies += self._judge_outputs(inputs)
+            self._await(self._asked(inputs, "before"))
             progress.say("the function whose partitions moved comes to its end")
             self._await(self._judge_steady)
-            progress.say("the workers end, and start again")
-            for worker in self._workers:
-                worker.stop()
-            time.sleep(1.0)  # what they have started may take so long to end
-            for worker in self._workers:
-                if left := worker.orphans():
-                    detail = f"{len(left)} processes of {worker.name} live on: {left}"
-                    self.anomalies.append(Anomaly("orphan", "", "", 0, -1, detail))
-            for worker in self._workers:
-                worker.start()
-            for worker in self._workers:
-                worker.await_ready()
+            progress.say("the workers end")
+            _each(self._workers, WorkerProcess.stop)
+            self._await(self._judge_orphans, ORPHAN_SECONDS)
+            if self._target.servers:
+                progress.say("topics are compacted")
+                self._compact()
+            progress.say("the workers start again, a new one among them")
+            self._workers[0] = WorkerProcess(f"w{WORKERS + 1}", self._target.bootstrap, free_port(), self._folder)
+            self._start()
             self._await(lambda: self._judge(inputs))
             self._await(lambda: self._judge_workers("has it after its start"))
-            for worker in self._workers:
-                worker.stop()
+            self._await(self._asked(inputs, "after"))
+            progress.say("the workers end")
+            _each(self._workers, WorkerProcess.stop)
         self._count()
         self.anomalies = list(dict.fromkeys(self.anomalies))
-        self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
+        self.problems += unperformed(self.executor)
         self.problems += [text for worker in self._workers for text in _tracebacks(worker.log)]
 
     def report(self, console: Console) -> str:
@@ -285,6 +298,27 @@ class Leading:
         admin = AdminClient({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
         for future in admin.create_topics([NewTopic(places[0][0], len(places), 1) for places in topics]).values():
             future.result(60)
+
+    def _start(self) -> None:
+        for worker in self._workers:
+            worker.start()
+        _each(self._workers, WorkerProcess.await_ready)
+
+    def _compact(self) -> None:
+        """Have the topics compacted, so that whoever starts now cannot read what was there before."""
+        compact(self._target, COMPACTED)
+        left = await_compacted(self._reader, COMPACTED, SUPERSEDED)
+        self.problems += [f"{topic} is not compacted: {count} of its records are old" for topic, count in left.items()]
+        kept = len(self._records(DEFINITIONS))
+        if kept >= self.counts["won"]:
+            self.problems.append(f"nothing was compacted: {kept} definitions are there of {self.counts['won']}")
+
+    def _judge_orphans(self) -> list[Anomaly]:
+        return [
+            Anomaly("orphan", "", "", 0, -1, f"{len(left)} processes of {worker.name} live on: {left}")
+            for worker in self._workers
+            if (left := worker.orphans())
+        ]
 
     def _make_steady(self) -> None:
         """Make the function that works all the time."""
@@ -322,17 +356,17 @@ class Leading:
         ends = self._reader.ends(self._steady_inputs, stable=False)
         return verdict.anomalies + check_offsets(STEADY.name, self._reader.committed(self._steady), ends)
 
-    def _await(self, judge: Callable[[], list[Anomaly]]) -> None:
+    def _await(self, judge: Callable[[], list[Anomaly]], seconds: float = SETTLE_SECONDS) -> None:
         """Judge until nothing is wrong, or for so long that it is an anomaly."""
-        until = time.monotonic() + SETTLE_SECONDS
+        until = time.monotonic() + seconds
         while (anomalies := judge()) and time.monotonic() < until:
-            time.sleep(0.5)  # until it is looked at again
+            time.sleep(0.2)  # until it is looked at again
         self.anomalies += anomalies
 
     def _records(self, topic: str) -> list[Record]:
         records = [
-            Record(offset, at / 1000, key.decode(), None if value is None else value.decode())
-            for offset, at, key, value in self._reader.records((topic, 0))
+            Record(offset, at, key.decode(), None if value is None else value.decode())
+            for offset, at, key, value in self._reader.records([(topic, 0)])[topic, 0]
         ]
         with (self._folder / f"{topic}.jsonl").open("w") as out:
             out.writelines(json.dumps(record._asdict()) + "\n" for record in records)
@@ -341,7 +375,7 @@ class Leading:
     def _keys(self, topic: str) -> dict[str, bool]:
         """Return the keys that a compacted topic has."""
         there: dict[str, bool] = {}
-        for _, _, key, value in self._reader.records((topic, 0)):
+        for _, _, key, value in self._reader.records([(topic, 0)])[topic, 0]:
             there.pop(key.decode(), None)
             if value is not None:
                 there[key.decode()] = True
@@ -368,7 +402,7 @@ class Leading:
     def _judge_workers(self, when: str) -> list[Anomaly]:
         """Ask each worker for each function."""
         outcome = check_log(log_of(self._records(REQUESTS)))
-        names = [self._steady, *(f"public/{self._name}/f{number}" for number in range(NAMES))]
+        names = [self._steady, *(f"public/{self._name}/{name}" for name in (*NAMES, LAST))]
         anomalies = []
         for worker in self._workers:
             answers = {name: worker.revision(name) for name in names}
@@ -376,31 +410,25 @@ class Leading:
             anomalies += check_definitions(outcome.revisions, told, f"{worker.name}, when it {when},")
         return anomalies
 
-    def _judge_outputs(self, inputs: Sequence[Place]) -> list[Anomaly]:
-        """Send messages, and look who answers them."""
+    def _asked(self, inputs: Sequence[Place], when: str) -> Callable[[], list[Anomaly]]:
+        """Send messages; what is returned looks who has answered them."""
         definitions = latest(self._records(DEFINITIONS))
-        texts = [f"message-{number}" for number in range(MESSAGES)]
+        texts = [f"{when}-{number}" for number in range(MESSAGES)]
         sent = {
             fqfn: texts
             for fqfn, definition in definitions.items()
             if fqfn != self._steady
             and len(definition.get("stopped", ())) < int(definition["config"].get("parallelism") or 1)
         }
+        topics = {fqfn: definitions[fqfn]["config"]["output"] for fqfn in sent}
         self._send(inputs, texts)
-        anomalies: list[Anomaly] = []
 
         def judge() -> list[Anomaly]:
-            given: dict[str, list[str]] = {}
-            for fqfn in sent:
-                topic = definitions[fqfn]["config"]["output"]
-                places = [(topic, number) for number in range(self._partitions(topic))]
-                given[fqfn] = [output.text for output in self._reader.outputs(places)]
+            outputs = self._reader.outputs(self._places(topics.values()))
+            given = {fqfn: [output.text for output in outputs if output.topic == topics[fqfn]] for fqfn in sent}
             return check_outputs(sent, given)
 
-        until = time.monotonic() + SETTLE_SECONDS
-        while (anomalies := judge()) and time.monotonic() < until:
-            time.sleep(0.5)  # until it is looked at again
-        return anomalies
+        return judge
 
     def _send(self, inputs: Sequence[Place], texts: Iterable[str]) -> None:
         producer = Producer({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
@@ -409,9 +437,11 @@ class Leading:
             producer.produce(topic, text, partition=partition)
         producer.flush(30)
 
-    def _partitions(self, topic: str) -> int:
+    def _places(self, topics: Iterable[str]) -> list[Place]:
+        """Return the partitions of topics; none of one that is not there yet."""
         admin = AdminClient({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
-        return len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
+        known = admin.list_topics(timeout=30).topics
+        return [(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
 
     def _count(self) -> None:
         calls = self._calls()
@@ -425,6 +455,12 @@ class Leading:
         if took:
             self.counts["median_ms"] = int(1000 * took[len(took) // 2])
             self.counts["longest_ms"] = int(1000 * took[-1])
+
+
+def _each(workers: Iterable[WorkerProcess], do: Callable[[WorkerProcess], object]) -> None:
+    """Do something with each, side by side. OSError, StartFailed."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(do, workers))
 
 
 def _tracebacks(log: Path) -> Iterable[str]:

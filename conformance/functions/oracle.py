@@ -12,6 +12,7 @@ Must not know: clients, processes, faults.
 | miscounted | the state that an output tells of is not that of a clean run | x | | |
 | invented | an output that no message has | x | x | x |
 | uncommitted | the offset of a partition is not its end, although all is done | x | x | x |
+| unlike | over Pulsar: its own consumers are given something else, or in another order | x | x | x |
 | open | a transaction on a partition of outputs has not ended | x | x | x |
 | hangs | an instance that was replaced has not ended | x | x | x |
 | ended | an instance ended otherwise than it should, or that should not have | x | x | x |
@@ -21,6 +22,7 @@ A unit is what has an order: the messages of an input partition, or of one key i
 
 from __future__ import annotations
 
+import itertools
 import signal
 import zlib
 from collections import Counter
@@ -186,6 +188,22 @@ def check_ends(function: str, stable: Mapping[Place, int], high: Mapping[Place, 
         for place, end in sorted(high.items())
         if stable.get(place, -1) != end
     ]
+
+
+def check_views(function: str, outputs: Iterable[Output], native: Mapping[Place, Sequence[str]]) -> list[Anomaly]:
+    """Compare outputs with what Pulsar's own consumers are given of the same partitions, in its order."""
+    ours: dict[Place, list[Output]] = {place: [] for place in native}
+    for output in outputs:
+        ours.setdefault((output.topic, output.partition), []).append(output)
+    anomalies = []
+    for place, texts in native.items():
+        for output, text in itertools.zip_longest(ours[place], texts):
+            if output is None or output.text != text:
+                detail = f"{text or 'nothing'} instead of {output.text if output else 'nothing'}"
+                offset, at = (output.offset, output.at) if output else (-1, 0.0)
+                anomalies.append(Anomaly("unlike", function, *place, offset, detail, at))
+                break  # all behind it is shifted
+    return anomalies
 
 
 class Life(NamedTuple):

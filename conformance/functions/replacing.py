@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from rich.table import Table
 from conformance.functions.clients import Reader, Source
 from conformance.functions.faults import KINDS, SERVER_KINDS, Executor, plan
 from conformance.functions.instances import Instances, flags
+from conformance.functions.native import Native
 from conformance.functions.oracle import (
     Anomaly,
     Output,
@@ -35,9 +37,10 @@ from conformance.functions.oracle import (
     check_ends,
     check_lives,
     check_offsets,
+    check_views,
 )
 from conformance.functions.part import Part
-from conformance.harness.run import under_faults
+from conformance.harness.run import under_faults, unperformed
 from conformance.harness.targets import Target
 from conformance.progress import ProgressLine
 
@@ -45,9 +48,9 @@ RATE = 600.0
 """Messages a second."""
 DONE_SECONDS = 60.0
 """For functions to come to the end of their inputs."""
-REPLACED_SECONDS = 15.0
-"""For instances to end that were replaced, once all is done."""
-PLAIN, KEYED, RESULTS, PUBLISHED = 3, 2, 3, 4
+REPLACED_SECONDS = 75.0
+"""For instances to end that were replaced, once all is done: an idle one hears of it when it renews its offsets."""
+PLAIN, KEYED, NATIVE, RESULTS, PUBLISHED = 3, 2, 2, 3, 4
 """Partitions of the topics."""
 
 
@@ -90,6 +93,9 @@ class Replacing:
         self._prefix = f"functions-{secrets.token_hex(4)}"
         self._plain = self._places(f"{self._prefix}-plain", PLAIN)
         self._keyed = self._places(f"{self._prefix}-keyed", KEYED)
+        self._native = None if target.over is None else Native(target.over)
+        self._written_natively = self._places(f"{self._prefix}-native", NATIVE if self._native else 0)
+        self._inputs = self._plain + self._keyed + self._written_natively
         self._functions = {each.promise.name: self._instances(each) for each in FUNCTIONS}
         self._stopped = threading.Event()
         """Instances that end are not started again any more."""
@@ -121,7 +127,7 @@ class Replacing:
         described: dict[str, object] = {
             "classname": "program.Transform",
             "fqfn": self._group(function),
-            "inputs": f"{self._prefix}-plain,{self._prefix}-keyed",
+            "inputs": ",".join(dict.fromkeys(topic for topic, _ in self._inputs)),
             "output": topics.results,
             "processing-guarantees": function.guarantee,
             "retain-ordering": "true" if function.ordered else "false",
@@ -147,12 +153,11 @@ class Replacing:
             reader = Reader(self._target.bootstrap)
             self._finish(reader, progress)
             self._stopped.set()
-            for name, instances in self._functions.items():
-                progress.say(f"{name} ends")
-                instances.await_replaced(REPLACED_SECONDS)
-                instances.finish()
+            progress.say("the functions end")
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(_end, self._functions.values()))
         self._judge(reader, progress)
-        self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
+        self.problems += unperformed(self.executor)
         self.problems += _unplanned(sorted(self._folder.glob("*.log")))
 
     def report(self, console: Console) -> str:
@@ -169,7 +174,7 @@ class Replacing:
 
     def _make_topics(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._target.bootstrap, "log_level": 0})
-        places = self._plain + self._keyed + [place for each in FUNCTIONS for place in self._outputs(each)]
+        places = self._inputs + [place for each in FUNCTIONS for place in self._outputs(each)]
         counts = Counter(topic for topic, _ in places)
         made = [NewTopic(topic, count, 1) for topic, count in counts.items()]
         for future in admin.create_topics(made).values():
@@ -184,17 +189,22 @@ class Replacing:
         plain, keyed = (self._plain[0][0], PLAIN), (self._keyed[0][0], KEYED)
         source = Source(self._target.bootstrap, plain, keyed, self._part.seed, RATE)
 
+        native = self._native
+
         def state() -> str:
             counts = ", ".join(f"{each.count} of {name}" for name, each in self._functions.items())
-            return f"{source.sent} messages, instances: {counts}"
+            return f"{source.sent + (native.sent if native else 0)} messages, instances: {counts}"
 
-        beside = (source.write_plain, source.write_keyed)
+        beside = [source.write_plain, source.write_keyed]
+        if native is not None:
+            topic = self._written_natively[0][0], NATIVE
+            beside.append(lambda stop: native.write(topic, source.pause, stop))
         under_faults(self._part.seconds, self.executor, self.faults, progress, state, *beside)
 
     def _finish(self, reader: Reader, progress: ProgressLine) -> None:
         """Wait until all functions have committed the ends of their inputs."""
         until = time.monotonic() + DONE_SECONDS
-        ends = reader.ends(self._plain + self._keyed, stable=False)
+        ends = reader.ends(self._inputs, stable=False)
         for function in FUNCTIONS:
             progress.say(f"{function.promise.name} comes to its end")
             while reader.committed(self._group(function)) != ends and time.monotonic() < until:
@@ -202,11 +212,10 @@ class Replacing:
 
     def _judge(self, reader: Reader, progress: ProgressLine) -> None:
         progress.say("reading inputs")
-        inputs = self._plain + self._keyed
-        messages = reader.messages(inputs)
+        messages = reader.messages(self._inputs)
         if len({message.text for message in messages}) < len(messages):
             self.problems.append("a message was written twice: the run says less than it seems")
-        ends = reader.ends(inputs, stable=False)
+        ends = reader.ends(self._inputs, stable=False)
         _dump(self._folder / "messages.jsonl", messages)
         for function in FUNCTIONS:
             name, places = function.promise.name, self._outputs(function)
@@ -220,9 +229,16 @@ class Replacing:
             self.anomalies += check_offsets(name, reader.committed(self._group(function)), ends)
             self.anomalies += check_ends(name, reader.ends(places, stable=True), reader.ends(places, stable=False))
             self.anomalies += check_lives(name, lives)
+            if self._native is not None:
+                self.anomalies += check_views(name, outputs, self._native.texts(places))
             self.rows.append(Row(function, verdict, len(lives), _longest(outputs)))
             if not outputs:
                 self.problems.append(f"{name} has written nothing")
+
+
+def _end(instances: Instances) -> None:
+    instances.await_replaced(REPLACED_SECONDS)
+    instances.finish()
 
 
 def _dump(path: Path, rows: Iterable[Any]) -> None:

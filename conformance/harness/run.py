@@ -28,12 +28,17 @@ from conformance.harness.faults import Disturbance, Executor, Fault, Server, nea
 from conformance.progress import ProgressLine
 from conformance.servers import StartFailed
 
+SHOWN = 10
+"""Anomalies that are printed; all are in a file."""
+
 
 class Anomaly(Protocol):
     """Something that must not be, as one of the judges found it."""
 
     @property
     def kind(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
     def _asdict(self) -> dict[str, Any]: ...
 
 
@@ -110,6 +115,20 @@ def tracebacks(servers: Iterable[Server]) -> list[str]:
 # --- the report
 
 
+def wide_console(least: int = 110) -> Console:
+    """A console that is wide enough for the tables of a run."""
+    return Console(width=max(least, shutil.get_terminal_size().columns))
+
+
+def unperformed(executor: Executor) -> list[str]:
+    """What was not broken, or not mended, as problems."""
+    return [f"a fault could not be performed: {text}" for text in executor.failures]
+
+
+def write_plan(path: Path, faults: Iterable[Fault]) -> None:
+    path.write_text(json.dumps([fault._asdict() for fault in faults], indent=1))
+
+
 def counted(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common())
 
@@ -119,11 +138,15 @@ def say_faults(disturbances: Iterable[Disturbance]) -> str:
 
 
 def say_end(console: Console, problems: Iterable[str], anomalies: Sequence[Anomaly], notes: Iterable[str] = ()) -> None:
-    """What keeps the run from saying what it should, and the line that all runs end with."""
+    """What keeps the run from saying what it should, the first anomalies, and the line that all runs end with."""
     for text in problems:
         console.print(f"[yellow]{text}", highlight=False)
     for note in notes:
         console.print(note, highlight=False)
+    for anomaly in anomalies[:SHOWN]:
+        fields = anomaly._asdict().items()
+        about = " ".join(str(value) for name, value in fields if name not in ("kind", "detail", "at"))
+        console.print(f"[red]{anomaly.kind}[/] {about}: {anomaly.detail}", highlight=False)
     kinds = Counter(anomaly.kind for anomaly in anomalies)
     console.print(f"anomalies: {counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
 

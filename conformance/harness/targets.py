@@ -6,6 +6,7 @@ Must not know: clients, and what is right.
 
 from __future__ import annotations
 
+import argparse
 import secrets
 import socket
 from contextlib import ExitStack
@@ -47,6 +48,31 @@ class Target:
     over: OverPulsar | None = None
     has_tracebacks: bool = False
     """A traceback in the servers' logs is a defect."""
+
+
+def add_targets(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options that name what a run is about; return their group."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--bootstrap", metavar="HOST:PORT", help="a server that runs; nothing of it is broken")
+    where.add_argument("--start-kop", action="store_true", help="a gateway with the embedded engine (as without this)")
+    where.add_argument(
+        "--start-kop-pulsar", action="store_true", help="gateways over an Apache Pulsar that it starts (Java, Maven)"
+    )
+    where.add_argument("--start-kafka", action="store_true", help="an Apache Kafka, as the control (Java, Maven)")
+    return where
+
+
+def start(
+    options: argparse.Namespace, stack: ExitStack, folder: Path, *, gateways: int = 1, restart: bool = False
+) -> Target:
+    """Start what the options name. `gateways` of them are over Pulsar, which `restart` allows to end. StartFailed."""
+    if options.bootstrap:
+        return given(options.bootstrap)
+    if options.start_kafka:
+        return kafka(stack, folder)
+    if options.start_kop_pulsar:
+        return over_pulsar(stack, folder, gateways, restart)
+    return embedded(stack, folder)
 
 
 def given(bootstrap: str) -> Target:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
-from rich.console import Console
 from rich.table import Table
 
 from conformance.harness.faults import Disturbance
@@ -40,6 +38,8 @@ from conformance.harness.run import (
     say_faults,
     tracebacks,
     under_faults,
+    unperformed,
+    wide_console,
     write_details,
 )
 from conformance.harness.targets import OverPulsar, gateways, pulsar
@@ -367,7 +367,7 @@ def _output(*command: str) -> str:
 
 def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None:
     """The tables of a run."""
-    console = Console(width=max(120, shutil.get_terminal_size().columns))
+    console = wide_console(120)
     counts: Counter[tuple[str, str]] = Counter()
     errors: dict[str, Counter[str]] = {}
     by_writer: dict[str, Counter[str]] = {}
@@ -393,8 +393,7 @@ def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None
         f"{sum(counts[name, 'acknowledged'] for name in {name for name, _ in counts})} acknowledged, "
         f"{len(history.stored)} stored, compared with {', '.join(history.views) or 'no other reader'}"
     )
-    failures = [f"a fault could not be performed: {text}" for text in soak.executor.failures]
-    say_end(console, [*soak.problems, *failures], anomalies, soak.notes)
+    say_end(console, [*soak.problems, *unperformed(soak.executor)], anomalies, soak.notes)
 
 
 def details(path: Path, history: History, anomalies: list[Anomaly]) -> None:

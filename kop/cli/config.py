@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -102,7 +103,13 @@ def _show(row: SettingRow) -> None:
     click.echo(f"{mark} {bold(row.name)} = {row.current}".rstrip())
     if row.origin != "default":
         click.echo(f"      set by {_origin(row)}; the default is {row.default or 'empty'}")
-    click.echo(click.wrap_text(f"{row.doc} ({', '.join(filter(None, (row.type, row.env)))})", 78, "      ", "      "))
+    meaning = f"{row.doc} ({', '.join(filter(None, (row.type, row.env)))})"
+    margin = " " * 6
+    click.echo(
+        textwrap.fill(
+            meaning, 78, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+        )
+    )
 
 
 def _origin(row: SettingRow) -> str:

@@ -35,6 +35,8 @@ IN_FLIGHT: Final = 4
 SETTLE_SECONDS: Final = 3.0
 """How long what a server says may be out of date: it hears a moment later of a topic that another one made, and may not
 know the end of a partition yet that it takes over."""
+LOGIN_ATTEMPTS: Final = 10
+"""How many connections are made to hear why a login fails."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long an attempt takes at most that is made for the reason of a failure."""
 TEMPORARY: Final = (errors.RetriableError, errors.UnknownBrokerIdError)
@@ -72,7 +74,9 @@ class ClusterConnection:
 
     def _bootstrap(self, settings: Mapping[str, Any]) -> None:
         """Connect to any of the servers; UnreachableError with the properties that are to be looked at."""
-        failure = self._attempt()
+        protocol = settings.get("security_protocol", "PLAINTEXT")
+        attempts = LOGIN_ATTEMPTS if protocol.startswith("SASL") else 1
+        failure = self._reason(attempts)
         if not isinstance(failure, _LOGIN_ERRORS):  # the same login would fail again
             if failure is not None:
                 log.info("no connection yet, and another try for %g s: %s", self._patience, failure)
@@ -80,8 +84,7 @@ class ClusterConnection:
                 self._manager.bootstrap(int(self._patience * 1000))
                 return
             except errors.KafkaTimeoutError:
-                failure = self._attempt() or failure
-        protocol = settings.get("security_protocol", "PLAINTEXT")
+                failure = self._reason(attempts) or failure
         if isinstance(failure, (errors.IllegalSaslStateError, errors.UnsupportedSaslMechanismError)):
             advice = "security.protocol and sasl.mechanism to what the servers have"
         elif isinstance(failure, _LOGIN_ERRORS):
@@ -97,6 +100,17 @@ class ClusterConnection:
         raise UnreachableError(
             f"set {advice}: no connection by {protocol} to any of {servers} within {self._patience:g} s ({failure})"
         )
+
+    def _reason(self, attempts: int) -> Exception | None:
+        """Return why no connection can be made, or None; a connection that was cut is tried so many times.
+
+        A server that lets nobody in says so, and closes the connection. kafka-python may hear of the end alone.
+        """
+        failure = self._attempt()
+        while attempts > 1 and isinstance(failure, errors.KafkaConnectionError) and "disconnected" in str(failure):
+            attempts -= 1
+            failure = self._attempt()
+        return failure
 
     def _attempt(self) -> Exception | None:
         """Connect to the first server; why that failed, or None. kafka-python does not tell the reason by itself."""

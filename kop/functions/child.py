@@ -34,6 +34,7 @@ from kop.functions.logs import LogTopic
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateError
+from kop.functions.suspect import Suspect
 from kop.functions.triggers import ABSENT
 
 GRACE_SECONDS: Final = 10.0
@@ -58,6 +59,8 @@ class Start:
     settings: Mapping[str, Any]
     """kafka-python's."""
     patience: float
+    suspect: Suspect | None = None
+    """The record at which the process before this one has ended."""
 
 
 class Control:
@@ -163,6 +166,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
                 end_seconds=0,
                 calling=numbers,
                 version=start.version,
+                suspect=start.suspect,
             )
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()

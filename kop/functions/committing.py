@@ -45,6 +45,9 @@ class BatchEnd:
         """Write the outputs; once they are durable these offsets may be committed."""
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """Wait until all offsets are committed that may be."""
+
     def next_due(self) -> float | None:
         """Return when `write` is wanted though nothing is new; None for never."""
         return None
@@ -78,6 +81,8 @@ class Beside(BatchEnd):
         self._failed = failed
         self._committed = dict(positions)
         self._offered: Offsets = {}
+        self._is_committing = False
+        self._has_ended = False
         self._over = threading.Event()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kop-function-commit", daemon=True)
@@ -89,7 +94,12 @@ class Beside(BatchEnd):
         if offsets:
             with self._changed:
                 self._offered.update(offsets)
-                self._changed.notify()
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Wait until the offsets are committed that were offered, or until the thread has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or not (self._offered or self._is_committing))
 
     def close(self) -> None:
         """Commit what was offered, and end the thread."""
@@ -103,10 +113,16 @@ class Beside(BatchEnd):
             while offsets := self._next():
                 commit(self._client, self._identity, self._group, offsets)
                 self._committed.update(offsets)
+                with self._changed:
+                    self._is_committing = False
+                    self._changed.notify_all()
                 self._over.wait(INTERVAL_SECONDS)
         except Exception as error:
             self._failed(error)
         finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
             self._client.close()
 
     def _next(self) -> Offsets:
@@ -116,6 +132,7 @@ class Beside(BatchEnd):
         with self._changed:
             self._changed.wait_for(lambda: self._offered or self._over.is_set(), RENEW_SECONDS)
             offered, self._offered = self._offered, {}
+            self._is_committing = bool(offered)
         return offered if offered or self._over.is_set() else self._committed
 
 
@@ -220,6 +237,10 @@ class WithState(BatchEnd):
         self._end.write(offsets)
         self._committed |= offsets
         self._state.written()
+
+    def settle(self) -> None:
+        """Wait until all offsets are committed that may be."""
+        self._end.settle()
 
     def next_due(self) -> float | None:
         """Return when `write` is wanted though nothing is new."""

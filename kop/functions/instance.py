@@ -49,6 +49,7 @@ from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateError, StateValue
 from kop.functions.stats import Stats
+from kop.functions.suspect import Suspect, divided
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import NOT_CALLING
 from kop.functions.windowing import WindowCalls, extractor_of, of_elements
@@ -103,8 +104,11 @@ class Instance:
         calling: MutableSequence[int] | None = None,
         look_seconds: float | None = None,
         version: str = "0",
+        suspect: Suspect | None = None,
     ) -> None:
-        """`look_seconds`: how often partitions are looked for that came later; None for never."""
+        """`look_seconds`: how often partitions are looked for that came later; None for never. `suspect`: the record at
+        which the process before this one has ended.
+        """
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
         self._spec = spec
@@ -121,6 +125,7 @@ class Instance:
         self._process = os.getpid()
         self._instance_id = instance_id
         self._version = version
+        self._suspect = None if code.is_batch else suspect
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
         self._end_seconds = end_seconds
@@ -436,7 +441,9 @@ class Instance:
     def _work(self, calls: Calls | BatchCalls, reader: ReadAhead, end: BatchEnd) -> None:
         pending: deque[Taken] = deque()
         later: list[Taken] = []
+        is_settled = False
         while not self._stopping:
+            settles = False
             seconds = 0.0 if calls.retry() else self._idle_seconds(calls, end)
             waiting = calls.waiting()
             pending.extendleft(taken for taken in reversed(later) if taken.partition not in waiting)
@@ -450,7 +457,19 @@ class Instance:
                 if taken.partition in calls.waiting():
                     later.append(taken)
                     continue
+                if self._suspect is not None and (before := self._suspect.place_in(taken)) is not None:
+                    settles = before == 0 and not is_settled
+                    if settles:
+                        pending.appendleft(taken)
+                        break
+                    taken, others = divided(taken, before or 1)
+                    if others is not None:
+                        pending.appendleft(others)
+                    if before == 0:
+                        deadline = 0.0
                 done = calls.take(taken, deadline)
+                if deadline == 0.0:
+                    self._suspect = None
                 if done < len(taken.records):
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:
@@ -460,6 +479,9 @@ class Instance:
             if self._failure is None:
                 end.write(calls.committable())
                 calls.written()
+                if settles:
+                    end.settle()
+                    is_settled = True
 
     @staticmethod
     def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
@@ -479,8 +501,6 @@ def check_batches(spec: FunctionSpec) -> None:
         raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
     if spec.processing_guarantees is Guarantee.MANUAL:
         raise ClientError(f"set processingGuarantees of {spec.fqfn} to another one: a batch is done as a whole")
-    if spec.window is not None:
-        raise ClientError(f"leave windowConfig of {spec.fqfn} out: process_batch is given batches, not windows")
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
     if named or spec.output_serde_class_name or spec.output_schema_type:
         raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")

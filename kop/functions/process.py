@@ -34,6 +34,7 @@ from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.logs import log_end
 from kop.functions.spec import FunctionSpec
+from kop.functions.suspect import Suspect
 from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
@@ -318,6 +319,7 @@ class Processes:
             str(wanted.revision),
             self._settings,
             self._patience,
+            None if slot.at is None else Suspect(slot.at[:2], slot.at[2]),
         )
         mine, its = socket.socketpair()
         try:

@@ -58,8 +58,10 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
         if not isinstance(each, KopError) and times[each[0]] > 1:
             wanted[place] = PeerError("An entity cannot be altered twice in the same request")
     answers: dict[int, KopError | None] = {}
+    made: list[_Change] = []
 
     def decide() -> Sequence[KeyValue]:
+        made.clear()
         quotas, records = gw.security.quotas, list[KeyValue]()
         room = gw.security_settings.kop_security_max_quotas - len(quotas)
         for place, each in enumerate(wanted):
@@ -74,6 +76,7 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
                 answers[place] = PeerError("There are as many quotas as kop.security.max.quotas allows")
                 continue
             room -= more
+            made.append((entity, changed))
             records += [of_quota(entity, kind, value) for kind, value in changed.items()]
         return records
 
@@ -85,7 +88,7 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
             await gw.security.write(decide)
         except KopError as error:
             failure = error.fresh_copy()
-        _tell(gw, ctx, [each for place, each in enumerate(wanted) if answers.get(place) is None], failure)
+        _tell(gw, ctx, made, failure)
         if failure is not None:
             answers = {place: answers.get(place) or failure for place in range(len(wanted))}
     return ctx.response(
@@ -100,11 +103,8 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     )
 
 
-def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change | KopError], failure: KopError | None) -> None:
-    for each in changes:
-        if isinstance(each, KopError):
-            continue
-        entity, values = each
+def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change], failure: KopError | None) -> None:
+    for entity, values in changes:
         name = ", ".join(f"{kind}={'(default)' if text is None else text}" for kind, text in entity.names().items())
         for kind, value in values.items():
             operation = "DELETE" if value is None else "SET"

@@ -10,11 +10,12 @@ broker logs goes to the loggers below `kop`. Several brokers may run side by sid
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from kop.address import Address, NamedAddress
 from kop.app import MemoryStore, Serving, start
@@ -24,10 +25,12 @@ from kop.groups.classic.messages import Description
 from kop.storage.base import PartitionLog, TopicInfo
 from kop.storage.memory.engine import Memory, open_engine
 from kop.testing import records, report
+from kop.testing.entrance import Entrance
 from kop.testing.loop_thread import LoopThread, Startable
 from kop.testing.records import Given, KafkaRecord
 from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
+from kop.wire.transaction_state import TransactionStatus
 
 T = TypeVar("T")
 
@@ -45,6 +48,10 @@ DEFAULTS: Mapping[str, str] = {
 """The settings that differ from those of `kop serve`: any free port, records in memory, no waits that tests do not
 need.
 """
+
+_ENDING: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+_ENDS_SECONDS: Final = 5.0
+_ENDS_PAUSE: Final = 0.001
 
 
 class ClusterPlace(NamedTuple):
@@ -70,8 +77,22 @@ class Broker(Startable):
     run.
     """
 
-    def __init__(self, *, _place: ClusterPlace | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        users: Mapping[str, str] | None = None,
+        tls: bool = False,
+        _place: ClusterPlace | None = None,
+        **settings: Any,
+    ) -> None:
+        """`users`: names with passwords; clients have to log in as one of them, by SCRAM-SHA-256 or SCRAM-SHA-512.
+
+        `tls`: clients have to speak TLS, and to trust the CA of `ca_file`, which the broker makes for itself.
+        """
         chosen = {name.replace("_", "."): value for name, value in settings.items()}
+        self._entrance = Entrance(users or {}, tls=tls) if users or tls else None
+        if self._entrance is not None:
+            chosen = {**self._entrance.settings, **chosen}
         defaults = {name: value for name, value in DEFAULTS.items() if name != "listen" or "listeners" not in chosen}
         self._config = Config.load(overrides={**defaults, **chosen}, environ={})
         self._listening: dict[str, Any] = {}
@@ -86,6 +107,14 @@ class Broker(Startable):
         """The address `HOST:PORT` for `bootstrap_servers` and `bootstrap.servers`."""
         host, port = self._running().serving.listeners[0]
         return f"{host}:{port}"
+
+    @property
+    def ca_file(self) -> str:
+        """The path of the certificate, in PEM, that clients of a broker with `tls` have to trust."""
+        self._running()
+        if self._entrance is None:
+            raise RuntimeError("there is no CA: the broker was made without tls=True")
+        return self._entrance.ca_file
 
     @property
     def node_id(self) -> int:
@@ -125,7 +154,8 @@ class Broker(Startable):
         """Return the records of a topic, or of one partition: partition after partition, by their offsets.
 
         With the isolation level `read_committed` as such a consumer gets them, without those of open and of aborted
-        transactions. UNKNOWN_TOPIC_OR_PARTITION if there is no such topic or partition.
+        transactions; the markers of those that a client has ended are waited for. UNKNOWN_TOPIC_OR_PARTITION if there
+        is no such topic or partition.
         """
         __tracebackhide__ = True
         if isolation_level not in {"read_uncommitted", "read_committed"}:
@@ -138,7 +168,10 @@ class Broker(Startable):
         return {topic.name: topic.partitions for topic in self._call(self._topics())}
 
     def committed(self, group_id: str) -> dict[tuple[str, int], int]:
-        """Return the committed offsets of a group by topic and partition; none if there is no such group."""
+        """Return the committed offsets of a group by topic and partition; none if there is no such group.
+
+        The markers of transactions that a client has ended are waited for.
+        """
         __tracebackhide__ = True
         return self._call(self._committed(group_id))
 
@@ -230,6 +263,8 @@ class Broker(Startable):
         else:
             self._thread, self._memory = self._place
         try:
+            if self._entrance is not None:
+                self._entrance.open()
             self._thread.call(self._open())
         except BaseException:
             self.stop()
@@ -239,6 +274,8 @@ class Broker(Startable):
     def stop(self) -> None:
         """Close the clients' connections and stop. What was produced is gone. Nothing if the broker does not run."""
         thread, self._thread = self._thread, None
+        if self._entrance is not None:
+            self._entrance.close()
         if thread is None:
             return
         try:
@@ -266,6 +303,8 @@ class Broker(Startable):
         try:
             config = self._config.model_copy(update=self._listening)
             serving = await start(config, stack, memory=self._memory)
+            if self._entrance is not None and not self._listening:
+                await self._entrance.admit(serving.gateway.security)
             # A broker that starts again is where its clients look for it.
             bound = tuple(Address(*place) for place in serving.listeners)
             names = [listener.name for listener in config.listeners]
@@ -300,6 +339,8 @@ class Broker(Startable):
 
     async def _records(self, name: str, partition: int | None, *, committed: bool) -> list[KafkaRecord]:
         topic = await self._topic(name)
+        if committed:
+            await self._ends_written()
         read: list[KafkaRecord] = []
         for index in range(topic.partitions) if partition is None else (partition,):
             read += await records.read(self._log(topic, index), committed=committed)
@@ -332,7 +373,17 @@ class Broker(Startable):
     async def _topics(self) -> list[TopicInfo]:
         return [topic for topic in self._running().serving.gateway.topics.all() if not topic.internal]
 
+    async def _ends_written(self) -> None:
+        """Wait for the markers of transactions whose end a client was told: they are written behind that answer."""
+        transactions = self._running().serving.gateway.transactions
+        end = asyncio.get_running_loop().time() + _ENDS_SECONDS
+        while any(transaction.status in _ENDING for _, transaction in transactions.all()):
+            if asyncio.get_running_loop().time() > end:
+                return
+            await asyncio.sleep(_ENDS_PAUSE)
+
     async def _committed(self, group_id: str) -> dict[tuple[str, int], int]:
+        await self._ends_written()
         offsets = self._running().serving.gateway.groups.offsets(group_id)
         return {} if offsets is None else {(topic, at): value.offset for topic, at, value in offsets}
 

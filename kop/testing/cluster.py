@@ -32,6 +32,8 @@ class Cluster(Startable):
     def __init__(self, brokers: int = 3, **settings: Any) -> None:
         if brokers < 1:
             raise ValueError("a cluster has at least one broker")
+        if {"users", "tls"} & settings.keys():
+            raise ValueError("users and tls are those of a lone broker: Broker(users=..., tls=True)")
         self._count = brokers
         self._settings: Mapping[str, Any] = DEFAULTS | settings
         self._thread: LoopThread | None = None

@@ -23,6 +23,7 @@ from conformance.functions.oracle import (
     check_ends,
     check_lives,
     check_offsets,
+    check_views,
 )
 
 ONCE = Promise("once", keeps=True, repeats=False, counts=True)
@@ -192,3 +193,34 @@ def test_a_plan_has_all_kinds_and_all_functions() -> None:
     assert {fault.target for fault in faults if fault.kind in KINDS} == {"once", "at-least"}
     assert {fault.target for fault in faults if fault.kind not in KINDS} == {"1"}
     assert all(fault.lasts for fault in faults if fault.kind in OVERLAPPING)
+
+
+def native_texts() -> dict[tuple[str, int], list[str]]:
+    """What Pulsar's own consumers are given of the outputs of a clean run."""
+    texts: dict[tuple[str, int], list[str]] = {}
+    for output in outputs():
+        texts.setdefault((output.topic, output.partition), []).append(output.text)
+    return texts
+
+
+LAST = len(native_texts()["results", 0]) - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "offset", "detail"),
+    [
+        (lambda texts: texts.pop(), LAST, "nothing instead of"),
+        (lambda texts: texts.append("more"), -1, "more instead of nothing"),
+        (lambda texts: texts.insert(4, texts.pop(2)), 2, "instead of"),
+    ],
+)
+def test_pulsars_own_consumers_are_given_the_same(
+    change: Callable[[list[str]], object], offset: int, detail: str
+) -> None:
+    texts = native_texts()
+    assert check_views("once", outputs(), texts) == []
+    change(texts["results", 0])
+    (anomaly,) = check_views("once", outputs(), texts)
+    assert (anomaly.kind, anomaly.topic, anomaly.partition) == ("unlike", "results", 0)
+    assert anomaly.offset == offset
+    assert detail in anomaly.detail

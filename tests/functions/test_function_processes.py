@@ -190,6 +190,24 @@ def test_the_record_of_a_call_that_hangs_and_the_last_words_and_the_next_start_o
     wait_until(lambda: machine.status("hangs").at is None, "the end of the call")
 
 
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
+def test_what_comes_before_a_record_that_kills_is_done(machine: Machine, guarantee: str) -> None:
+    code = """
+        import os
+        def process(text: str) -> str:
+            if text == "kill":
+                os._exit(3)
+            return text.upper()
+        """
+    machine.wants("killed", code, processing_guarantees=guarantee)
+    machine.begun("killed")
+    machine.broker.produce("in", ["a", "b", "kill", "c"])
+    wait_until(lambda: machine.status("killed").restarts >= 2, "two ends")
+    assert machine.status("killed").at == ("in", 0, 2)
+    assert machine.broker.committed("public/default/killed") == {("in", 0): 2}
+    assert values(machine.broker, "out-killed") == ["A", "B"]
+
+
 def test_a_function_that_forks_itself_writes_once(machine: Machine) -> None:
     code = "import os\ndef process(text: str) -> str:\n    os.fork()\n    return text\n"
     machine.wants("forks", code)

@@ -116,6 +116,14 @@ async def _changes(at: Place, conn: Connection, lines: Lines) -> None:
     await conn.call(51, 0, deletions=[dict(name="bob", mechanism=2)], upsertions=[])
     of_user = dict(event="changed", resource="USER", name="bob", mechanism="SCRAM-SHA-512")
     assert lines.new() == [of_user | dict(operation="SET"), of_user | dict(operation="DELETE")]
+    ops = [dict(key="producer_byte_rate", value=1000.0, remove=False)]
+    entry = dict(entity=[dict(entity_type="user", entity_name="bob")], ops=ops)
+    for validate_only in (True, False, False):  # the third time nothing changes
+        answer = await conn.call(49, 1, entries=[entry], validate_only=validate_only)
+        assert answer.entries[0].error_code == 0
+    (line,) = lines.new()
+    assert (line["event"], line["resource"], line["name"]) == ("changed", "QUOTA", "user=bob")
+    assert (line["operation"], line["quota"], line["value"]) == ("SET", "producer_byte_rate", 1000.0)
     config = dict(name="retention.ms", value="1000", config_operation=0)
     resources = [
         dict(resource_type=2, resource_name=SEEN, configs=[config]),

@@ -64,6 +64,27 @@ def test_both_sides_of_the_house(mechanism: str, name: str) -> None:
     assert server.principal == "User:a,b=c"
 
 
+@pytest.mark.parametrize(("before", "taken"), [("nonce", True), ("other", False), ("noncenonce", False)])
+def test_the_nonce_of_librdkafka_before_2_2_is_taken(before: str, taken: bool) -> None:
+    """It puts its own nonce before the whole one, which has it already; Kafka looks at the end alone."""
+    mechanism, server = "SCRAM-SHA-512", exchange("SCRAM-SHA-512", {"user": verifier("pencil", name="sha512")})
+    offered = answer(server, b"n,,n=user,r=nonce").decode()
+    whole, salt, iterations = (part[2:] for part in offered.split(","))
+    without_proof = f"c=biws,r={before}{whole}"
+    salted = hashlib.pbkdf2_hmac("sha512", b"pencil", base64.b64decode(salt), int(iterations))
+    client_key = hmac.digest(salted, b"Client Key", "sha512")
+    signed = f"n=user,r=nonce,{offered},{without_proof}".encode()
+    signature = hmac.digest(hashlib.sha512(client_key).digest(), signed, "sha512")
+    proof = base64.b64encode(bytes(a ^ b for a, b in zip(client_key, signature, strict=True))).decode()
+    final = f"{without_proof},p={proof}".encode()
+    if taken:
+        assert answer(server, final).startswith(b"v=")
+        assert server.principal == "User:user"
+    else:
+        with pytest.raises(AuthenticationError, match=f"invalid credentials with SASL mechanism {mechanism}"):
+            server.step(final)
+
+
 def refused(*messages: bytes) -> str:
     server = exchange()
     for message in messages[:-1]:

@@ -91,8 +91,8 @@ async def _closed_by(readable: Readable, conn: Connection, frame: bytes) -> None
 async def _logins(readable: Readable, serving: Serving) -> None:
     assert await _log_in(readable, serving, "SCRAM-SHA-256", PASSWORD) == 0
     assert await _log_in(readable, serving, "SCRAM-SHA-512", WRONG) == ErrorCode.SASL_AUTHENTICATION_FAILED
-    await _log_in(readable, serving, "PLAIN", PASSWORD)
-    await _log_in(readable, serving, "PLAIN", WRONG)
+    assert await _log_in(readable, serving, "PLAIN", PASSWORD) == 0
+    assert await _log_in(readable, serving, "PLAIN", WRONG) == ErrorCode.SASL_AUTHENTICATION_FAILED
     for data in (b"n,,n=alice,r=x,p=" + WRONG.encode(), WRONG.encode(), b"\0\0" + WRONG.encode()):
         conn = await Connection.open(*serving.listeners[LOGIN])
         await readable.ask(conn, 17, 1, mechanism="SCRAM-SHA-256")
@@ -168,7 +168,7 @@ def test_no_secret_gets_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, mo
         "ssl.keystore.key": locked.read_text(),
         "ssl.key.password": OF_KEY,
         "sasl.jaas.config": JAAS,
-        "listener.name.login.sasl.jaas.config": JAAS,
+        "listener.name.login.sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN",
         "authorizer.class.name": STANDARD_AUTHORIZER,
         "super.users": "User:ANONYMOUS",
         "kop.audit.file": str(tmp_path / "audit.log"),

@@ -131,6 +131,24 @@ def test_by_sasl_over_tls(guarded: Callable[..., Guard], folder: Path) -> None:
     assert set(guard.logins) == {"alice"}
 
 
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_by_scram_over_tls_to_a_gateway_with_users(kop_broker_factory: Callable[..., Broker], mechanism: str) -> None:
+    broker = kop_broker_factory(users=dict([LOGIN]), tls=True)
+    broker.create_topic("t")
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    options = BY_PLAIN | {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": mechanism,
+        "kafka.sasl.jaas.config": f'{module} required username="alice" password="a secret\\"; x";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": broker.ca_file,
+    }
+    assert copied(broker.bootstrap, options) == [b"a", b"b"]
+    wrong = options | {"kafka.sasl.jaas.config": f'{module} required username="alice" password="wrong";'}
+    says = r"kafka\.sasl\.jaas\.config.*invalid credentials"
+    refused(broker.bootstrap, wrong, says, patience_ms=60_000)  # it is not tried again
+
+
 def test_a_certificate_that_is_not_trusted(guarded: Callable[..., Guard], folder: Path) -> None:
     address = guarded(ends_tls(folder)).address
     refused(address, by_tls(folder, "elsewhere"), r"kafka\.ssl\.truststore\.location.*CERTIFICATE_VERIFY_FAILED")

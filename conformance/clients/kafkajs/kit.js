@@ -4,6 +4,7 @@
 
 const assert = require('node:assert/strict')
 const crypto = require('node:crypto')
+const fs = require('node:fs')
 const net = require('node:net')
 const { setTimeout: sleep } = require('node:timers/promises')
 const { parseArgs } = require('node:util')
@@ -42,13 +43,20 @@ const CODECS = ['none', 'gzip', 'snappy', 'lz4', 'zstd'] // their numbers on the
 const { values: options } = parseArgs({
   options: {
     bootstrap: { type: 'string', default: '127.0.0.1:9092' },
+    security: { type: 'string', default: '' },
     fast: { type: 'boolean', default: false },
     list: { type: 'boolean', default: false },
     case: { type: 'string', multiple: true, default: [] },
     match: { type: 'string', default: '' },
   },
 })
+const security = options.security ? JSON.parse(fs.readFileSync(options.security)) : null // ../../security.py
+const login = security && {
+  ssl: { ca: [fs.readFileSync(security.ca)] },
+  sasl: { mechanism: security.mechanism.toLowerCase(), username: security.user, password: security.password },
+}
 const kafka = new Kafka({
+  ...login,
   clientId: 'conformance',
   brokers: [options.bootstrap],
   logLevel: logLevel.NOTHING,
@@ -209,7 +217,7 @@ const rawFetch = (topic, partition = 0, offset = 0n) =>
       ints(-1, 500, 1, 8 << 20), Buffer.from([0]), ints(0, -1, 1), string(topic),
       ints(1, partition, -1), long(offset), long(-1n), ints(8 << 20, 0), string(''),
     ])
-    const [, host, port] = options.bootstrap.match(/^(.*):(\d+)$/)
+    const [, host, port] = (security ? security.plain : options.bootstrap).match(/^(.*):(\d+)$/)
     const socket = net.connect({ host, port: Number(port) })
     const parts = []
     socket.on('error', reject)

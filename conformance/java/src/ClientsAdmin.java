@@ -74,12 +74,19 @@ final class ClientsAdmin {
             var replica = new org.apache.kafka.common.TopicPartitionReplica(t, 0, leader);
             Suite.same(dirs.keySet().iterator().next(), get(k.admin.describeReplicaLogDirs(List.of(replica)).all()).get(replica).getCurrentReplicaLogDir(), "directory");
         });
-        s.fast("admin: ACL calls say SecurityDisabledException", () -> {
+        s.fast("admin: ACLs are made, found and deleted, or calls say SecurityDisabledException", () -> {
+            var binding = new org.apache.kafka.common.acl.AclBinding(
+                new org.apache.kafka.common.resource.ResourcePattern(org.apache.kafka.common.resource.ResourceType.TOPIC, Suite.name("acl"), org.apache.kafka.common.resource.PatternType.LITERAL),
+                new org.apache.kafka.common.acl.AccessControlEntry("User:x", "*", AclOperation.READ, org.apache.kafka.common.acl.AclPermissionType.ALLOW));
+            if (Suite.CONFIG_FILE != null) {
+                get(k.admin.createAcls(List.of(binding)).all());
+                Suite.same(List.of(binding), List.copyOf(get(k.admin.describeAcls(binding.toFilter()).values())), "found");
+                Suite.same(List.of(binding), List.copyOf(get(k.admin.deleteAcls(List.of(binding.toFilter())).all())), "deleted");
+                Suite.same(List.of(), List.copyOf(get(k.admin.describeAcls(binding.toFilter()).values())), "left");
+                return;
+            }
             Suite.fails("SecurityDisabledException", () -> get(k.admin.describeAcls(AclBindingFilter.ANY).values()));
             Suite.fails("SecurityDisabledException", () -> get(k.admin.deleteAcls(List.of(AclBindingFilter.ANY)).all()));
-            var binding = new org.apache.kafka.common.acl.AclBinding(
-                new org.apache.kafka.common.resource.ResourcePattern(org.apache.kafka.common.resource.ResourceType.TOPIC, "t", org.apache.kafka.common.resource.PatternType.LITERAL),
-                new org.apache.kafka.common.acl.AccessControlEntry("User:x", "*", AclOperation.READ, org.apache.kafka.common.acl.AclPermissionType.ALLOW));
             Suite.fails("SecurityDisabledException", () -> get(k.admin.createAcls(List.of(binding)).all()));
         });
         s.fast("admin: electLeaders has nothing to do, for one partition and for all", () -> {

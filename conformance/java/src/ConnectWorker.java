@@ -52,6 +52,8 @@ final class ConnectWorker implements AutoCloseable {
         String id = Suite.name("connect");
         Map<String, String> p = new TreeMap<>(Map.of("bootstrap.servers", k.bootstrap, "group.id", id, "config.storage.topic", id + "-configs",
             "offset.storage.topic", id + "-offsets", "status.storage.topic", id + "-status", "plugin.discovery", "service_load"));
+        for (String prefix : List.of("", "producer.", "consumer.", "admin."))
+            Suite.config().forEach((name, value) -> p.put(prefix + name, value.toString()));
         for (String part : List.of("key", "value")) p.put(part + ".converter", "org.apache.kafka.connect.storage.StringConverter");
         return new ConnectWorker(p);
     }

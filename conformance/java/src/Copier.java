@@ -29,7 +29,7 @@ public final class Copier {
 
     public static void main(String[] args) {
         String source = args[1], target = args[2];
-        Properties c = new Properties(), p = new Properties();
+        Properties c = Suite.config(), p = Suite.config();
         c.put("bootstrap.servers", args[0]);
         c.put("group.id", args[3]);
         c.put("auto.offset.reset", "earliest");

@@ -41,7 +41,7 @@ final class Kit {
     }
 
     Properties properties(String... pairs) {
-        Properties p = new Properties();
+        Properties p = Suite.config();
         p.put("bootstrap.servers", bootstrap);
         for (int i = 0; i < pairs.length; i += 2) p.put(pairs[i], pairs[i + 1]);
         return p;
@@ -167,6 +167,8 @@ final class Kit {
         Class<?> c = Class.forName(name.startsWith("kafka.") ? name : "org.apache.kafka.tools." + name);
         List<String> all = new ArrayList<>(List.of(args));
         if (!all.contains("--bootstrap-server") && !all.remove("-")) all.addAll(0, List.of("--bootstrap-server", bootstrap));
+        int at = all.indexOf("--bootstrap-server");
+        if (at >= 0 && Suite.CONFIG_FILE != null) all.addAll(at + 2, List.of("--command-config", Suite.CONFIG_FILE));
         exitCode = null;
         hooks.clear();
         String text = Suite.captured(input, () -> {
@@ -189,6 +191,7 @@ final class Kit {
         List<String> command = new ArrayList<>(List.of(ProcessHandle.current().info().command().orElse("java"), "-XX:TieredStopAtLevel=1",
             "-XX:+UseSerialGC", "-Dlog4j2.configurationFile=src/log4j2.properties", "-cp", System.getProperty("java.class.path"),
             "org.apache.kafka.tools." + name, "--bootstrap-server", bootstrap));
+        if (Suite.CONFIG_FILE != null) command.addAll(List.of("--command-config", Suite.CONFIG_FILE));
         command.addAll(List.of(args));
         java.nio.file.Path output = java.nio.file.Files.createTempFile("tool", ".txt");
         Process process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(output.toFile()).start();

@@ -47,7 +47,7 @@ public final class Old {
     }
 
     static Properties properties(String... pairs) {
-        Properties p = new Properties();
+        Properties p = Suite.config();
         p.put("bootstrap.servers", s.bootstrap);
         for (int i = 0; i < pairs.length; i += 2) p.put(pairs[i], pairs[i + 1]);
         return p;

@@ -15,7 +15,7 @@ import org.apache.kafka.streams.kstream.KStream;
 
 public final class StreamsApp {
     public static void main(String[] args) throws Exception {
-        Properties p = new Properties();
+        Properties p = Suite.config();
         p.put("bootstrap.servers", args[0]);
         p.put("application.id", args[1]);
         p.put("state.dir", args[6]);

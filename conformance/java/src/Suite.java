@@ -13,6 +13,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
+import java.util.Properties;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.regex.Pattern;
@@ -60,6 +61,28 @@ public final class Suite {
         bootstrap = address;
         fastOnly = fast;
         listOnly = list;
+    }
+
+    /** The file with what clients need to come in (../suite writes it), or null. */
+    static final String CONFIG_FILE = System.getenv("CONFORMANCE_CONFIG");
+
+    /** What is in it. */
+    static Properties config() {
+        Properties p = new Properties();
+        if (CONFIG_FILE == null) return p;
+        try (java.io.Reader in = new java.io.FileReader(CONFIG_FILE)) {
+            p.load(in);
+        } catch (java.io.IOException e) {
+            throw new java.io.UncheckedIOException(e);
+        }
+        return p;
+    }
+
+    /** Some arguments with more in front. */
+    static String[] joined(String[] last, String... first) {
+        List<String> all = new ArrayList<>(Arrays.asList(first));
+        all.addAll(Arrays.asList(last));
+        return all.toArray(new String[0]);
     }
 
     /** A case of the fast part. */

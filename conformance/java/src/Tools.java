@@ -213,8 +213,26 @@ public final class Tools {
             Suite.holds(m.group(), "\"offsetLag\":0");
             r.says("\"partition\":\"" + t + "-1\"").says("\"error\":null");
         });
-        s.fast("acls: list says that security is disabled", () ->
-            k.tool("AclCommand", "--list").failed().says("SecurityDisabledException"));
+        s.fast("configs: a user gets a password, and loses it", () -> {
+            String u = Suite.name("user");
+            String[] user = {"--entity-type", "users", "--entity-name", u};
+            k.tool("kafka.admin.ConfigCommand", Suite.joined(user, "--alter", "--add-config", "SCRAM-SHA-256=[iterations=4096,password=p]")).ok();
+            Suite.same(4096, Kit.get(k.admin.describeUserScramCredentials(List.of(u)).description(u)).credentialInfos().get(0).iterations(), "iterations");
+            k.tool("kafka.admin.ConfigCommand", Suite.joined(user, "--alter", "--delete-config", "SCRAM-SHA-256")).ok();
+            Suite.same(List.of(), Kit.get(k.admin.describeUserScramCredentials(List.of()).users()).stream().filter(u::equals).toList(), "users");
+        });
+        s.fast("acls: a right is added, listed and removed, or security is disabled", () -> {
+            if (Suite.CONFIG_FILE == null) {
+                k.tool("AclCommand", "--list").failed().says("SecurityDisabledException");
+                return;
+            }
+            String t = Suite.name("acl");
+            String[] right = {"--allow-principal", "User:x", "--operation", "Read", "--topic", t};
+            k.tool("AclCommand", Suite.joined(right, "--add")).ok().says("principal=User:x");
+            k.tool("AclCommand", "--list", "--topic", t).ok().says("principal=User:x, host=\\*, operation=READ, permissionType=ALLOW");
+            k.tool("AclCommand", Suite.joined(right, "--remove", "--force")).ok();
+            k.tool("AclCommand", "--list", "--topic", t).ok().silent("User:x");
+        });
         s.fast("transactions: describe-producers shows an idempotent producer", () -> {
             String t = k.topic("producers", 1);
             try (var producer = k.producer()) {
