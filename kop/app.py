@@ -48,7 +48,7 @@ from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
 from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
-from kop.security.settings import SecuritySettings
+from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.throttling import Throttling
 from kop.security.token_expiry import TokenExpiry
@@ -305,6 +305,8 @@ async def start(
     security = SecurityState(engine, clock.wall_ms)
     stack.push_async_callback(security.close)
     await security.open(readiness.waits)
+    if config.authorizer_class_name == PULSAR_AUTHORIZER and (grants := engine.grants) is not None:
+        await grants.open()
     if config.kop_security_users_file:
         await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
     throttling = Throttling(security.quotas, asyncio.get_running_loop().time)

@@ -26,7 +26,7 @@ from kop.errors import ConfigError
 from kop.groups.settings import GroupOptions
 from kop.handlers.settings import HandlerSettings
 from kop.memory_limit import usable_bytes
-from kop.security.settings import SecuritySettings
+from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings
 from kop.server.settings import ListenerSettings, ServerSettings
 from kop.storage.memory.settings import MemoryOptions
 from kop.storage.pulsar.settings import PulsarOptions
@@ -157,6 +157,11 @@ class Config(
     def problems(self) -> Iterable[str]:
         """Return a line for each contradiction between the settings of several rooms."""
         yield from super().problems()
+        if self.authorizer_class_name == PULSAR_AUTHORIZER and not self.store.startswith("pulsar"):
+            yield (
+                f"authorizer.class.name={PULSAR_AUTHORIZER} goes by the grants of a Pulsar, and store is not "
+                f"pulsar://...: use {STANDARD_AUTHORIZER}"
+            )
         if self.kop_workers > 1:
             ports = sorted({address.port for _, address in self.listeners if address.port})
             for port, other in pairwise(ports):

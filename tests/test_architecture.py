@@ -116,6 +116,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/sender.py": {"records"},
     "kop/cli/users.py": {"app", "security"},
     "kop/cli/pulsar.py": {"pulsar_client"},
+    "kop/cli/pulsar_rights.py": {"pulsar_client"},
     "kop/spark/message_ids.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }

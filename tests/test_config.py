@@ -619,5 +619,14 @@ def test_the_cache_is_a_share_of_the_memory_that_workers_divide(
     assert (given.kop_cache_bytes, row.current, row.default, row.origin) == (5, "5", str(expected), "flag")
 
 
+def test_grants_of_pulsar_need_a_pulsar() -> None:
+    grants = {"authorizer.class.name": "pulsar"}
+    with pytest.raises(ConfigError, match=r"authorizer\.class\.name=pulsar goes by the grants of a Pulsar"):
+        load(overrides=grants)
+    assert load(overrides=grants | {"store": "pulsar://127.0.0.1:6650"}).authorizer_class_name == "pulsar"
+    with pytest.raises(ConfigError, match="must be org"):
+        load(overrides={"authorizer.class.name": "kafka"})
+
+
 def test_a_wrong_number_of_workers_is_the_only_problem() -> None:
     assert len(problems(overrides={"kop.workers": "0"})) == 1

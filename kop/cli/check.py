@@ -37,6 +37,7 @@ from kop.cli.common import (
 )
 from kop.cli.older_entries import topics_with_older_entries
 from kop.cli.pulsar import ask, configured_url
+from kop.cli.pulsar_rights import lacking, settings_in_force
 from kop.config import Config
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -44,6 +45,10 @@ RECORDS = 50
 STEP_SECONDS = 20.0
 SHOWN = 5
 """The number of topics that a line of the output names; of more it gives the number."""
+
+_SUPERUSERS_ALONE = (
+    "it shows the settings of its brokers to superusers alone: check again with kop.pulsar.auth of such a role, once"
+)
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 """One step of the check: its name, the function that does it, and the names of the steps without which it is left
@@ -122,16 +127,18 @@ def _is_default(option: str) -> bool:
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, then one step for each
-    of the settings that matter, and for entries that are older than the index.
+    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, the rights of the
+    gateway's role, then one step for each of the settings that matter, and for entries that are older than the index.
     """
     settings: dict[str, str] = {}
 
     def read() -> str:
-        async def both(admin: Any) -> tuple[str, Settings]:
-            return await admin.version(), await admin.broker_config()
+        async def both(admin: Any) -> tuple[str, Settings | None]:
+            return await admin.version(), await settings_in_force(admin)
 
         version, in_force = ask(url, config, both)
+        if in_force is None:
+            return Caution(f"{version} at {url}; {_SUPERUSERS_ALONE}")
         settings.update(in_force)
         return f"{version} at {url}"
 
@@ -154,12 +161,23 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
             "docs/pulsar.md names three ways to them"
         )
 
-    def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
-        return lambda: look(settings)
+    def rights() -> str:
+        async def look(admin: Any) -> tuple[list[str], list[str]]:
+            return await lacking(admin, config.kop_pulsar_namespace, config.kop_pulsar_metadata_namespace)
 
-    return [("Pulsar", read, ()), *((name, bound(look), ("Pulsar",)) for name, look in LOOKS)] + (
-        [] if config.kop_pulsar_offsets == "packed" else [("older entries", older, ("entry index",))]
-    )
+        needed, wanted = ask(url, config, look)
+        if needed:
+            fail(f"the gateway's role lacks rights: {'; '.join([*needed, *wanted])}")
+        if wanted:
+            return Caution(f"the gateway's role lacks a right: {wanted[0]}")
+        return "the gateway's role has all that it needs"
+
+    def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
+        return lambda: look(settings) if settings else Caution("not looked at")
+
+    looks = [(name, bound(look), ("Pulsar",)) for name, look in LOOKS]
+    steps: list[Step] = [("Pulsar", read, ()), ("rights", rights, ()), *looks]
+    return steps if config.kop_pulsar_offsets == "packed" else [*steps, ("older entries", older, ("entry index",))]
 
 
 def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:

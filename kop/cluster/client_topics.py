@@ -112,6 +112,10 @@ class ClientTopics:
         topic = None if canonical in RESERVED else self._engine.topics.get(canonical)
         return topic if topic is None or canonical == name else replace(topic, name=name)
 
+    def is_internal(self, name: str) -> bool:
+        """Return true if the name is that of a topic of the gateway's own, which need not be there yet."""
+        return name in RESERVED or ((topic := self.get(name)) is not None and topic.internal)
+
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
         """Return the topic of that id, with the name that the id stands for, or None."""
         topic = self._engine.topics.by_id(topic_id)

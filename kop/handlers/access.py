@@ -10,14 +10,15 @@ that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
 from kop.security.audit import Audit, Peer
+from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 
@@ -35,6 +36,12 @@ REFUSALS: Final = {
     ResourceType.USER: ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
 }
 """The error code with which access to a resource is refused, by the resource's type."""
+_NOT_KNOWN: Final = {
+    ResourceType.TOPIC: ErrorCode.KAFKA_STORAGE_ERROR,
+    ResourceType.GROUP: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+"""The error codes of refusals as long as the grants that decide are not known: those of a storage that is away."""
 OPERATIONS: Final = {
     ResourceType.TOPIC: frozenset(
         {_Op.READ, _Op.WRITE, _Op.CREATE, _Op.DELETE, _Op.ALTER, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}
@@ -72,6 +79,11 @@ class Authorizer(Protocol):
         """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
 
 
+def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
+    """Return true if `AccessControl.topic` refused access to a topic, be it for now, so that nothing is told of it."""
+    return topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED or topic is _NOT_KNOWN[ResourceType.TOPIC]
+
+
 class Need(NamedTuple):
     """A right that requests of an API need, as a row of Kafka's table of APIs, operations and resources."""
 
@@ -105,6 +117,7 @@ class AccessControl:
         self.decides_each_time = False
         """True if no decision may be kept by whoever asked for it, since each is audited."""
         self._authorizer: Authorizer | None = None
+        self._grants: GrantsAuthorizer | None = None
         self._replaced = 0
 
     @property
@@ -115,6 +128,7 @@ class AccessControl:
     @authorizer.setter
     def authorizer(self, authorizer: Authorizer | None) -> None:
         self._authorizer = authorizer
+        self._grants = authorizer if isinstance(authorizer, GrantsAuthorizer) else None
         self.is_open = authorizer is None
         self.decides_each_time = authorizer is not None and self._audit.tells_allowed
         self._replaced += 1
@@ -186,12 +200,47 @@ class AccessControl:
         self._audit.denied(peer, AclOperation.ALTER.name, "USER", name, "super users are changed by super users alone")
         return False
 
+    def refusal(self, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
+        """Return the error for a client that `allows` refuses: one to try again with while it is not known what was
+        granted.
+        """
+        grants = self._grants
+        if grants is not None and resource is ResourceType.TOPIC:
+            name = self._topics.canonical_name(name)
+        return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
+
+    def check_known(self, peer: Peer, resource: ResourceType) -> None:
+        """Raise BackendError while it is not known what was granted to the client in the home namespace: a list of
+        resources without those that it may not see would be wrong.
+        """
+        if self._grants is not None:
+            self._grants.check_known(peer.principal, _NOT_KNOWN[resource])
+
+    def unread(self, needs: Iterable[Need], request: Any) -> Collection[str]:
+        """Return the namespaces named in the request whose grants have to be read before anything is decided."""
+        grants, canonical = self._grants, self._topics.canonical_name
+        if grants is None:
+            return ()
+        names = [
+            (resource, canonical(name) if resource is ResourceType.TOPIC else name)
+            for _, resource, names, _ in needs
+            if names is not None
+            for name in names(request)
+            if isinstance(name, str) and "/" in name
+        ]
+        return grants.unread(names) if names else ()
+
+    async def read(self, namespaces: Collection[str]) -> None:
+        """Read the grants of namespaces."""
+        if self._grants is not None and namespaces:
+            await self._grants.read(namespaces)
+
     def check(self, peer: Peer, needs: Iterable[Need], request: Any) -> None:
         """Raise the error of the first of `needs` that the client lacks, for needs that refuse the whole request."""
         for operation, resource, names, _ in needs:
             for name in (CLUSTER_NAME,) if names is None else names(request):
                 if operation is not None and name is not None and not self.allows(peer, operation, resource, name):
-                    raise KopError(f"{resource.name} {name}: {operation.name} is denied", REFUSALS[resource])
+                    raise KopError(f"{resource.name} {name}: {operation.name} is denied", self.refusal(resource, name))
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
         """Return the topic under the name that the client uses, or the error: not authorized, or not there.
@@ -203,13 +252,13 @@ class AccessControl:
             operation = None
         if isinstance(name_or_id, str):
             if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, name_or_id):
-                return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                return self.refusal(ResourceType.TOPIC, name_or_id)
             return topics.get(name_or_id) or topics.missing(name_or_id)
         topic = topics.by_id(name_or_id)
         if topic is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, topic.name):
-            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return self.refusal(ResourceType.TOPIC, topic.name)
         return topic
 
     def is_legal(self, name: str) -> bool:
@@ -245,6 +294,7 @@ class AccessControl:
         """Return those of `topics` on which the client may do this operation, so that it may know of them."""
         if self._authorizer is None:
             return list(topics)
+        self.check_known(peer, ResourceType.TOPIC)
         return [topic for topic in topics if self.may(peer, operation, ResourceType.TOPIC, topic.name)]
 
     def operations(self, peer: Peer, resource: ResourceType, name: str = CLUSTER_NAME) -> Set[int]:

@@ -1,9 +1,9 @@
 """DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: the ACLs that decide what clients may do.
 
-Without an authorizer that goes by ACLs each is SECURITY_DISABLED: a client that believes in an ACL that is not enforced
-would be worse off. A topic goes by its canonical name in ACLs, whatever name a client gives; a prefix of names does,
-too. What Kafka takes is taken: hosts that no client has, other types of principals, operations that the type of the
-resource has not.
+Without an authorizer that goes by ACLs each is SECURITY_DISABLED, whoever asks: a client that believes in an ACL that
+is not enforced would be worse off. A topic goes by its canonical name in ACLs, whatever name a client gives; a prefix
+of names does, too. What Kafka takes is taken: hosts that no client has, other types of principals, operations that the
+type of the resource has not.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Return the ACLs that the filter describes, those of a resource together."""
     if not gw.acls_decide:
         return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
+    if denied := ctx.cluster(AclOperation.DESCRIBE):
+        return ctx.response(error_code=denied, error_message=_DENIED, resources=[])
     try:
         which = _filter(gw, ctx, request)
     except KopError as error:
@@ -112,10 +114,10 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
     """Return why no ACL of the request is changed; None if it may be."""
-    if denied := ctx.cluster(AclOperation.ALTER):
-        return PeerError(_DENIED, denied)
     if not gw.acls_decide:
         return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
+    if denied := ctx.cluster(AclOperation.ALTER):
+        return PeerError(_DENIED, denied)
     return None
 
 
@@ -243,7 +245,7 @@ APIS: tuple[Api, ...] = (
         1,
         3,
         describe_acls,
-        (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER, whole=True),),
+        (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER),),
         slack=_KAFKA_GO_SLACK,
     ),
     Api(30, 1, 3, create_acls, _ALTER),

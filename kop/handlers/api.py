@@ -20,7 +20,7 @@ from uuid import UUID
 
 from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode, PeerError
-from kop.handlers.access import ANONYMOUS, REFUSALS, AccessControl, Need
+from kop.handlers.access import ANONYMOUS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
@@ -184,7 +184,8 @@ class Context:
 
     def _decide(self, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
         access = self.access
-        return NONE if access.is_open or access.allows(self.conn, operation, resource, name) else REFUSALS[resource]
+        allowed = access.is_open or access.allows(self.conn, operation, resource, name)
+        return NONE if allowed else access.refusal(resource, name)
 
 
 def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str | None) -> int | None:

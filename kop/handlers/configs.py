@@ -31,7 +31,7 @@ from typing import Any
 from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
-from kop.handlers.access import REFUSALS, Need
+from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
@@ -156,7 +156,7 @@ def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) ->
     )
     of_cluster = resource is ResourceType.CLUSTER
     if not ctx.access.allows(ctx.conn, operation, resource, CLUSTER_NAME if of_cluster else name):
-        raise PeerError(f"{resource.name} authorization failed.", REFUSALS[resource])
+        raise PeerError(f"{resource.name} authorization failed.", ctx.access.refusal(resource, name))
 
 
 def _describe(gw: Gateway, ctx: Context, kind: int, name: str) -> Iterable[ConfigRow]:

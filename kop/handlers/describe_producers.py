@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
@@ -129,7 +129,7 @@ def _row(
         if isinstance(topic, ErrorCode):
             code = topic
             try:
-                if code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                if not is_refusal(code):
                     gw.topics.check_name(name)
             except KopError as error:
                 code, message = error.code, error.message

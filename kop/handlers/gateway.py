@@ -16,6 +16,7 @@ from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.coordination.peers import Peers
+from kop.errors import InternalError
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.access import AccessControl
 from kop.handlers.api import Api
@@ -30,7 +31,8 @@ from kop.metrics import Metrics
 from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
 from kop.security.delegation_tokens import TokenIssuer
-from kop.security.settings import STANDARD_AUTHORIZER, SecuritySettings, principals_of
+from kop.security.grants import GrantsAuthorizer
+from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
 from kop.security.throttling import Throttling
 from kop.storage.base import Engine
@@ -107,6 +109,11 @@ class Gateway:
             self.access.authorizer = AclAuthorizer(
                 self.security.acls, self.super_users, security.allow_everyone_if_no_acl_found
             )
+        elif security.authorizer_class_name == PULSAR_AUTHORIZER:
+            grants = self.engine.grants
+            if grants is None:
+                raise InternalError("authorizer.class.name=pulsar: this store has no grants")
+            self.access.authorizer = GrantsAuthorizer(grants, self.super_users, self.topics.is_internal)
         self.tokens = TokenIssuer(
             self.security.tokens,
             security.delegation_token_secret_key,

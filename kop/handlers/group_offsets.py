@@ -25,9 +25,9 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from kop.errors import ErrorCode
+from kop.errors import BackendError, ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context, Later
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
@@ -41,6 +41,8 @@ from kop.wire.offset_commit import (
 from kop.wire.rows import Response
 from kop.wire.state import OffsetCommitValue
 
+_TRIED_AGAIN = ErrorCode.COORDINATOR_NOT_AVAILABLE
+"""The error that consumers and transactional producers try again, where others know KAFKA_STORAGE_ERROR."""
 _NO_OFFSET = OffsetCommitValue(-1)
 
 
@@ -106,7 +108,8 @@ def existing_partitions(
     for wanted in request.topics:
         topic = ctx.topic(wanted.topic_id if by_id else wanted.name, AclOperation.READ)
         if isinstance(topic, ErrorCode):
-            codes.append([topic] * len(wanted.partitions))
+            code = _TRIED_AGAIN if topic is ErrorCode.KAFKA_STORAGE_ERROR else topic
+            codes.append([code] * len(wanted.partitions))
             continue
         of_topic = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * len(wanted.partitions)
         codes.append(of_topic)
@@ -167,6 +170,8 @@ def _fetched(
     if wanted_topics is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
             if not ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+                if ctx.access.refusal(ResourceType.TOPIC, name) is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    raise BackendError(f"it is not known if the client may see {name}", _TRIED_AGAIN)
                 continue
             topic = ctx.topic(name, None)
             rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
@@ -178,7 +183,7 @@ def _fetched(
     for wanted in wanted_topics:
         by_id = ctx.version >= 10
         topic = ctx.topic(wanted.topic_id if by_id else wanted.name, AclOperation.DESCRIBE)
-        hidden = isinstance(topic, ErrorCode) and (by_id or topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        hidden = isinstance(topic, ErrorCode) and (by_id or is_refusal(topic))
         code = error or (topic if isinstance(topic, ErrorCode) and hidden else ErrorCode.NONE)
         # A topic that is not there may have offsets by its name.
         known = topic.name if isinstance(topic, TopicInfo) else wanted.name
@@ -205,7 +210,7 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
         for partition in wanted.partitions:
             key = wanted.name, partition.partition_index
             errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if is_refusal(topic):
                 errors[key] = topic
             elif isinstance(topic, TopicInfo) and 0 <= key[1] < topic.partitions:
                 canonical[key] = ctx.canonical_name(wanted.name), key[1]

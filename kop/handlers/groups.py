@@ -269,6 +269,8 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     listed = []
     if not code:
         sees_all = ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER)
+        if not sees_all:
+            ctx.access.check_known(ctx.conn, ResourceType.GROUP)
         listed = [
             dict(
                 group_id=group.group_id,

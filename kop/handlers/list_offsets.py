@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context, InTask
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import ANSWER_SECONDS, all_in_time
@@ -94,7 +94,7 @@ def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _log_of(gw: Gateway, ctx: Context, topic: TopicInfo | ErrorCode, part: Any) -> PartitionLog | ErrorCode:
-    if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+    if is_refusal(topic):
         return topic
     if part.timestamp < 0 and ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, _NO_VERSION):
         return ErrorCode.UNSUPPORTED_VERSION

@@ -30,7 +30,7 @@ from uuid import UUID
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode
 from kop.handlers import auto_creation
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
@@ -61,15 +61,15 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     request = _decoded(ctx.version, body)
     if _asks_for_ids_too_early(ctx.version, request):
         return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
-    if _to_find(ctx, request) or _to_create(gw, ctx, request):
+    if ctx.access.unread(_NEEDS[:1], request) or _to_find(ctx, request) or _to_create(gw, ctx, request):
         return InTask(_find_and_answer(gw, ctx, request))
     response = _answer(gw, ctx, request)
     answer = _encoded(response)
-    if _is_kept(ctx, response) and all(
-        topic.name is None or "/" not in topic.name or isinstance(ctx.topic(topic.name, None), TopicInfo)
-        for topic in request.topics or ()
+    # Of other namespaces no version would show that a topic was made, or a right to it given.
+    if _is_kept(ctx, response) and not any(
+        code and name and "/" in name for code, name, *_ in response.fields["topics"]
     ):
-        gw.metadata_cache.put(version, key, answer)  # otherwise no version would show that such a topic was made
+        gw.metadata_cache.put(version, key, answer)
     return _framed(ctx.correlation_id, answer)
 
 
@@ -153,10 +153,11 @@ def _end_of_wait() -> float:
 
 
 async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking, end: float) -> Response:
+    await ctx.access.read(ctx.access.unread(_NEEDS[:1], request))
     if to_find := _to_find(ctx, request):
         await gw.topics.find(to_find)
     names = _to_create(gw, ctx, request)
-    refused = {name: ErrorCode.TOPIC_AUTHORIZATION_FAILED for name in names if not ctx.may_create(name)}
+    refused = {name: ctx.access.refusal(ResourceType.TOPIC, name) for name in names if not ctx.may_create(name)}
     wanted = [name for name in names if name not in refused]
     failed = await gw.auto_creation.make(wanted, making, end)
     if made := len(wanted) - len(failed):
@@ -185,11 +186,10 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
 def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Response:
     version = ctx.version
     asked = version >= 8 and request.include_topic_authorized_operations
-    hidden = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     rows = [
         (
             *(code, name, topic_id, internal, partitions),
-            ctx.operations(ResourceType.TOPIC, name or "", asked=asked and code not in hidden),
+            ctx.operations(ResourceType.TOPIC, name or "", asked=asked and not _is_hidden(code)),
         )
         for code, name, topic_id, internal, partitions in _topics(gw, ctx, request, failed or {})
     ]
@@ -204,6 +204,10 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
         topics=[_row(version, row) for row in rows],
         authorized_operations=operations,
     )
+
+
+def _is_hidden(code: int) -> bool:
+    return code == ErrorCode.UNKNOWN_TOPIC_ID or is_refusal(code)
 
 
 def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -246,7 +250,7 @@ def _topics(
 
 def _missing(ctx: Context, name: str, code: ErrorCode) -> ErrorCode:
     """Return the error for a name that no topic has, or that the client may not see."""
-    if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED or ctx.is_legal(name):
+    if is_refusal(code) or ctx.is_legal(name):
         return code
     return ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -291,7 +295,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
         rows.append(row)
         if isinstance(topic, ErrorCode):
             row |= dict(error_code=_missing(ctx, name, topic), topic_id=None, partitions=[])
-            if topic is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if not is_refusal(topic):
                 row["topic_authorized_operations"] = _bits(ctx, name)
             continue
         stop = min(topic.partitions, first + limit)

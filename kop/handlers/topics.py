@@ -39,7 +39,7 @@ from uuid import UUID
 
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
@@ -82,7 +82,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response
                 if counts[ctx.canonical_name(wanted.name)] > 1:
                     raise PeerError("Duplicate topic name.")
                 if not ctx.may_create(wanted.name):
-                    raise PeerError("Authorization failed.", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                    raise PeerError("Authorization failed.", ctx.access.refusal(ResourceType.TOPIC, wanted.name))
                 gw.topic_limits.check_name(wanted.name)
                 plan.configs = gw.topic_configs.check({config.name: config.value for config in wanted.configs})
                 plan.partitions = _partitions_of(gw, wanted)
@@ -233,7 +233,7 @@ async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_De
                 row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
                 continue
             topic = _to_delete(ctx, row.topic_id)
-            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if is_refusal(topic):
                 row.refuse(topic, "Topic authorization failed.")
                 known = ctx.topic(row.topic_id, None)
                 if isinstance(known, TopicInfo) and ctx.may(AclOperation.DESCRIBE, ResourceType.TOPIC, known.name):
@@ -248,7 +248,7 @@ async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_De
         else:
             assert row.name is not None
             topic = _to_delete(ctx, row.name)
-            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if is_refusal(topic):
                 row.refuse(topic, "Topic authorization failed.")
                 continue
             if isinstance(topic, ErrorCode):
@@ -342,7 +342,7 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Resp
 
 def _check_growth(gw: Gateway, ctx: Context, wanted: Any) -> TopicInfo:
     topic = ctx.topic(wanted.name, AclOperation.ALTER)
-    if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+    if is_refusal(topic):
         raise PeerError("Topic authorization failed.", topic)
     if isinstance(topic, ErrorCode):
         raise PeerError("This server does not host this topic-partition.", topic)

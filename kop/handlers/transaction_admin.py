@@ -100,6 +100,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
             and ctx.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         )
 
+    ctx.access.check_known(ctx.conn, ResourceType.TRANSACTIONAL_ID)
     known, error = gw.transactions.listed()
     rows = []
     for index, (transactional_id, transaction) in enumerate(known):

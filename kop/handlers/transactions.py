@@ -22,7 +22,7 @@ from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
-from kop.handlers.access import Need
+from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
@@ -120,7 +120,7 @@ async def _add(
         async for index in with_pauses(topic_row.partitions):
             key = topic_row.name, index
             names[key] = ctx.canonical_name(topic_row.name), index
-            if topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if is_refusal(topic):
                 errors[key] = topic
             elif isinstance(topic, ErrorCode) or not 0 <= index < topic.partitions:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -158,6 +158,11 @@ class Admin(Rest):
         """Return the broker's settings as they are in force, all as text."""
         return await self._object("brokers/configuration/runtime")
 
+    async def tenant_admins(self, tenant: str) -> list[str]:
+        """Return the roles that administer a tenant. PulsarError NotFound if there is no such tenant."""
+        answer = await self._object(f"tenants/{quote(tenant, safe='')}", "adminRoles")
+        return list(answer["adminRoles"])
+
     # -- namespaces
 
     async def namespace_exists(self, namespace: str) -> bool:

@@ -12,9 +12,13 @@ from kop.values import Int, Long, Secret, Settings, setting
 STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
+PULSAR_AUTHORIZER: Final = "pulsar"
+"""The authorizer.class.name by which Pulsar's grants decide."""
+
+
 def _authorizer(value: str) -> str:
-    if value not in {"", STANDARD_AUTHORIZER}:
-        raise ValueError(f"must be {STANDARD_AUTHORIZER}, or empty")
+    if value not in {"", STANDARD_AUTHORIZER, PULSAR_AUTHORIZER}:
+        raise ValueError(f"must be {STANDARD_AUTHORIZER}, {PULSAR_AUTHORIZER}, or empty")
     return value
 
 
@@ -37,7 +41,8 @@ class SecuritySettings(Settings):
     authorizer_class_name: Annotated[str, AfterValidator(_authorizer)] = setting(
         "authorizer.class.name",
         "",
-        f"Who decides what clients may do: {STANDARD_AUTHORIZER}, by ACLs; empty: everybody may do everything.",
+        f"Who decides: {STANDARD_AUTHORIZER}, by ACLs; {PULSAR_AUTHORIZER}, by Pulsar's grants; empty: nobody, so all "
+        "is allowed.",
     )
     super_users: Annotated[str, AfterValidator(_principals)] = setting(
         "super.users", "", "Principals that may do everything, such as User:admin, with ; between them."

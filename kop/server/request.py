@@ -8,7 +8,8 @@ The steps, the same for every API:
    (`kop.handlers.direct_produce`).
 1. The header is parsed, the API and its version are looked up, the size is checked.
 2. The body is decoded: by the codec, or by what the API declares.
-3. The rights that the API declares as those of the whole request are checked (`Api.needs`); nobody is authenticated.
+3. The rights that the API declares as those of the whole request are checked (`Api.needs`), once it is known what was
+   granted in the namespaces that it names.
 4. The names are resolved: topics of other namespaces, if the client may know of them, are looked for, doubts about a
    group's coordinator are cleared. From then on the handler asks the request's context for each thing (`Context.topic`
    and its like), which gives it, or the error why not.
@@ -24,7 +25,7 @@ import inspect
 import logging
 import math
 from asyncio import create_task
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -64,8 +65,8 @@ class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
     __slots__ = (
-        "api", "counts", "decode", "finds", "groups", "handler", "latencies", "name", "oldest", "response_class",
-        "splits", "whole",
+        "api", "counts", "decode", "finds", "groups", "handler", "latencies", "name", "named", "oldest",
+        "response_class", "splits", "whole",
     )  # fmt: skip
 
     def __init__(self, gw: Gateway, api: Api) -> None:
@@ -78,6 +79,8 @@ class _ServedApi:
         self.handler = _in_tasks(api.handler) if inspect.iscoroutinefunction(api.handler) else api.handler
         self.whole = tuple(need for need in api.needs if need.whole)
         """The rights that a request needs and whose refusal refuses the whole request."""
+        self.named = () if api.encodes else tuple(need for need in api.needs if need.names is not None)
+        """The rights to what a request names, by which it may have to wait until it is known what was granted."""
         self.finds = tuple(need for need in api.needs if api.finds and need.resource is ResourceType.TOPIC)
         """The rights to topics that storage may first have to look for in other Pulsar namespaces."""
         self.groups = tuple(need for need in api.needs if api.tells_of_groups and need.resource is ResourceType.GROUP)
@@ -316,10 +319,15 @@ class RequestPipeline:
         else:
             later.give(frame)
 
-    def _handle(self, served: _ServedApi, ctx: Context, request: Any) -> Any:
-        """Check the rights to the whole request, resolve the names in it, then run the handler."""
+    def _handle(self, served: _ServedApi, ctx: Context, request: Any, *, reads: bool = True) -> Any:
+        """Check the rights to the whole request, resolve the names in it, then run the handler.
+
+        `reads`: what was granted is read first where it may not be known.
+        """
         access = self._access
-        if served.whole and not access.is_open:
+        if not access.is_open:
+            if reads and served.named and (unread := access.unread(served.named, request)):
+                return InTask(self._after_reading(unread, served, ctx, request))
             access.check(ctx.conn, served.whole, request)
         if served.finds and (to_find := access.names_to_find(ctx.conn, served.finds, request)):
             return InTask(self._after(self._gw.topics.find(to_find), served, ctx, request))
@@ -355,6 +363,11 @@ class RequestPipeline:
         for code in codes:
             self._count(served, code)
         return frame
+
+    async def _after_reading(self, namespaces: Collection[str], served: _ServedApi, ctx: Context, request: Any) -> Any:
+        """Handle a request once it is known what was granted in these namespaces."""
+        await self._access.read(namespaces)
+        return await _waited(self._handle(served, ctx, request, reads=False))
 
     async def _after(self, first: Awaitable[None], served: _ServedApi, ctx: Context, request: Any) -> Any:
         """Run the handler once `first` is done, such as the look for topics in other namespaces; return its result."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
@@ -558,6 +559,62 @@ class Brokers(Protocol):
         """Become one of `brokers`, until `close`. BROKER_ID_NOT_REGISTERED if another live broker has the id."""
 
 
+TOPIC_ACTIONS: Final = frozenset({"produce", "consume"})
+"""The actions of grants that are about records of topics."""
+
+
+@dataclass(frozen=True)
+class NamespaceGrants:
+    """What the roles of a namespace were granted by an engine whose server has grants, as Pulsar has."""
+
+    roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The actions that a role may do with each topic of the namespace: "produce", "consume" and others."""
+    topics: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    """By the name of a topic in its namespace, the actions that a role may do with that one."""
+    subscriptions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By the name of a subscription, the only roles that may use it. One that is not here is anybody's."""
+    begins_with_role: bool = False
+    """True if the name of each subscription has to begin with the role that uses it."""
+
+    @cached_property
+    def users(self) -> frozenset[str]:
+        """The roles that may produce to, or consume from, some topic of the namespace."""
+        grants = (self.roles, *self.topics.values())
+        return frozenset(
+            role for given in grants for role, actions in given.items() if not TOPIC_ACTIONS.isdisjoint(actions)
+        )
+
+
+class Grants(Protocol):
+    """The grants of roles by the server behind an engine, read again and again. Look-ups are from memory."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change of what is known."""
+
+    @property
+    def home(self) -> str:
+        """The namespace `tenant/namespace` of topics without one in their names."""
+
+    async def open(self) -> None:
+        """Read the grants of the home namespace for the first time, and go on reading until the engine is closed.
+
+        Waits for as long as the server does not answer. KopError if this gateway may not read them.
+        """
+
+    def of(self, namespace: str) -> NamespaceGrants | None:
+        """Return the grants of a namespace; None if they are not known now. One that is not there has none."""
+
+    def admins(self, tenant: str) -> Collection[str] | None:
+        """Return the roles that administer a tenant; None if they are not known now."""
+
+    def unread(self, namespaces: Collection[str]) -> Collection[str]:
+        """Return those of the namespaces that have to be read before anything is decided by their grants."""
+
+    async def read(self, namespaces: Collection[str]) -> None:
+        """Read the grants of namespaces; what cannot be read is not known then."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """The engine's state for a status page; see the engine's properties of the same names."""
@@ -596,6 +653,10 @@ class Engine(SmallValues, Brokers, Protocol):
     @property
     def cluster_id(self) -> str:
         """The id of the cluster: 22 characters, stable for the life of the data."""
+
+    @property
+    def grants(self) -> Grants | None:
+        """The grants of the server that has the data; None if it has no such thing."""
 
     @property
     def read_budget(self) -> ReadBudget:

@@ -41,12 +41,16 @@ class Rest:
 
     def __init__(self) -> None:
         self.settings = dict(AS_IT_SHOULD_BE)
+        self.denied = ""
+        """Beginnings of paths that the role may not read, with commas between them."""
         rest = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = rest.answer(self.path.partition("?")[0].removeprefix("/admin/v2/")).encode()
-                self.send_response(200)
+                path = self.path.partition("?")[0].removeprefix("/admin/v2/")
+                denied = rest.denied and path.startswith(tuple(rest.denied.split(",")))
+                body = rest.answer(path).encode()
+                self.send_response(403 if denied else 200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -71,6 +75,8 @@ class Rest:
             return json.dumps(self.settings)
         if path == "persistent/public/default":
             return json.dumps([OLD, NEW])
+        if path.startswith("tenants/"):
+            return json.dumps({"adminRoles": []})
         if path.endswith("/partitions"):
             return json.dumps({"partitions": 0})
         return json.dumps(
@@ -154,6 +160,21 @@ def test_long_texts_wrap_at_words_under_their_column(rest: Rest, invoke: Invoke,
 def test_a_line_for_each_step_in_a_pipe(rest: Rest, invoke: Invoke) -> None:
     lines = invoke("check", "--admin-url", rest.url).stdout.splitlines()
     assert all(re.match(r"(ok  |note)  \w", line) for line in lines[:-1])
+
+
+def test_rights_that_the_role_lacks_are_named_with_what_gives_them(rest: Rest, invoke: Invoke) -> None:
+    rest.denied = "persistent/pulsar/system/"
+    result = invoke("check", "--admin-url", rest.url)
+    assert "grant-permission pulsar/system" in " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    rest.denied = "brokers/configuration"
+    result = invoke("check", "--admin-url", rest.url)
+    assert "to superusers alone" in " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    rest.denied = "brokers/configuration,tenants/public,namespaces/public"
+    result = invoke("check", "--admin-url", rest.url)
+    assert "pulsar-admin tenants update public --admin-roles" in " ".join(result.stdout.split())
+    assert result.exit_code == 1
 
 
 def test_topics_that_are_older_than_the_index_are_told(rest: Rest, invoke: Invoke) -> None:

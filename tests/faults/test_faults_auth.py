@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-import hmac
-import json
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,6 +20,7 @@ from support.pulsar import OwnBroker, Pulsar, Urls
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.slowness import beyond_slowness
+from support.tokens import KEY, guarded_settings, token
 
 from kop.errors import ErrorCode
 from kop.pulsar_client.admin import FOREVER
@@ -30,21 +28,7 @@ from kop.pulsar_client.auth import Token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KEY = secrets.token_bytes(32)
 T = TypeVar("T")
-
-
-def token(role: str, seconds: float | None = None) -> str:
-    """A JSON web token (HS256) for a role; without `seconds` it never expires."""
-
-    def part(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    claims: dict[str, Any] = {"sub": role}
-    if seconds is not None:
-        claims["exp"] = int(time.time() + seconds)
-    text = part(b'{"alg":"HS256"}') + "." + part(json.dumps(claims).encode())
-    return text + "." + part(hmac.new(KEY, text.encode(), hashlib.sha256).digest())
 
 
 @dataclass
@@ -87,19 +71,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(pulsar_urls: Urls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
-    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-    settings = f"""
-authenticationEnabled=true
-authorizationEnabled=true
-authenticationProviders={provider}
-tokenSecretKey=data:;base64,{base64.b64encode(KEY).decode()}
-superUserRoles=root
-authenticationRefreshCheckSeconds=2
-brokerClientAuthenticationPlugin={plugin}
-brokerClientAuthenticationParameters={{"token":"{token("root")}"}}
-"""
-    broker = OwnBroker(tmp_path_factory.mktemp("guarded"), settings=settings, token=token("root"))
+    broker = OwnBroker(tmp_path_factory.mktemp("guarded"), settings=guarded_settings(), token=token("root"))
     try:
         yield Guarded(broker.start())
     finally:

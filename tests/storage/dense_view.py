@@ -23,6 +23,7 @@ from kop.storage.base import (
     AppendWaiter,
     Buffer,
     EngineSnapshot,
+    Grants,
     LiveBroker,
     PartitionLog,
     ProducerView,
@@ -290,6 +291,10 @@ class DenseEngine:
     @property
     def directory(self) -> Path | None:
         return self.real.directory
+
+    @property
+    def grants(self) -> Grants | None:
+        return self.real.grants
 
     @property
     def token_authority(self) -> TokenAuthority | None:

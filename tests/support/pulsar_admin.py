@@ -40,6 +40,19 @@ class PulsarAdmin(Admin):
         path = f"namespaces/{namespace_path(namespace)}/permissions/{quote(role, safe='')}"
         await self._call("POST", path, actions)
 
+    async def revoke(self, namespace: str, role: str) -> None:
+        """A role may do nothing any more with the topics of a namespace, but what it may with single ones."""
+        await self._call("DELETE", f"namespaces/{namespace_path(namespace)}/permissions/{quote(role, safe='')}")
+
+    async def grant_topic(self, topic: str, role: str, actions: list[str]) -> None:
+        """What a role may do with one topic."""
+        await self._call("POST", f"{topic_path(topic)}/permissions/{quote(role, safe='')}", actions)
+
+    async def grant_subscription(self, namespace: str, subscription: str, roles: list[str]) -> None:
+        """The only roles that may use a subscription."""
+        path = f"namespaces/{namespace_path(namespace)}/permissions/subscription/{quote(subscription, safe='')}"
+        await self._call("POST", path, roles)
+
     async def expire_all(self, partition: str, seconds: int) -> None:
         """Let what is older expire for all subscriptions, those of readers too."""
         await self._call("POST", f"{topic_path(partition)}/all_subscription/expireMessages/{seconds}")

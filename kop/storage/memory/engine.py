@@ -132,6 +132,7 @@ class MemoryEngine:
         orders_producers=True,
     )
     directory = None
+    grants = None
     token_authority = None
     brokers: Sequence[LiveBroker] = ()
     brokers_fresh = True

@@ -31,6 +31,7 @@ from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
+from kop.storage.pulsar.grants import PulsarGrants
 from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATCHES_FIT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.appends import OpenBatches
@@ -143,6 +144,7 @@ class PulsarEngine:
             kept_number=self.partition_numbers.largest,
             keep_number=self.partition_numbers.keep,
         )
+        self.grants = PulsarGrants(context, self.topics, waiting)
         self._native_transactions = native = client.transactions()
         self.transactions = PulsarTransactions(
             context,
@@ -249,7 +251,7 @@ class PulsarEngine:
         for name, times in self.counts.items():
             fault, _, detail = name.partition("/")
             faults.add_metric([fault, detail], times)
-        return *self.snapshot().collect(), faults, *self.compactions.collect()
+        return *self.snapshot().collect(), faults, *self.compactions.collect(), *self.grants.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -280,6 +282,7 @@ class PulsarEngine:
         await self.transactions.close()
         await self._registry.close()
         await self.topics.close()
+        await self.grants.close()
         for watch in self._watches:
             await watch.close()
         await asyncio.gather(*(each.close() for each in self._logs.all()), return_exceptions=True)

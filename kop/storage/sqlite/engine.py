@@ -177,6 +177,7 @@ class SqliteEngine:
 
     about = None
     """None: no other server has the data."""
+    grants = None
 
     @property
     def healthy(self) -> str | None:

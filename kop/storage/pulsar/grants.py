@@ -1,0 +1,323 @@
+"""Pulsar's grants: what it lets roles do, read over REST once a second with the gateway's own role.
+
+Owns: which namespaces are read, how often, when what was read no longer counts, and the metrics of that.
+Must not know: what is decided by grants, Kafka's words.
+
+The home namespace and those of all topics that are known here are read each second, each by itself, so that a slow
+answer holds no other one back. Any other namespace is read when a request names it. What could not be read again for
+`KNOWN_SECONDS` is not known any more: nobody may do anything by it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from prometheus_client.core import Metric
+
+from kop import background
+from kop.metrics import gauge_value
+from kop.pulsar_client import PulsarError
+from kop.storage.base import NamespaceGrants, TopicInfo, Topics
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Refused, kafka_error
+from kop.storage.pulsar.layout import PERSISTENT
+from kop.turns import Turns
+
+EVERY_SECONDS: Final = 1.0
+KNOWN_SECONDS: Final = 30.0
+"""The seconds for which grants count that cannot be read again."""
+MOST_ASKED: Final = 1000
+"""Namespaces and tenants that are kept although no topic of them is known: clients may name any."""
+_AT_ONCE: Final = 8
+"""The number of these that are read side by side, so that they do not use up the connections of REST."""
+ASKED_SECONDS: Final = 2.0
+"""The seconds for which a request waits for the grants of a namespace that it names."""
+_NOT_THERE: Final = frozenset({"NotFound", "BadRequest", "PreconditionFailed"})
+"""The codes of Pulsar's answers about a namespace or tenant that does not exist, or whose name cannot be one."""
+_PREFIX_MODE: Final = "Prefix"
+
+_log = logging.getLogger(__name__)
+
+
+class _Key(NamedTuple):
+    """A thing whose grants are read by a request of its own: a namespace `tenant/namespace`, or a tenant."""
+
+    name: str
+
+    @property
+    def is_namespace(self) -> bool:
+        return "/" in self.name
+
+
+_Value: TypeAlias = NamespaceGrants | frozenset[str]
+
+
+class _Followed:
+    """What is known of one namespace or tenant, and since when."""
+
+    def __init__(self) -> None:
+        self.value: _Value | None = None
+        """What was read last; None if that is nothing, or too old."""
+        self.read_at = -math.inf
+        """The loop's time at which the request for `value` was sent."""
+        self.tried_at = -math.inf
+        self.failed = False
+        """True if the last request had no answer that says anything."""
+        self.expiry: asyncio.TimerHandle | None = None
+        self.following: asyncio.Task[None] | None = None
+        """The task that reads it each second; None if only requests that name it do."""
+        self.turn = asyncio.Lock()
+
+
+class PulsarGrants:
+    """The grants of a Pulsar cluster: a `kop.storage.base.Grants`."""
+
+    def __init__(self, context: PulsarContext, topics: Topics, waiting: Callable[[str], None] | None) -> None:
+        """`waiting` is told why `open` takes long."""
+        self._context = context
+        self._topics = topics
+        self._waiting = waiting
+        self._loop = context.loop
+        self._sources: OrderedDict[_Key, _Followed] = OrderedDict()
+        self._turns = Turns(_AT_ONCE)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change of what is known."""
+        return self._version
+
+    @property
+    def home(self) -> str:
+        """The namespace of topics without one in their names."""
+        return self._context.naming.namespace
+
+    async def open(self) -> None:
+        """Read the grants of the home namespace, then those in use each second until `close`.
+
+        Waits for as long as Pulsar does not answer. KopError if the gateway's role may not read them.
+        """
+
+        def passes(error: BaseException) -> bool:
+            return isinstance(error, PulsarError) and error.retriable
+
+        for key in _keys_of(self.home):
+            read = partial(self._read, key, self._source(key))
+            what = f"read Pulsar's grants of {key.name}"
+            try:
+                await background.retried(what, read, passes=passes, seconds=math.inf, waiting=self._waiting)
+            except PulsarError as error:
+                raise kafka_error(error, f"cannot {what}, by which authorizer.class.name=pulsar decides") from error
+        self._topics.on_change(self._topic_changed)
+        for namespace in {self.home, *(_namespace_of(topic) for topic in self._topics.all())} - {""}:
+            self._follow(namespace)
+
+    async def close(self) -> None:
+        """Read no more."""
+        tasks = [source.following for source in self._sources.values() if source.following is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for source in self._sources.values():
+            if source.expiry is not None:
+                source.expiry.cancel()
+        self._sources.clear()
+
+    # --- look-ups
+
+    def of(self, namespace: str) -> NamespaceGrants | None:
+        """Return the grants of a namespace; None if they are not known now."""
+        value = self._value(_Key(namespace))
+        return value if isinstance(value, NamespaceGrants) else None
+
+    def admins(self, tenant: str) -> Collection[str] | None:
+        """Return the roles that administer a tenant; None if they are not known now."""
+        value = self._value(_Key(tenant))
+        return None if isinstance(value, NamespaceGrants) else value
+
+    def _value(self, key: _Key) -> _Value | None:
+        source = self._sources.get(key)
+        return None if source is None else source.value
+
+    # --- reading
+
+    def unread(self, namespaces: Collection[str]) -> Collection[str]:
+        """Return those of the namespaces that nobody reads by himself, and that were not read within a second."""
+        return {name for name in namespaces if any(map(self._has_to_be_read, _keys_of(name)))}
+
+    def _has_to_be_read(self, key: _Key) -> bool:
+        source = self._sources.get(key)
+        if source is None:
+            return True
+        if source.following is not None:  # it is tried again by itself: no request waits for a Pulsar that is away
+            return source.tried_at == -math.inf
+        return source.tried_at <= self._loop.time() - EVERY_SECONDS
+
+    async def read(self, namespaces: Collection[str]) -> None:
+        """Read the grants of namespaces, if nobody has within a second; what cannot be read is not known then."""
+        keys = {key for namespace in namespaces for key in _keys_of(namespace)}
+        await asyncio.gather(*(self._read_on_request(key) for key in keys))
+
+    async def _read_on_request(self, key: _Key) -> None:
+        source = self._source(key)
+        try:
+            async with asyncio.timeout(ASKED_SECONDS), source.turn:
+                if self._has_to_be_read(key):
+                    async with self._turns.turn():
+                        await self._round(key, source)
+        except TimeoutError:
+            _log.debug("Pulsar's grants of %s are not there in time", key.name)
+
+    def _source(self, key: _Key) -> _Followed:
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = _Followed()
+            self._make_room()
+        else:
+            self._sources.move_to_end(key)
+        return source
+
+    def _make_room(self) -> None:
+        asked = [key for key, source in self._sources.items() if source.following is None]
+        for key in asked[: max(len(asked) - MOST_ASKED, 0)]:
+            dropped = self._sources.pop(key)
+            if dropped.expiry is not None:
+                dropped.expiry.cancel()
+
+    async def _round(self, key: _Key, source: _Followed) -> None:
+        try:
+            await self._read(key, source)
+        except PulsarError as error:
+            self._context.faults.refused(error, Refused.REQUESTS, f"cannot read Pulsar's grants of {key.name}")
+
+    async def _read(self, key: _Key, source: _Followed) -> None:
+        began = source.tried_at = self._loop.time()
+        try:
+            value: _Value
+            if key.is_namespace:
+                value = await self._namespace(key.name)
+            else:
+                value = await self._tenant(key.name)
+        except PulsarError:
+            source.failed = True
+            raise
+        if began <= source.read_at:
+            return  # a request that was sent later has been answered
+        if value != source.value and (source.value is not None or source.failed or source.following):
+            self._version += 1
+        source.value, source.read_at, source.failed = value, began, False
+        if source.expiry is not None:
+            source.expiry.cancel()
+        source.expiry = self._loop.call_at(began + KNOWN_SECONDS, self._expire, key, source)
+
+    async def _namespace(self, namespace: str) -> NamespaceGrants:
+        try:
+            policies = await self._context.admin.namespace_policies(namespace)
+        except PulsarError as error:
+            if error.code in _NOT_THERE:
+                return NamespaceGrants()
+            raise
+        try:
+            return grants_in(namespace, policies)
+        except (KeyError, TypeError, AttributeError) as error:
+            text = f"the policies of {namespace} have no grants in a form that is known: {error!r}"
+            raise PulsarError("BadAnswer", text) from error
+
+    async def _tenant(self, tenant: str) -> frozenset[str]:
+        try:
+            return frozenset(await self._context.admin.tenant_admins(tenant))
+        except PulsarError as error:
+            if error.code in _NOT_THERE:
+                return frozenset()
+            raise
+
+    def _expire(self, key: _Key, source: _Followed) -> None:
+        source.value, source.expiry = None, None
+        self._version += 1
+        if source.following is None:
+            if self._sources.get(key) is source:
+                del self._sources[key]
+            return
+        _log.warning(
+            "Pulsar's grants of %s could not be read for %d s: what they decide is refused with errors that clients "
+            "try again, until they can be read",
+            key.name,
+            KNOWN_SECONDS,
+        )
+
+    # --- what is in use
+
+    def _follow(self, namespace: str) -> None:
+        for key in _keys_of(namespace):
+            source = self._source(key)
+            if source.following is None:
+                source.following = self._loop.create_task(self._read_again_and_again(key, source))
+
+    async def _read_again_and_again(self, key: _Key, source: _Followed) -> None:
+        def pause() -> float:
+            return 0.0 if source.tried_at == -math.inf else EVERY_SECONDS
+
+        await background.repeat("the reading of grants", partial(self._round, key, source), every=pause)
+
+    def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        """Follow the grants of a namespace as long as one of its topics is known."""
+        if new is not None:
+            if old is None and (namespace := _namespace_of(new)):
+                self._follow(namespace)
+        elif old is not None and (gone := _namespace_of(old)):
+            used = {key for topic in self._topics.all() if (kept := _namespace_of(topic)) for key in _keys_of(kept)}
+            for key in {*_keys_of(gone)} - used - {*_keys_of(self.home)}:
+                source = self._sources.get(key)
+                if source is not None and source.following is not None:
+                    source.following.cancel()
+                    source.following = None
+
+    def collect(self) -> Iterable[Metric]:
+        """Return how many namespaces and tenants are read each second, and the age of the oldest answer."""
+        followed = [source for source in self._sources.values() if source.following is not None]
+        if not followed:
+            return ()
+        now = self._loop.time()
+        ages = [now - source.read_at for source in followed if not math.isinf(source.read_at)]
+        return (
+            gauge_value("kop_pulsar_grants_followed", "Namespaces and tenants that are followed.", len(followed)),
+            gauge_value(
+                "kop_pulsar_grants_age_seconds", "Seconds since Pulsar's grants were last read.", max(ages, default=0.0)
+            ),
+        )
+
+
+def grants_in(namespace: str, policies: Mapping[str, Any]) -> NamespaceGrants:
+    """Return the grants in a namespace's policies, as Pulsar's REST gives them."""
+    given = policies["auth_policies"]
+    prefix = f"{PERSISTENT}{namespace}/"
+    return NamespaceGrants(
+        _actions(given["namespace_auth"]),
+        {
+            name.removeprefix(prefix): _actions(roles)
+            for name, roles in given["destination_auth"].items()
+            if name.startswith(prefix)
+        },
+        {name: frozenset(roles) for name, roles in (given.get("subscription_auth_roles") or {}).items() if roles},
+        policies.get("subscription_auth_mode") == _PREFIX_MODE,
+    )
+
+
+def _actions(roles: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+    return {role: frozenset(actions) for role, actions in roles.items()}
+
+
+def _keys_of(namespace: str) -> tuple[_Key, _Key]:
+    """Return the namespace and its tenant."""
+    return _Key(namespace), _Key(namespace.partition("/")[0])
+
+
+def _namespace_of(topic: TopicInfo) -> str:
+    """Return the namespace in the name of a topic; empty if there is none."""
+    return topic.name.rpartition("/")[0]
