@@ -204,7 +204,10 @@ class Config(
             elif (match := _OF_LISTENER.fullmatch(name)) is None:
                 problems.append(f"unknown setting {name} ({value[1]}){suggest(name)}")
             elif match[3] in (by_listener if match[2] is None else by_mechanism):
-                of_listeners.setdefault(".".join(filter(None, match.groups()[:2])).lower(), {})[match[3]] = value
+                special = of_listeners.setdefault(".".join(filter(None, match.groups()[:2])).lower(), {})
+                if special.get(match[3], ("", ""))[1] == value[1]:  # of two places the later one counts
+                    problems.append(f"{name.lower()} is given twice ({value[1]}): names of listeners have no case")
+                special[match[3]] = value
             else:
                 may = by_listener if match[2] is None else by_mechanism
                 kind = "listener" if match[2] is None else "mechanism"
@@ -221,7 +224,9 @@ class Config(
         for listener, special in of_listeners.items():
             prefix = f"listener.name.{listener}."
             owner = listener.partition(".")[0]
-            if names and owner not in names:
+            if not names:
+                problems.append(f"{prefix}: listeners is not given, and listen has no names")
+            elif owner not in names:
                 problems.append(f"{prefix}: listeners has no {owner.upper()}; there are {', '.join(sorted(names))}")
             try:
                 whole = cls.model_validate(store | _texts(general | special))

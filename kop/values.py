@@ -158,7 +158,9 @@ def _protocols(value: Any) -> Any:
         name, colon, protocol = item.partition(":")
         if not colon or protocol.upper() not in PROTOCOLS:
             raise ValueError(f"must be NAME:PROTOCOL, one of {', '.join(PROTOCOLS)}, got {item!r}")
-        protocols[name.strip().upper()] = protocol.upper()
+        name = name.strip().upper()
+        if protocols.setdefault(name, protocol.upper()) != protocol.upper():
+            raise ValueError(f"{name} is there twice, with {protocols[name]} and {protocol.upper()}")
     return protocols
 
 

@@ -234,8 +234,15 @@ class WithListeners(Made, Config):
     """All settings, and those."""
 
 
+NAMED = {
+    "listeners": "INSIDE://:1,OUTSIDE://:2,A://:3",
+    "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT,A:PLAINTEXT",
+}
+
+
 def with_listeners(**kwargs: Any) -> WithListeners:
-    made = WithListeners.load(**{"environ": {}} | kwargs)
+    overrides = NAMED | kwargs.pop("overrides", {})
+    made = WithListeners.load(overrides=overrides, **{"environ": {}} | kwargs)
     assert isinstance(made, WithListeners)
     return made
 
@@ -263,7 +270,7 @@ def test_a_secret_of_a_listener_is_not_shown() -> None:
 def test_a_mechanism_of_a_listener_may_have_values_of_its_own() -> None:
     name = "connections.max.reauth.ms"
     given = {name: "1", f"listener.name.a.{name}": "2", f"listener.name.A.Scram-Sha-256.{name}": "3"}
-    config = load(overrides=given)
+    config = load(overrides=NAMED | given)
 
     def value(listener: str, mechanism: str) -> int:
         return config.of_mechanism(ListenerSettings, listener, mechanism).connections_max_reauth_ms
@@ -299,7 +306,9 @@ def test_a_wrong_value_of_a_listener_is_told_under_its_whole_name() -> None:
         pass
 
     with pytest.raises(ConfigError) as caught:
-        Whole.load(overrides={"listener.name.INSIDE.narrow": "c", "listener.name.outside.narrow": "b"}, environ={})
+        Whole.load(
+            overrides=NAMED | {"listener.name.INSIDE.narrow": "c", "listener.name.outside.narrow": "b"}, environ={}
+        )
     assert caught.value.problems == ["listener.name.inside.narrow = 'c' (flag): must be 'a' or 'b'"]
 
 

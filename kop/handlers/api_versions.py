@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 from kop.errors import ErrorCode
 from kop.handlers.api import Api, Context
@@ -30,6 +30,9 @@ FEATURES_EPOCH = 1
 MAX_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
+_KEPT: Final = 100
+"""The characters that are kept of the name, and of the version, of a client's software."""
+
 
 def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer the served APIs and their versions, and keep the name of the client's software."""
@@ -37,7 +40,8 @@ def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
         name, version = request.client_software_name, request.client_software_version
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):
             return ctx.response(error_code=ErrorCode.INVALID_REQUEST)
-        ctx.conn.software_name, ctx.conn.software_version = name, version
+        # Logs show no more, and nobody has logged in yet whose memory this is.
+        ctx.conn.software_name, ctx.conn.software_version = name[:_KEPT], version[:_KEPT]
     rows = [(api.key, api.advertised_min, api.max_version) for api in gw.apis.values()]
     features: dict[str, Any] = {}
     if ctx.version >= 3 and gw.engine.transactions.refusal is None:

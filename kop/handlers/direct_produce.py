@@ -39,6 +39,10 @@ the ordinary way.
 """
 
 
+def _nothing(frame: memoryview, arrived: float, loop_time: float, now_ms: int) -> None:
+    """Take no request: its client has no writer, and need not even have logged in, so nothing is kept for it."""
+
+
 class DirectProduce:
     """The Produce requests that compiled code answers, by tables of writers. `take` is None without the compiled
     module.
@@ -74,7 +78,8 @@ class DirectProduce:
 
     def take_of(self, peer: Peer) -> TakeRequest:
         """Return the function that takes Produce requests of this client, after `look`."""
-        return self._table(self._access.who(peer)).take
+        table = self._tables.get(self._access.who(peer))
+        return _nothing if table is None else table.take
 
     def _table(self, who: Hashable) -> DirectRequests:
         table = self._tables.get(who)

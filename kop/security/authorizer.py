@@ -16,6 +16,8 @@ from kop.security.rights import ALLOWED_BY, AclOperation, PatternType, Permissio
 
 MOST_REMEMBERED: Final = 50_000
 """Decisions that are remembered. Names come from clients, so there is no end of them."""
+LONGEST_REMEMBERED: Final = 300
+"""Characters of the longest name of which a decision is remembered: the memory of all of them has a bound, too."""
 _Question: TypeAlias = tuple[str, str, int, int, str | None]
 _host = lru_cache(1024)(plain_host)
 
@@ -74,6 +76,9 @@ class AclAuthorizer:
         )
 
     def _remember(self, question: _Question, allowed: bool) -> bool:
+        name = question[-1]
+        if name is not None and len(name) > LONGEST_REMEMBERED:
+            return allowed
         if self._known_of != self._acls.version or len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
             self._known_of = self._acls.version

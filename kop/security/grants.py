@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeAlias
 
 from kop.errors import BackendError, ErrorCode
-from kop.security.authorizer import MOST_REMEMBERED
+from kop.security.authorizer import LONGEST_REMEMBERED, MOST_REMEMBERED
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TOPIC_ACTIONS, Grants, NamespaceGrants
 
@@ -57,7 +57,8 @@ class GrantsAuthorizer:
             return True
         if resource is ResourceType.TOPIC and self._is_internal(name):
             return False
-        if "/" in name:  # it may be of a namespace that is not followed
+        # It may be of a namespace that is not followed; and what is remembered has a bound.
+        if "/" in name or len(name) > LONGEST_REMEMBERED:
             return bool(self._grant(principal, operation, resource, name))
         question = principal, operation.value, resource.value, name
         version = self._grants.version

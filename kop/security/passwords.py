@@ -38,7 +38,12 @@ class Passwords:
         # Each other attempt costs the same: those of users that there are not, and of those in the settings.
         credentials = {mechanism: self._users.of(name).get(mechanism, _NOBODYS) for mechanism in Mechanism}
         async with self._turns.turn():
-            right = await asyncio.to_thread(_right, credentials, password)
+            hashing = asyncio.ensure_future(asyncio.to_thread(_right, credentials, password))
+            try:
+                right = await asyncio.shield(hashing)
+            except asyncio.CancelledError:
+                await asyncio.wait((hashing,))  # the client has left; the thread, and its place, are still in use
+                raise
         if right is None or own is not None:
             return None
         credential = credentials[right]

@@ -17,7 +17,7 @@ from kop.security.certificates import of_der
 
 _SHOWN: Final = 200
 """Characters of a subject that a log line shows."""
-LONGEST_SUBJECT: Final = 4096
+LONGEST_SUBJECT: Final = 1024
 """Characters of the longest subject that patterns are tried on: they may take time."""
 _ENDS_OF_LINES: Final = re.compile("[\n\r\x85\u2028\u2029]")
 """Python's `.` and `$` differ from Java's in these."""

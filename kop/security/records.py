@@ -122,7 +122,7 @@ def of_secret(secret: bytes) -> KeyValue:
     return _packed([_SECRET]), _packed({"secret": _text(secret)})
 
 
-def _acl(fields: list[Any], value: Any) -> Entry:
+def _acl(fields: list[Any], value: bytes | None) -> Entry:
     resource, name, pattern, principal, host, operation, permission = fields
     if not (isinstance(name, str) and isinstance(principal, str) and isinstance(host, str)):
         raise ValueError("no text")
@@ -135,57 +135,59 @@ def _acl(fields: list[Any], value: Any) -> Entry:
         AclOperation(operation),
         Permission(permission),
     )
-    return AclEntry(acl, value is not None)
+    return AclEntry(acl, value is not None)  # whatever it is: a denial must not fall for that
 
 
-def _scram(fields: list[Any], value: Any) -> Entry:
+def _scram(fields: list[Any], value: bytes | None) -> Entry:
     name, mechanism = fields
     if not isinstance(name, str):
         raise ValueError("no text")
     key = name, Mechanism(mechanism)
     if value is None:
         return UserEntry(key, None)
-    salt, stored, server = (b64decode(value[each], validate=True) for each in ("salt", "stored_key", "server_key"))
-    iterations = value["iterations"]
+    told = json.loads(value)
+    salt, stored, server = (b64decode(told[each], validate=True) for each in ("salt", "stored_key", "server_key"))
+    iterations = told["iterations"]
     if not isinstance(iterations, int) or iterations < 1 or not stored or not server:
         raise ValueError("no credential")
     return UserEntry(key, ScramCredential(salt, stored, server, iterations))
 
 
-def _quota(fields: list[Any], value: Any) -> Entry:
+def _quota(fields: list[Any], value: bytes | None) -> Entry:
     kind, *names = fields
     if len(names) != len(Entity._fields) or not all(name is None or isinstance(name, str) for name in names):
         raise ValueError("no entity")
     entity = Entity(*names)
     if value is None:
         return QuotaEntry(entity, QuotaKind(kind), None)
-    limit = value["value"]
+    limit = json.loads(value)["value"]
     if not isinstance(limit, int | float) or not 0 < limit < math.inf:
         raise ValueError("no limit")
     return QuotaEntry(entity, QuotaKind(kind), float(limit))
 
 
-def _token(fields: list[Any], value: Any) -> Entry:
+def _token(fields: list[Any], value: bytes | None) -> Entry:
     (token_id,) = fields
     if not isinstance(token_id, str) or not token_id:
         raise ValueError("no id")
     if value is None:
         return TokenEntry(token_id, None)
-    owner, requester = names = [value[field] for field in _NAMES]
-    times = [value[field] for field in _TIMES]
-    renewers = value["renewers"]
+    told = json.loads(value)
+    owner, requester = names = [told[field] for field in _NAMES]
+    times = [told[field] for field in _TIMES]
+    renewers = told["renewers"]
     if not all(isinstance(name, str) for name in (*names, *renewers)) or not all(type(time) is int for time in times):
         raise ValueError("no token")
     return TokenEntry(token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
 
 
-def _secret(fields: list[Any], value: Any) -> Entry:
-    if fields:
-        raise ValueError("a secret has no name")
-    return SecretEntry(b64decode(value["secret"], validate=True))
+def _secret(fields: list[Any], value: bytes | None) -> Entry:
+    if fields or value is None:
+        raise ValueError("a secret has no name, and is not taken away")
+    return SecretEntry(b64decode(json.loads(value)["secret"], validate=True))
 
 
-_KINDS: Final[dict[str, Callable[[list[Any], Any], Entry]]] = {
+_KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
     _ACL: _acl,
     _SCRAM: _scram,
     _QUOTA: _quota,
@@ -199,6 +201,6 @@ def parsed(key: bytes, value: bytes | None) -> Entry | None:
     try:
         kind, *fields = json.loads(key)
         read = _KINDS.get(kind)
-        return None if read is None else read(fields, None if value is None else json.loads(value))
+        return None if read is None else read(fields, value)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -51,6 +51,8 @@ class SecurityState:
         self.quotas = Quotas()
         self.tokens = DelegationTokens()
         self._secret = b""
+        self._not_understood: set[bytes] = set()
+        """The keys of records that are there and say nothing to this version of the gateway."""
         self._state_log = StateLog(engine, _TOPIC, wall_ms)
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
@@ -139,12 +141,20 @@ class SecurityState:
 
     def _take(self, newest: Mapping[bytes, bytes | None], everything: bool) -> None:
         """Put in force what was read from the log."""
+        not_understood = set[bytes]() if everything else set(self._not_understood)
         acls: dict[Acl, bool] = {}
         credentials: dict[UserKey, ScramCredential | None] = {}
         quotas: dict[tuple[Entity, QuotaKind], float | None] = {}
         tokens: dict[str, DelegationToken | None] = {}
         for key, value in newest.items():
             entry = records.parsed(key, value)
+            if entry is not None or value is None:
+                not_understood.discard(key)
+            else:
+                if key not in self._not_understood:
+                    _log.error("a record of %s is not understood, and does not count: %.100r", SECURITY_TOPIC, key)
+                not_understood.add(key)
+                entry = records.parsed(key, None)  # nor does what it takes the place of, here as after a restart
             if isinstance(entry, AclEntry):
                 acls[entry.acl] = entry.present
             elif isinstance(entry, UserEntry):
@@ -155,8 +165,7 @@ class SecurityState:
                 tokens[entry.id] = entry.token
             elif isinstance(entry, SecretEntry):
                 self._secret = entry.secret
-            elif value is not None:
-                _log.error("a record of %s is not understood, and does not count: %.100r", SECURITY_TOPIC, key)
+        self._not_understood = not_understood
         if everything:
             self.acls.replace(acl for acl, present in acls.items() if present)
             self.users.replace({key: value for key, value in credentials.items() if value is not None})
@@ -180,6 +189,11 @@ class SecurityState:
             gauge_value("kop_security_acls", "ACLs.", len(self.acls)),
             gauge_value("kop_security_quotas", "Quotas.", len(self.quotas)),
             gauge_value("kop_security_tokens", "Delegation tokens.", len(self.tokens)),
+            gauge_value(
+                "kop_security_records_not_understood",
+                "Records of users, ACLs and quotas that are not understood and do not count.",
+                len(self._not_understood),
+            ),
             gauge_value(
                 "kop_security_state_age_seconds",
                 "Seconds since storage last confirmed that users and ACLs are the newest.",

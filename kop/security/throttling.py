@@ -22,6 +22,8 @@ LONGEST_OF_REQUESTS: Final = 1.0
 """The most seconds that a request is held for the time it took, and a new connection before it is closed."""
 MOST_COUNTED: Final = 10_000
 """Those whose counts are kept, for each kind of quota. Client ids come from clients, so there is no end of them."""
+LONGEST_HELD: Final = (2**31 - 1) / 1000
+"""The most seconds that a client is held: an answer cannot say more."""
 _LONGEST_KEY: Final = 255
 """Characters of a client id by which it is counted."""
 _T = TypeVar("_T")
@@ -207,7 +209,7 @@ class Meter:
 
     def _hold(self, kind: QuotaKind, delay: float) -> None:
         if delay > self.delay:
-            self.delay, self.kind = delay, kind
+            self.delay, self.kind = min(delay, LONGEST_HELD), kind
 
 
 class TimedWork(Coroutine[Any, Any, _T]):
@@ -257,8 +259,9 @@ class Throttling:
         self._most_counted = most_counted
         self.quotas = quotas
         self.now = now
-        self._rates: dict[tuple[QuotaKind, Share], Rate] = {}
-        self._buckets: dict[Share, Bucket] = {}
+        # Those of users, and those of client ids: the latter have no end, and must not wipe out the former.
+        self._rates: tuple[dict[tuple[QuotaKind, Share], Rate], ...] = {}, {}
+        self._buckets: tuple[dict[Share, Bucket], ...] = {}, {}
         self._hosts: dict[str, Rate] = {}
         self._clients: dict[tuple[str, str], ClientQuotas] = {}
         self._version = 0
@@ -275,7 +278,9 @@ class Throttling:
         key = principal, client_id or ""
         known = clients.get(key)
         if known is None:
-            known = clients[key] = self._quotas_of(principal.partition(":")[2], client_id or "")
+            known = self._quotas_of(principal.partition(":")[2], client_id or "")
+            if len(key[1]) <= _LONGEST_KEY:  # a long one would be kept whole
+                clients[key] = known
         return None if known is _NOTHING else known
 
     def _quotas_of(self, user: str, client_id: str) -> ClientQuotas:
@@ -285,7 +290,8 @@ class Throttling:
         )
         mutations = None
         if (limit := self.quotas.limit(QuotaKind.MUTATIONS, user, client_id)) is not None:
-            bucket = self._counter(self._buckets, _key(limit[1]), Bucket)
+            share = _key(limit[1])
+            bucket = self._counter(self._buckets[share[1] is not None], share, Bucket)
             mutations = _Mutations(bucket, limit[0])
         holds = ClientQuotas(produced, consumed, requests, mutations)
         return _NOTHING if holds == _NOTHING else holds
@@ -294,7 +300,8 @@ class Throttling:
         limit = self.quotas.limit(kind, user, client_id)
         if limit is None:
             return None
-        return _Counted(self._counter(self._rates, (kind, _key(limit[1])), Rate), limit[0])
+        share = _key(limit[1])
+        return _Counted(self._counter(self._rates[share[1] is not None], (kind, share), Rate), limit[0])
 
     def connected(self, host: str) -> float:
         """Count a new connection of an address; return 0, or the seconds after which it is to be closed."""
@@ -323,7 +330,8 @@ class Throttling:
     @property
     def counted(self) -> int:
         """How many counts are kept."""
-        return len(self._rates) + len(self._buckets) + len(self._hosts)
+        of_clients = sum(map(len, self._rates)) + sum(map(len, self._buckets))
+        return of_clients + len(self._hosts)
 
     def note(self, kind: QuotaKind, delay: float) -> None:
         """Count that somebody is held."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 LONGEST_TOKEN: Final = 65_536
 _LONGEST_NAME: Final = 1024
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can write and UTF-8 cannot."""
 _MOST_KEYS: Final = 100
 _LEAST_RSA_BITS: Final = 2048
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -210,7 +213,7 @@ def _header(token: str) -> Mapping[str, Any]:
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
     """Return who has a token with these claims. TokenError."""
     name = claims.get(rules.name_claim)
-    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")
     if rules.issuer is not None and claims.get("iss") != rules.issuer:
         raise TokenError("it has another issuer")
@@ -233,7 +236,8 @@ def _time(claims: Mapping[str, Any], claim: str) -> float | None:
     value = claims.get(claim)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e11:
+    # JSON's integers have any size: one is compared before it is made a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e11 or math.isnan(value):
         raise TokenError(f"its claim {claim} is no time")
     return value
 

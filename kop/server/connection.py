@@ -624,6 +624,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._quota_timer is not None:
             self._quota_timer.cancel()
             self._quota_timer = None
+        for meter in self._meters.values():
+            meter.answered()  # what was sent counts, though its client did not wait for the answer
         self._meters.clear()
         self._memory.forget(self)
         self._discharge(self._charged)

@@ -308,7 +308,7 @@ class Server:
         for connection in list(self._connections):
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
-                    "closing the connection of %s: the user of %s is gone or has another password, or a token ended",
+                    "closing the connection of %s: the user of %r is gone or has another password, or a token ended",
                     describe(connection.info),
                     connection.info.principal,
                 )

@@ -66,7 +66,7 @@ def listener_security(
     """
     mechanisms = _mechanisms(endpoint, settings, parts, of_mechanism) if endpoint.has_sasl else {}
     if endpoint.name and not endpoint.is_local:
-        if not endpoint.has_sasl and settings.ssl_client_auth != "required":
+        if not endpoint.has_sasl and not (endpoint.has_tls and settings.ssl_client_auth == "required"):
             log.warning("listener %s takes all who reach %s: no login is asked", endpoint.name, endpoint.address)
         elif endpoint.has_sasl and not endpoint.has_tls:
             log.warning("listener %s asks for a login without TLS: who listens in reads all records", endpoint.name)

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from support.gateway import RawClient, gateway, run
+from support.waiting import until
 
+from conformance.authorization.world import request_frame
 from kop.errors import ErrorCode
 from kop.handlers import registry
+from kop.handlers.api import ConnectionInfo
+from kop.server.request import RequestPipeline
 from kop.wire.messages import REQUESTS
 
 FLOOR = {
@@ -69,6 +73,22 @@ def test_an_illegal_software_name_is_invalid_request(tmp_path: Path) -> None:
             return await client.call(18, 3, client_software_name="-bad-", client_software_version="1")
 
     assert run(main()).error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_little_is_kept_of_a_long_software_name(tmp_path: Path) -> None:
+    """Its client need not have logged in."""
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            conn, pipeline = ConnectionInfo("192.0.2.1", "192.0.2.9", 9092), RequestPipeline(serving.gateway)
+            software = dict(client_software_name="a" * 400_000, client_software_version="1" * 100_000)
+            pipeline.look_at_clocks()
+            answer = pipeline.start(memoryview(request_frame(18, 3, software))[4:], conn, owned=True)
+            await until(lambda: answer.ready)
+            assert answer.error is None
+            assert (conn.software_name, conn.software_version) == ("a" * 100, "1" * 100)
+
+    run(main())
 
 
 def test_every_client_finds_a_version_it_speaks() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from support.bodies import encode_body
+from support.faulty_engine import FaultyStore
 from support.gateway import RawClient, batch, fetch_fields, frame, gateway, log_of, produce_fields, run
 from support.waiting import until
 
@@ -203,6 +204,32 @@ def test_what_a_client_without_acks_sends_while_it_is_held_is_stored_after_its_e
             assert await altered(client, (quota[0], {"producer_byte_rate": None})) == [OK]
             serving.server.sweep()
             await until(lambda: log_of(serving).high_watermark == 4)
+
+    run(main())
+
+
+@pytest.mark.parametrize("acks", [-1, 0])
+def test_what_a_client_sends_that_does_not_wait_for_the_answer_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
+
+    async def main() -> None:
+        async with opened(tmp_path) as (serving, client):
+            assert await altered(client, ({"user": "ANONYMOUS"}, {"producer_byte_rate": 1000.0})) == [OK]
+            log = store.log("t")
+            log.hold()
+            hasty = await RawClient.open(*serving.listeners[0])
+            before = serving.server.connections
+            hasty.send(0, 12, **produce_fields("t", batch([bytes(30_000)]), version=12, acks=acks))
+            await hasty.writer.drain()
+            await until(lambda: log.appends == 1)
+            hasty.writer.transport.abort()
+            await until(lambda: serving.server.connections == before - 1)
+            log.release()
+            await until(lambda: log_of(serving).high_watermark == 1)
+            assert await produced(client, 1) > 10
 
     run(main())
 

@@ -13,6 +13,7 @@ from support.gateway import gateway, log_of, run
 
 from conformance.authorization.world import HIDDEN, SEEN
 from kop.errors import ErrorCode
+from kop.handlers.api import ConnectionInfo
 from kop.server.request import RequestPipeline
 
 FETCH, METADATA = 1, 3
@@ -56,6 +57,8 @@ def test_a_compiled_produce_is_of_those_who_may(tmp_path: Path, monkeypatch: pyt
             await stored(alice)
             await refused(bob)
             await refused(far)
+            of_two = [gw.direct_produce.take_of(ConnectionInfo(host, "", 0)) for host in ("192.0.2.3", "192.0.2.4")]
+            assert of_two[0] == of_two[1], "nothing is kept for a client that has no writer, and may be a stranger"
             rights.give([])
             await refused(alice)
             rights.give(["WRITE TOPIC t"])

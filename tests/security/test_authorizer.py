@@ -157,6 +157,15 @@ def test_decisions_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPat
     assert made.remembered <= 10
 
 
+def test_decisions_about_long_names_are_not_remembered() -> None:
+    made = authorizer("allow alice READ t*")
+    for name in ("t" * 10_000, "u" * 10_000):
+        assert made.allows(ALICE, HOST, Op.READ, TOPIC, name) == name.startswith("t")
+    assert made.remembered == 0
+    assert made.allows(ALICE, HOST, Op.READ, TOPIC, "t" * 249)
+    assert made.remembered == 1
+
+
 def test_a_check_costs_the_same_with_many_acls() -> None:
     acls = Acls()
     acls.add(acl("allow alice READ orders"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from support.grants import Known
 
@@ -141,6 +143,17 @@ def test_what_is_not_known_is_refused() -> None:
     nothing.namespaces = {"team/app": NamespaceGrants()}
     nothing.tenants = {}
     assert not decides.knows(TOPIC, "orders")
+
+
+def test_decisions_about_long_names_are_not_remembered() -> None:
+    decides = authorizer()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            assert decides.allows("User:writer", "192.0.2.1", WRITE, TOPIC, f"{number}" + "x" * 30_000)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_decision_is_remembered_until_the_next_change() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
+from support.waiting import SECONDS, until
 
 from kop.security.jaas import parse_jaas
 from kop.security.passwords import Passwords, checks_at_once
@@ -135,6 +137,38 @@ def test_a_login_holds_as_long_as_the_password() -> None:
         assert not by_settings.is_valid()
 
     asyncio.run(main())
+
+
+def test_clients_that_leave_do_not_have_more_passwords_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, go_on, known = 0, 0, threading.Event(), users()
+    made, lock = ScramCredential.of_password, threading.Lock()
+
+    def of_password(*of: Any) -> ScramCredential:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        go_on.wait(SECONDS)
+        with lock:
+            running -= 1
+        return made(*of)
+
+    async def main() -> None:
+        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        for _ in range(3):
+            logins = [asyncio.create_task(passwords.check("nobody", "guess")) for _ in range(4)]
+            await until(lambda: running >= 2)
+            await asyncio.wait(logins, timeout=0.01)
+            for login in logins:
+                login.cancel()
+            await asyncio.wait(logins, timeout=0.01)
+        go_on.set()
+        identity = await passwords.check("bob", "b256")
+        assert identity is not None
+
+    monkeypatch.setattr(ScramCredential, "of_password", of_password)
+    asyncio.run(main())
+    assert most == 2
 
 
 # -- Kafka's text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kop.security.certificates import of_der
@@ -146,6 +148,14 @@ CAROL = "CN=Carol,OU=teamA,O=acme,C=DE"
 )
 def test_rules_map_as_kafkas_do(rules: str, subject: str, name: str | None) -> None:
     assert MappingRules(rules).name(subject) == name
+
+
+def test_a_subject_that_is_made_to_take_long_does_not() -> None:
+    rules = MappingRules("RULE:^CN=(.*?),OU=(.*?),O=(.*?),C=(.*?)$/$1@$2/L")
+    for size in (LONGEST_SUBJECT, 100 * LONGEST_SUBJECT):
+        began = time.thread_time()
+        assert rules.name(("CN=" + ",OU=,O=" * size)[:size]) is None
+        assert time.thread_time() - began < 0.5
 
 
 @pytest.mark.parametrize("subject", ["CN=a\nb", "CN=a\u2028b", "CN=" + "x" * LONGEST_SUBJECT])

@@ -292,3 +292,29 @@ async def test_ports_stay_closed_and_readiness_says_why_while_the_topic_cannot_b
     assert await refuses()
     away = False
     await serving
+
+
+async def test_records_that_are_not_understood_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A denial among them may be one that holds no more: an alert has to see it."""
+
+    def not_understood(state: SecurityState) -> float:
+        (metric,) = (each for each in state.collect() if each.name == "kop_security_records_not_understood")
+        return metric.samples[0].value
+
+    async with faulty() as (state, _):
+        key, value = of_acl(acl("a")._replace(permission=Permission.DENY))
+        broken = key.replace(b"]", b",7]")
+        await state.write(always((broken, value), (b"\xff", b"{}"), (b'["future"]', None)))
+        assert not_understood(state) == 2
+        assert len([line for line in caplog.messages if "is not understood" in line]) == 2
+        await state.write(always((b"\xff", b"[]")))
+        assert not_understood(state) == 2
+        await state.write(always((b"\xff", None)))
+        assert not_understood(state) == 1
+        await state.write(always((key, b"{")))
+        assert [each.permission for each in state.acls] == [Permission.DENY]
+        name, made = of_user("eve", SHA_256, credential("x"))
+        await state.write(always((name, made)))
+        await state.write(always((name, (made or b"")[:-2])))
+        assert not_understood(state) == 2
+        assert "eve" not in state.users, "nobody logs in by a password that was to be changed"

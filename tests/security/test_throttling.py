@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import tracemalloc
 
 import pytest
 
@@ -225,6 +227,44 @@ def test_client_ids_without_end_do_not_grow_memory() -> None:
     long = "x" * 30_000
     assert clients.produce(1100, client_id=long) == 1
     assert clients.produce(1100, client_id=long) == 12
+
+
+def test_client_ids_without_end_do_not_wipe_out_what_users_took() -> None:
+    clients = Clients(
+        *((Entity("u"), kind, 100.0) for kind in (QuotaKind.PRODUCED, QuotaKind.MUTATIONS)),
+        *((Entity(None, DEFAULT), kind, 100.0) for kind in (QuotaKind.PRODUCED, QuotaKind.MUTATIONS)),
+        most=20,
+    )
+    assert clients.produce(2000) == 10
+    clients.meter().mutate(2000, strict=True)
+    for number in range(100):
+        clients.of("other", f"{number}")
+    assert clients.produce(1) > 10
+    assert not clients.meter().mutate(1, strict=True)
+
+
+def test_long_client_ids_are_not_kept() -> None:
+    clients = Clients((Entity("u"), QuotaKind.PRODUCED, 100.0))
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            clients.of(client_id=f"{number}" + "x" * 30_000)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [QuotaKind.PRODUCED, QuotaKind.CONSUMED, QuotaKind.MUTATIONS])
+def test_the_least_quota_holds_as_long_as_an_answer_can_say(kind: QuotaKind) -> None:
+    clients = Clients((Entity("u"), kind, math.ulp(0.0)))
+    for _ in range(2):
+        meter = clients.meter(produced=1)
+        if kind is QuotaKind.CONSUMED:
+            meter.consume(1)
+        elif kind is QuotaKind.MUTATIONS:
+            meter.mutate(1, strict=False)
+        delay = meter.answered()
+    assert math.ceil(1000 * delay) == 2**31 - 1
 
 
 def test_the_steps_of_a_coroutine_count_and_its_waits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,17 @@ def test_named_listeners() -> None:
         ({"listener.security.protocol.map": "A:B"}, "must be NAME:PROTOCOL"),
         ({"ssl.keystore.type": "JKS"}, "set PKCS12"),
         ({"listeners": "SSL://:1", "listener.name.typo.ssl.keystore.location": "x"}, "listeners has no TYPO"),
+        ({"listen": ":1", "listener.name.ssl.ssl.client.auth": "required"}, "listeners is not given"),
+        (
+            {
+                "listeners": "A://:1",
+                "listener.security.protocol.map": "A:SSL",
+                "listener.name.a.ssl.client.auth": "required",
+                "listener.name.A.ssl.client.auth": "none",
+            },
+            "listener.name.a.ssl.client.auth is given twice",
+        ),
+        ({"listener.security.protocol.map": "A:SASL_SSL,a:PLAINTEXT"}, "A is there twice"),
         (
             {"listeners": "SSL://:9093,PLAINTEXT://:9092", "kop.workers": "2", "store": "pulsar://a:1"},
             "9092 and 9093 are too near",

@@ -373,6 +373,20 @@ def test_settings_that_are_refused(settings: dict[str, str], why: str) -> None:
     assert "battery" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "line"),
+    [
+        ("PLAINTEXT", "takes all who reach *:1: no login is asked"),
+        ("SASL_PLAINTEXT", "asks for a login without TLS"),
+    ],
+)
+def test_certificates_are_no_login_without_tls(caplog: pytest.LogCaptureFixture, protocol: str, line: str) -> None:
+    secured(
+        {"listeners": "A://*:1", "listener.security.protocol.map": f"A:{protocol}", "ssl.client.auth": "required"},
+    )
+    assert [line in each for each in caplog.messages] == [True], caplog.messages
+
+
 def secured(settings: dict[str, str]) -> None:
     """Make the security of a listener."""
     config = Config.load(overrides=settings, environ={})

@@ -268,6 +268,22 @@ def test_names_that_clients_give_take_no_memory_for_ever(monkeypatch: pytest.Mon
     run(main())
 
 
+def test_one_request_has_only_so_many_namespaces_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ASKED", 10)
+
+    async def main() -> None:
+        pulsar = Granting()
+        async with opened(pulsar) as grants:
+            names = [f"t{number}/n" for number in range(100)]
+            await grants.read(names)
+            asked = {name: count for name, count in pulsar.reads.items() if HOME not in name and name != TENANT}
+            assert sum(asked.values()) <= 10
+            assert 0 < sum(grants.of(name) is not None for name in names) <= 5
+            assert grants.of(HOME) is not None
+
+    run(main())
+
+
 def test_a_topic_of_another_namespace_makes_it_followed() -> None:
     async def main() -> None:
         pulsar = Granting()

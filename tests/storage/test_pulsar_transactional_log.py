@@ -400,6 +400,35 @@ async def test_a_late_write_of_an_aborted_transaction_stays_hidden(pulsar_store:
         await shows(log, "plain")
 
 
+@pytest.mark.parametrize("new_ledger", [False, True])
+async def test_a_log_ends_behind_its_last_record_though_an_aborted_transaction_was_written_to_late(
+    pulsar_store: PulsarStore, new_ledger: bool
+) -> None:
+    """Pulsar names the late entry as the last one. Before it lie markers and fences, which no reader gets, either."""
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        assert await writer.write("a", "b") == 1
+        await writer.end(commit=True)
+        await shows(log, "a", "b")
+        if new_ledger:
+            await engine.admin.unload(log.partition_name)
+            await takes_fences(log)
+        await writer.begin()
+        await again(partial(successor.transactions.add, writer.name, [("t", 0)]))
+        await writer.end(commit=False, engine=successor)
+        assert await writer.write("late") >= 7, "a marker, two fences and a marker lie between"
+        async with pulsar_store.opened() as other:
+            elsewhere = await attached(other)
+            for each in (log, elsewhere):
+                await shows(each, "a", "b")
+                assert (each.log_start_offset, each.high_watermark) == (0, 3)
+            await append(log, batch(["plain"]))
+            await shows(elsewhere, "a", "b", "plain")
+
+
 @pytest.mark.parametrize("commit", [False, True])
 async def test_a_gateway_that_was_paused_before_its_fence_holds_nobody_back(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, commit: bool

@@ -16,6 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from prometheus_client.core import Metric
@@ -160,9 +161,14 @@ class PulsarGrants:
         return source.tried_at <= self._loop.time() - EVERY_SECONDS
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of namespaces, if nobody has within a second; what cannot be read is not known then."""
-        keys = {key for namespace in namespaces for key in _keys_of(namespace)}
-        await asyncio.gather(*(self._read_on_request(key) for key in keys))
+        """Read the grants of namespaces, if nobody has within a second; what cannot be read is not known then. Nor is
+        what is beyond the number of those that are kept.
+        """
+        keys = {key for namespace in islice(namespaces, MOST_ASKED // 2) for key in _keys_of(namespace)}
+        try:
+            await asyncio.gather(*(self._read_on_request(key) for key in keys))
+        finally:
+            self._make_room()
 
     async def _read_on_request(self, key: _Key) -> None:
         source = self._source(key)
@@ -178,7 +184,6 @@ class PulsarGrants:
         source = self._sources.get(key)
         if source is None:
             source = self._sources[key] = _Followed()
-            self._make_room()
         else:
             self._sources.move_to_end(key)
         return source

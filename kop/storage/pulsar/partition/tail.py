@@ -33,7 +33,9 @@ _LARGEST_AT_TAIL: Final = 8 << 20
 LATE_SECONDS: Final = 3.0
 """The seconds that the tail may take to reach the last entry before Pulsar is asked for the reason."""
 _HELD_SECONDS: Final = 0.1
-"""The seconds that a tail may take if Pulsar held it back a short while ago."""
+"""The seconds that a tail may take before Pulsar is asked if it brings the entry at all, and at most if Pulsar held it
+back a short while ago.
+"""
 _HOLDS_SECONDS: Final = 30.0
 """The seconds for which Pulsar's answer that it holds the tail back is believed."""
 STUCK_SECONDS: Final = 17.0
@@ -215,10 +217,9 @@ class LogTail:
         if last is None or last.entry < 0:
             return None  # all has come; or it was emptied, or never written to
         now, came = source.context.loop.time, stream.came
-        if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else LATE_SECONDS):
+        if await self._comes_to(stream, last, _HELD_SECONDS) or await source.is_aborted(last):
             return None
-        if await source.is_aborted(last):
-            self._held_until = now() + _HOLDS_SECONDS
+        if now() >= self._held_until and await self._comes_to(stream, last, LATE_SECONDS):
             return None
         if await self._is_past(stream, last):
             text = "Pulsar moved it past entries, as truncating a topic and message TTL do"

@@ -74,10 +74,11 @@ class LastEntry:
 
         Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
         """
-        return await named_or_looked_for(stream, self._at_end_of_log, within=_NAMED_SECONDS)
+        return await named_or_looked_for(stream, self.at_end_of_log, within=_NAMED_SECONDS)
 
-    async def _at_end_of_log(self) -> Position | None:
-        """Search the end of the log for the entry, by REST and with a reader.
+    async def at_end_of_log(self) -> Position | None:
+        """Search the end of the log for the last entry that readers get, by REST and with a reader; its entry number is
+        -1 if there is none.
 
         None if Pulsar does not tell enough, or if the log is trimmed meanwhile.
         """

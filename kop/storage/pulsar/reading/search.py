@@ -31,7 +31,8 @@ _REST_SECONDS: Final = 3.0
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
-_MOST_ABORTED: Final = 256
+_MOST_HIDDEN: Final = 64
+"""The number of hidden entries at the end of a log that are asked for one by one."""
 
 
 class SearchedLog(LogBounds, Protocol):
@@ -47,8 +48,8 @@ class ProbedEntry(NamedTuple):
     position: Position
     base: int
     last: int
-    aborted: bool = False
-    """True if the entry is of an aborted transaction, so that readers do not get it."""
+    hidden: bool = False
+    """True if readers do not get the entry: it is a marker, a fence, or of an aborted transaction."""
 
     @property
     def has_offsets(self) -> bool:
@@ -118,8 +119,8 @@ class PartitionSearch:
         last = first
         if first is not None and newest > first.position:
             last = await self._probe(newest, maybe_empty=False)
-        if last is not None and last.aborted:
-            newest = await self._before_aborted(newest, Position(-1, -1) if oldest is None else oldest.position)
+        if last is not None and last.hidden and newest.entry >= 0:
+            newest = await self._before_hidden(newest, Position(-1, -1) if oldest is None else oldest.position)
             last = None if newest.entry < 0 else await self._probe(newest, maybe_empty=False)
         if oldest is not None and newest.entry < 0 and first is not None:
             # All is of transactions that are open or were aborted: the tail reads on from the first entry.
@@ -135,22 +136,24 @@ class PartitionSearch:
             end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
         return PartitionEnds(await self._start(first, end), end, first, last, older, size, end_position)
 
-    async def _before_aborted(self, last: Position, oldest: Position) -> Position:
-        """Return the entry before aborted ones at the end of a log: a reader at its end waits for nothing that never
+    async def _before_hidden(self, last: Position, oldest: Position) -> Position:
+        """Return the entry before hidden ones at the end of a log: a reader at its end waits for nothing that never
         comes.
 
-        A few that came after the end of their transaction are skipped; a broker names none of the others as its last.
-        The entry is -1 if all are aborted, down to the `oldest`.
+        A broker names such a one as its last if it came after the end of its transaction, which was aborted. Before it
+        lie fences and markers, which are hidden, too. The entry is -1 if all are, down to the `oldest`.
         """
-        for entry in range(last.entry - 1, max(last.entry - _MOST_ABORTED, 0) - 1, -1):
+        for entry in range(last.entry - 1, max(last.entry - _MOST_HIDDEN, 0) - 1, -1):
             probed = await self._asked(Position(last.ledger, entry))
             if probed is None:
-                return last
-            if not probed.aborted:
+                break
+            if not probed.hidden:
                 return probed.position
             if probed.position == oldest:
                 return Position(-1, -1)
-        return Position(-1, -1) if last == oldest else last
+        if last == oldest:
+            return Position(-1, -1)
+        return await self._last_entry.at_end_of_log() or last
 
     async def _has_index(self, ledger: int) -> bool:
         """Return true if the entries of a ledger have an index: a Pulsar broker begins to give it at a restart, which
@@ -263,7 +266,7 @@ class PartitionSearch:
             base = source.mapping.stored_base(position, head.index, head.num_messages)
         except (PulsarError, KopError, TimeoutError):
             return None
-        return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.aborted)
+        return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.hidden)
 
     async def at(self, position: Position) -> ProbedEntry:
         """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell."""
