@@ -51,7 +51,9 @@ from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
 from kop.security.throttling import Throttling
+from kop.security.token_expiry import TokenExpiry
 from kop.security.token_keys import KeySources
+from kop.security.token_logins import Bearers
 from kop.security.users_file import make_missing_users
 from kop.server.endpoints import Endpoint, between_brokers, endpoints
 from kop.server.listener import Server
@@ -347,6 +349,12 @@ async def start(
         metrics.collect_with(part.collect)
 
     security.on_user_change(lambda _: server.users_changed())
+    tokens = gateway.tokens
+    if tokens.is_enabled:
+        every_ms = settings.delegation_token_expiry_check_interval_ms
+        expiry = TokenExpiry(security, server.users_changed, clock.wall_ms, every_ms)
+        stack.push_async_callback(expiry.close)
+        expiry.open()
 
     def limit_connections() -> None:
         server.settings = config.of(
@@ -360,7 +368,9 @@ async def start(
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     token_keys = KeySources()
-    logins = LoginParts(security, checks_at_once(), token_keys, _pulsar_token_check(config, engine))
+    turns = checks_at_once()
+    bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
+    logins = LoginParts(security, turns, token_keys, _pulsar_token_check(config, engine), bearers)
     securities = [
         listener_security(
             endpoint,

@@ -29,7 +29,7 @@ import org.apache.kafka.common.utils.ByteBufferOutputStream;
 
 public class Vectors {
     static final int[] APIS = {0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32,
-        33, 35, 36, 37, 42, 43, 44, 46, 47, 48, 49, 50, 51, 55, 57, 60, 61, 65, 66, 74, 75};
+        33, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 46, 47, 48, 49, 50, 51, 55, 57, 60, 61, 65, 66, 74, 75};
     /** Words of several lengths and scripts; one is longer than 127 bytes, so its compact length takes two bytes. */
     static final String[] WORDS = {"a", "orders", "payments.eu-1", "gr\u00fcn", "\u0442\u0435\u043c\u0430", "\u4e3b\u984c", "\ud83d\ude80",
         "with space", "tab\tand\"quote\\", "long-" + "0123456789".repeat(13)};

@@ -26,6 +26,7 @@ Examples:
   kop acls add User:alice read describe --topic orders
   kop acls add User:app write --topic pay --prefixed
   kop acls add User:mallory all --topic '*' --deny
+  kop acls add User:app create-tokens --user-principal User:alice
   kop acls list --principal User:alice
   kop acls remove --principal User:alice --topic orders"""
 
@@ -54,6 +55,8 @@ def command() -> None:
 def resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name resources."""
     for option in (
+        click.option("--user-principal", "user", multiple=True, metavar="TYPE:NAME", help="The tokens of a user."),
+        click.option("--delegation-token", multiple=True, metavar="ID"),
         click.option("--cluster", is_flag=True, help="The cluster."),
         click.option("--transactional-id", multiple=True, metavar="ID", shell_complete=completion.transactional_ids),
         click.option("--group", multiple=True, metavar="NAME", shell_complete=completion.groups),
@@ -100,7 +103,7 @@ def add(
     """
     resources = _resources(kinds)
     if not resources:
-        raise click.UsageError("give --topic, --group, --transactional-id or --cluster")
+        raise click.UsageError("give --topic, --group, --transactional-id, --cluster or another resource")
     pattern = PATTERNS["prefixed" if prefixed else "literal"]
     from kafka.protocol.admin import CreateAclsRequest
 

@@ -32,6 +32,8 @@ REFUSALS: Final = {
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ResourceType.DELEGATION_TOKEN: ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    ResourceType.USER: ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
 }
 """The error code with which access to a resource is refused, by the resource's type."""
 _NOT_KNOWN: Final = {
@@ -52,6 +54,8 @@ OPERATIONS: Final = {
         }
     ),
     ResourceType.TRANSACTIONAL_ID: frozenset({_Op.DESCRIBE, _Op.WRITE}),
+    ResourceType.DELEGATION_TOKEN: frozenset({_Op.DESCRIBE}),
+    ResourceType.USER: frozenset({_Op.CREATE_TOKENS, _Op.DESCRIBE_TOKENS}),
 }
 """The operations that rights can be given for, by the type of the resource."""
 _OF_CLUSTER_OR_TOPIC: Final = {_Op.CREATE, _Op.DELETE}

@@ -66,6 +66,8 @@ class ConnectionInfo:
     """The login of a client that has logged in and has to do so again in time; None if it need not."""
     needed_login: bool = False
     """True if the listener asks its clients to log in."""
+    is_by_token: bool = False
+    """True if the client has logged in by a delegation token."""
     is_valid: Callable[[], bool] | None = None
     """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
@@ -136,6 +138,10 @@ class Context:
         TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
         """
         return self._decide(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+    def user(self, principal: str, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this operation on a user, else DELEGATION_TOKEN_AUTHORIZATION_FAILED."""
+        return self._decide(operation, ResourceType.USER, principal)
 
     def cluster(self, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""

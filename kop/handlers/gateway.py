@@ -30,6 +30,7 @@ from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
 from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
+from kop.security.delegation_tokens import TokenIssuer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
@@ -71,7 +72,7 @@ class Gateway:
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
     security: SecurityState
-    """Users, ACLs and quotas."""
+    """Users, ACLs, quotas and delegation tokens."""
     security_settings: SecuritySettings
     throttling: Throttling
     """What clients take, by the quotas that hold for them."""
@@ -85,6 +86,8 @@ class Gateway:
     """Principals that may do everything."""
     acls_decide: bool = field(init=False)
     """True if ACLs decide what clients may do."""
+    tokens: TokenIssuer = field(init=False)
+    """Makes and changes delegation tokens."""
     topic_limits: TopicLimits = field(init=False)
     """The limits on new topics and partitions."""
     auto_creation: AutoCreation = field(init=False)
@@ -111,6 +114,12 @@ class Gateway:
             if grants is None:
                 raise InternalError("authorizer.class.name=pulsar: this store has no grants")
             self.access.authorizer = GrantsAuthorizer(grants, self.super_users, self.topics.is_internal)
+        self.tokens = TokenIssuer(
+            self.security.tokens,
+            security.delegation_token_secret_key,
+            security.delegation_token_max_lifetime_ms,
+            security.delegation_token_expiry_time_ms,
+        )
         self.topic_limits = TopicLimits(self.topics, self.settings.kop_max_partitions)
         self.auto_creation = AutoCreation(
             self.engine, self.topics, self.topic_limits, self.broker_configs, self.metrics

@@ -1,4 +1,4 @@
-"""The records of users, ACLs and quotas in their state topic.
+"""The records of users, ACLs, quotas and delegation tokens in their state topic.
 
 Owns: their keys and values. Whoever changes them changes what other versions of the gateway find.
 Must not know: who writes or reads them, and when.
@@ -9,6 +9,7 @@ Keys and values are JSON. A key is a list that begins with what the record is:
 - `["scram", user, mechanism]`, by Kafka's code, with `salt`, `stored_key`, `server_key` in base64 and `iterations`.
 - `["quota", kind, user, client id, address]`, by Kafka's name of the kind, with its `value`. A name is null if it is no
   part of the entity, and empty for Kafka's default.
+- `["token", id]`, a delegation token, with `owner`, `requester`, `renewers`, `issued_ms`, `expires_ms`, `ends_ms`.
 - `["secret"]`, with the cluster's `secret` in base64.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop.security.acls import Acl
+from kop.security.delegation_tokens import DelegationToken
 from kop.security.quotas import Entity, QuotaKind
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.users import Mechanism, ScramCredential, UserKey
@@ -53,14 +55,24 @@ class QuotaEntry(NamedTuple):
     """None if it is gone."""
 
 
+class TokenEntry(NamedTuple):
+    """The record of a delegation token."""
+
+    id: str
+    token: DelegationToken | None
+    """None if it is gone."""
+
+
 class SecretEntry(NamedTuple):
     """The record of the cluster's secret."""
 
     secret: bytes
 
 
-Entry: TypeAlias = AclEntry | UserEntry | QuotaEntry | SecretEntry
-_ACL, _SCRAM, _QUOTA, _SECRET = "acl", "scram", "quota", "secret"
+Entry: TypeAlias = AclEntry | UserEntry | QuotaEntry | TokenEntry | SecretEntry
+_ACL, _SCRAM, _QUOTA, _TOKEN, _SECRET = "acl", "scram", "quota", "token", "secret"
+_NAMES, _TIMES = ("owner", "requester"), ("issued_ms", "expires_ms", "ends_ms")
+"""The fields of a token that are texts, and times."""
 SECRET_BYTES: Final = 32
 
 
@@ -95,6 +107,14 @@ def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None)
 def of_quota(entity: Entity, kind: QuotaKind, value: float | None) -> KeyValue:
     """Return the record of a quota; None: it is gone."""
     return _packed([_QUOTA, kind.value, *entity]), None if value is None else _packed({"value": value})
+
+
+def of_token(token_id: str, token: DelegationToken | None) -> KeyValue:
+    """Return the record of a delegation token; None: it is gone."""
+    key = _packed([_TOKEN, token_id])
+    if token is None:
+        return key, None
+    return key, _packed({field: getattr(token, field) for field in (*_NAMES, "renewers", *_TIMES)})
 
 
 def of_secret(secret: bytes) -> KeyValue:
@@ -146,6 +166,21 @@ def _quota(fields: list[Any], value: bytes | None) -> Entry:
     return QuotaEntry(entity, QuotaKind(kind), float(limit))
 
 
+def _token(fields: list[Any], value: bytes | None) -> Entry:
+    (token_id,) = fields
+    if not isinstance(token_id, str) or not token_id:
+        raise ValueError("no id")
+    if value is None:
+        return TokenEntry(token_id, None)
+    told = json.loads(value)
+    owner, requester = names = [told[field] for field in _NAMES]
+    times = [told[field] for field in _TIMES]
+    renewers = told["renewers"]
+    if not all(isinstance(name, str) for name in (*names, *renewers)) or not all(type(time) is int for time in times):
+        raise ValueError("no token")
+    return TokenEntry(token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
+
+
 def _secret(fields: list[Any], value: bytes | None) -> Entry:
     if fields or value is None:
         raise ValueError("a secret has no name, and is not taken away")
@@ -156,6 +191,7 @@ _KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
     _ACL: _acl,
     _SCRAM: _scram,
     _QUOTA: _quota,
+    _TOKEN: _token,
     _SECRET: _secret,
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from kop.values import Int, Secret, Settings, setting
+from kop.values import Int, Long, Secret, Settings, setting
 
 STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
@@ -54,6 +54,33 @@ class SecuritySettings(Settings):
     kop_security_max_quotas: Int = setting("kop.security.max.quotas", 10_000, "Quotas that there may be.", ge=0)
     kop_security_max_users: Int = setting(
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
+    )
+
+    kop_security_max_tokens: Int = setting(
+        "kop.security.max.tokens", 10_000, "Delegation tokens that there may be.", ge=0
+    )
+    delegation_token_secret_key: Secret = setting(
+        "delegation.token.secret.key",
+        "",
+        "Secret that the passwords of delegation tokens are made by, the same on all brokers; empty: no tokens.",
+    )
+    delegation_token_max_lifetime_ms: Long = setting(
+        "delegation.token.max.lifetime.ms",
+        7 * 24 * 3_600_000,
+        "How long a delegation token lives at most, however often it is renewed.",
+        ge=1,
+    )
+    delegation_token_expiry_time_ms: Long = setting(
+        "delegation.token.expiry.time.ms",
+        24 * 3_600_000,
+        "How long a delegation token lives from one renewal to the next at most.",
+        ge=1,
+    )
+    delegation_token_expiry_check_interval_ms: Long = setting(
+        "delegation.token.expiry.check.interval.ms",
+        3_600_000,
+        "Time between two looks for delegation tokens that have expired, which are removed then.",
+        ge=1,
     )
 
     kop_security_users_file: str = setting(

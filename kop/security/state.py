@@ -1,4 +1,4 @@
-"""The state of security: users, ACLs and quotas in memory, and in a state topic that every broker follows.
+"""The state of security: users, ACLs, quotas, delegation tokens in memory, and in a state topic that brokers follow.
 
 Owns: that topic, its replay before clients are served, what follows it, who may write to it and when.
 Must not know: what is decided by them, requests.
@@ -26,8 +26,9 @@ from kop.errors import BackendError, ErrorCode, InternalError
 from kop.metrics import gauge_value
 from kop.security import records
 from kop.security.acls import Acl, Acls
+from kop.security.delegation_tokens import DelegationToken, DelegationTokens
 from kop.security.quotas import Entity, QuotaKind, Quotas
-from kop.security.records import AclEntry, QuotaEntry, SecretEntry, UserEntry
+from kop.security.records import AclEntry, QuotaEntry, SecretEntry, TokenEntry, UserEntry
 from kop.security.users import ScramCredential, UserKey, Users
 from kop.storage.base import Engine
 
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class SecurityState:
-    """Users, ACLs and quotas. Call `open` before anything is decided by them, and `close` at the end."""
+    """Users, ACLs, quotas and tokens. Call `open` before anything is decided by them, and `close` at the end."""
 
     def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
@@ -48,6 +49,7 @@ class SecurityState:
         self.users = Users()
         self.acls = Acls()
         self.quotas = Quotas()
+        self.tokens = DelegationTokens()
         self._secret = b""
         self._not_understood: set[bytes] = set()
         """The keys of records that are there and say nothing to this version of the gateway."""
@@ -143,6 +145,7 @@ class SecurityState:
         acls: dict[Acl, bool] = {}
         credentials: dict[UserKey, ScramCredential | None] = {}
         quotas: dict[tuple[Entity, QuotaKind], float | None] = {}
+        tokens: dict[str, DelegationToken | None] = {}
         for key, value in newest.items():
             entry = records.parsed(key, value)
             if entry is not None or value is None:
@@ -158,6 +161,8 @@ class SecurityState:
                 credentials[entry.key] = entry.credential
             elif isinstance(entry, QuotaEntry):
                 quotas[entry.entity, entry.kind] = entry.value
+            elif isinstance(entry, TokenEntry):
+                tokens[entry.id] = entry.token
             elif isinstance(entry, SecretEntry):
                 self._secret = entry.secret
         self._not_understood = not_understood
@@ -165,6 +170,7 @@ class SecurityState:
             self.acls.replace(acl for acl, present in acls.items() if present)
             self.users.replace({key: value for key, value in credentials.items() if value is not None})
             self.quotas.replace({key: value for key, value in quotas.items() if value is not None})
+            self.tokens.replace({key: value for key, value in tokens.items() if value is not None})
             return
         for acl, present in acls.items():
             (self.acls.add if present else self.acls.remove)(acl)
@@ -172,14 +178,17 @@ class SecurityState:
             self.users.put(name, mechanism, credential)
         for (entity, kind), limit in quotas.items():
             self.quotas.put(entity, kind, limit)
+        for token_id, token in tokens.items():
+            self.tokens.put(token_id, token)
 
     def collect(self) -> Iterable[Metric]:
-        """Return how many users, ACLs and quotas there are, and for how long storage has not confirmed them."""
+        """Return how many users, ACLs, quotas and tokens there are, and for how long storage has not confirmed them."""
         age = 0.0 if self._follower is None else self._follower.age
         return (
             gauge_value("kop_security_users", "Users with SCRAM credentials.", len(self.users)),
             gauge_value("kop_security_acls", "ACLs.", len(self.acls)),
             gauge_value("kop_security_quotas", "Quotas.", len(self.quotas)),
+            gauge_value("kop_security_tokens", "Delegation tokens.", len(self.tokens)),
             gauge_value(
                 "kop_security_records_not_understood",
                 "Records of users, ACLs and quotas that are not understood and do not count.",

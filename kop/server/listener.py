@@ -299,7 +299,7 @@ class Server:
         self._make_room(now)
 
     def users_changed(self) -> None:
-        """Close, soon, the connections whose users are gone or have another password."""
+        """Close, soon, the connections whose users are gone or have another password, or whose tokens have ended."""
         if self._looking is None:
             self._looking = self.loop.call_soon(self._look_at_logins)
 
@@ -308,7 +308,7 @@ class Server:
         for connection in list(self._connections):
             if connection.info.is_valid is not None and not connection.info.is_valid():
                 self.log_line(
-                    "closing the connection of %s: the user of %r is gone or has another password",
+                    "closing the connection of %s: the user of %r is gone or has another password, or a token ended",
                     describe(connection.info),
                     connection.info.principal,
                 )

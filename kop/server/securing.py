@@ -24,7 +24,7 @@ from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import ClientIdentity, Exchange
 from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
-from kop.security.sasl.scram import ScramExchange
+from kop.security.sasl.scram import ScramExchange, TokenLogins
 from kop.security.state import SecurityState
 from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.token_keys import KeySources
@@ -49,6 +49,8 @@ class LoginParts:
     keys: KeySources
     check_pulsar_token: TokenCheck | None = None
     """Says whose a token of Pulsar is; None: none is taken."""
+    bearers: TokenLogins | None = None
+    """Delegation tokens; None: none is taken."""
 
 
 def listener_security(
@@ -93,7 +95,8 @@ def _mechanisms(
     security = parts.security
 
     def scram(mechanism: Mechanism) -> Exchange:
-        return ScramExchange(mechanism.text, partial(security.users.scram, mechanism), security.secret, _nonce())
+        find = partial(security.users.scram, mechanism)
+        return ScramExchange(mechanism.text, find, security.secret, _nonce(), parts.bearers)
 
     begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
     if "PLAIN" in names:

@@ -4,8 +4,8 @@ Owns: the one place where kafka-python's classes are imported, and the look-up o
 Must not know: how they are decoded (codec.py) or answered (handlers).
 
 kafka-python keeps one registry of response classes for the process, by API key, by which its clients decode. These are
-the classes that it registers itself, so its clients work beside a gateway in one process. A class of our own with a
-schema of our own would take the place of kafka-python's there: it has to be kept out of that registry.
+the classes that it registers itself, so its clients work beside a gateway in one process. A class with a schema of our
+own (delegation_tokens.py) is for an API that kafka-python has none of: else it would take the place of kafka-python's.
 """
 
 from __future__ import annotations
@@ -123,6 +123,17 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
+from kop.wire.delegation_tokens import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+)
+
 Message: TypeAlias = Any
 """An instance of one of the classes below; their attributes are the schema's fields in snake case."""
 
@@ -143,6 +154,8 @@ __all__ = [
     "ApiVersionsResponse",
     "CreateAclsRequest",
     "CreateAclsResponse",
+    "CreateDelegationTokenRequest",
+    "CreateDelegationTokenResponse",
     "CreatePartitionsRequest",
     "CreatePartitionsResponse",
     "CreateTopicsRequest",
@@ -163,6 +176,8 @@ __all__ = [
     "DescribeClusterResponse",
     "DescribeConfigsRequest",
     "DescribeConfigsResponse",
+    "DescribeDelegationTokenRequest",
+    "DescribeDelegationTokenResponse",
     "DescribeGroupsRequest",
     "DescribeGroupsResponse",
     "DescribeLogDirsRequest",
@@ -181,6 +196,8 @@ __all__ = [
     "ElectLeadersResponse",
     "EndTxnRequest",
     "EndTxnResponse",
+    "ExpireDelegationTokenRequest",
+    "ExpireDelegationTokenResponse",
     "FetchRequest",
     "FetchResponse",
     "FindCoordinatorRequest",
@@ -218,6 +235,8 @@ __all__ = [
     "OffsetForLeaderEpochResponse",
     "ProduceRequest",
     "ProduceResponse",
+    "RenewDelegationTokenRequest",
+    "RenewDelegationTokenResponse",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",

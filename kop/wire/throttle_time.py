@@ -34,7 +34,7 @@ def place(response_class: Any, version: int) -> int | None:
     names = [field.name for field in fields]
     if "throttle_time_ms" not in names or response_class is ApiVersionsResponse:
         return None
-    if response_class is ProduceResponse:
+    if response_class is ProduceResponse or names[-1] == "throttle_time_ms":
         return -4 - flexible
     before: list[int] = [_SIZES[field._type_str] for field in fields[: names.index("throttle_time_ms")]]
     return _HEADER + flexible + sum(before)

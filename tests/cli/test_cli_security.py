@@ -103,6 +103,12 @@ def test_acls_are_added_listed_and_removed(guarded: Kop) -> None:
     kop.ok("acls", "add", "User:alice", "write", "--topic", "ord", "--prefixed")
     kop.ok("acls", "add", "User:bob", "all", "--topic", "*", "--deny", "--host", "10.0.0.1")
     kop.ok("acls", "add", "User:bob", "alter-configs", "--cluster", "--transactional-id", "t-1")
+    kop.ok("acls", "add", "User:carol", "describe", "--delegation-token", "id-1", "--prefixed")
+    kop.ok("acls", "add", "User:carol", "create-tokens", "--user-principal", "User:bob")
+    assert {tuple(row[2:5]) for row in rows(kop.ok("acls", "remove", "--principal", "User:carol"))} == {
+        ("describe", "delegation-token", "id-1"),
+        ("create-tokens", "user", "User:bob"),
+    }
     assert kop.ok("acls", "list").splitlines()[0].split() == [
         *("PRINCIPAL", "PERMISSION", "OPERATION", "TYPE", "NAME", "PATTERN", "HOST")
     ]

@@ -223,7 +223,7 @@ def test_describe_this_broker() -> None:
 
 
 SECRETS = {
-    *("kop.pulsar.auth", "kop.pulsar.token.secret.key", "sasl.jaas.config"),
+    *("delegation.token.secret.key", "kop.pulsar.auth", "kop.pulsar.token.secret.key", "sasl.jaas.config"),
     *("ssl.key.password", "ssl.keystore.key", "ssl.keystore.password", "ssl.truststore.password"),
 }
 

@@ -32,6 +32,7 @@ class Accepting:
     def __init__(self) -> None:
         self.principal: str | None = None
         self.expires_ms: int | None = EXPIRES[0]
+        self.is_by_token = False
         self.refusal: str | None = None
         self.is_valid = lambda: True
         self._left = 2

@@ -45,6 +45,10 @@ class Exchange(Protocol):
         """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
 
     @property
+    def is_by_token(self) -> bool:
+        """True if the client logs in by a delegation token."""
+
+    @property
     def refusal(self) -> str | None:
         """Why the exchange will fail if the client has been told already, though it goes on; else None."""
 

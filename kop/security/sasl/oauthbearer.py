@@ -29,6 +29,8 @@ TokenCheck: TypeAlias = Callable[[str], Awaitable[ClientIdentity]]
 class OAuthBearerExchange:
     """One login."""
 
+    is_by_token = False
+
     def __init__(self, check: TokenCheck) -> None:
         self._check = check
         self._identity: ClientIdentity | None = None

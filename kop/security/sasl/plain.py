@@ -28,6 +28,8 @@ Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]
 class PlainExchange:
     """One login."""
 
+    is_by_token = False
+
     def __init__(self, check: Check, check_token: TokenCheck | None = None) -> None:
         """`check_token` says whose a token of Pulsar is; None: such are passwords as any others."""
         self._check = check

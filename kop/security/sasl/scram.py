@@ -6,6 +6,8 @@ Must not know: where credentials are kept, requests, sockets.
 An unknown user gets the same steps as a known one: a salt that is made of the name under a secret of the cluster, and
 the failure at the last step. So nobody learns which users there are. Channel binding is not offered: a client that
 asks for it (`p=`) is refused, and the `c=` of its last message has to repeat the header of its first one.
+
+With the extension `tokenauth=true` the user name is the id of a delegation token (KIP-48), and the client is its owner.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from kop.security.delegation_tokens import DelegationToken
 from kop.security.sasl.exchange import AuthenticationError
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -55,6 +58,18 @@ class ScramVerifier(Protocol):
         """How often the password was hashed."""
 
 
+class TokenLogins(Protocol):
+    """Delegation tokens, for logins by them."""
+
+    def valid(self, token_id: str) -> DelegationToken | None:
+        """Return the token of that id; None if there is none that has not expired."""
+
+    async def verifier(self, mechanism: str, token_id: str, salt: bytes) -> ScramVerifier:
+        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token
+        has.
+        """
+
+
 def _hmac(key: bytes, text: bytes, name: str) -> bytes:
     return hmac.digest(key, text, name)
 
@@ -64,10 +79,20 @@ def _xor(left: bytes, right: bytes) -> bytes:
 
 
 class ScramExchange:
-    """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh."""
+    """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh. `tokens`
+    of None: no client logs in by a delegation token.
+    """
 
-    def __init__(self, mechanism: str, find: Callable[[str], ScramVerifier | None], secret: bytes, nonce: str) -> None:
+    def __init__(
+        self,
+        mechanism: str,
+        find: Callable[[str], ScramVerifier | None],
+        secret: bytes,
+        nonce: str,
+        tokens: TokenLogins | None = None,
+    ) -> None:
         self.principal: str | None = None
+        self.is_by_token = False
         self.expires_ms: int | None = None
         self.refusal: str | None = None
         self._mechanism = mechanism
@@ -75,6 +100,7 @@ class ScramExchange:
         self._find = find
         self._secret = secret
         self._nonce = nonce
+        self._tokens = tokens
         self._of_client = ""
         """The client's own part of the nonce."""
         self._name = ""
@@ -84,10 +110,13 @@ class ScramExchange:
         """The first messages of both sides, of which the proof is made; empty before."""
 
     def is_valid(self) -> bool:
-        """Return true if the user has the same password as at the login."""
+        """Return true if the user has the same password as at the login, or the token has not ended."""
+        if self.is_by_token:
+            token = None if self._tokens is None else self._tokens.valid(self._name)
+            return token is not None and token.owner == self.principal
         return self._verifier is not None and self._find(self._name) == self._verifier
 
-    def step(self, token: bytes) -> bytes:
+    def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next message. AuthenticationError ends the exchange."""
         if len(token) > LONGEST_MESSAGE:
             raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
@@ -97,6 +126,8 @@ class ScramExchange:
             raise AuthenticationError(f"a message of {self._mechanism} that is not UTF-8") from None
         if self.principal is not None:
             raise AuthenticationError(f"a message of {self._mechanism} behind the last one")
+        if self._first and self.is_by_token:
+            return self._take_final_of_token(text)
         return (self._take_first(text) if not self._first else self._take_final(text)).encode()
 
     def _take_first(self, text: str) -> str:
@@ -108,7 +139,8 @@ class ScramExchange:
             raise AuthenticationError(f"{self._mechanism} is served without channel binding: its flag has to be n")
         if bare.startswith("m="):
             raise AuthenticationError(f"{self._mechanism}: the client asks for an extension that is not served")
-        if extensions and "tokenauth=true" in extensions.split(","):
+        self.is_by_token = extensions is not None and "tokenauth=true" in extensions.split(",")
+        if self.is_by_token and self._tokens is None:
             raise AuthenticationError("delegation tokens are not served")
         self._name = _unescaped(name)
         if not self._name or len(self._name) > _LONGEST_NAME:
@@ -117,16 +149,28 @@ class ScramExchange:
             raise AuthenticationError("the authorization id has to be empty or the user name")
         self._header = text[: len(text) - len(bare) - (len(extensions) + 1 if extensions is not None else 0)]
         self._of_client, self._nonce = nonce, nonce + self._nonce
-        self._verifier = verifier = self._find(self._name)
+        self._verifier = verifier = None if self.is_by_token else self._find(self._name)
         if verifier is None:
-            salt = _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
-            iterations = LEAST_ITERATIONS
+            salt, iterations = self._salt_of_name(), LEAST_ITERATIONS
         else:
             salt, iterations = verifier.salt, verifier.iterations
         answer = f"r={self._nonce},s={base64.b64encode(salt).decode()},i={iterations}"
         without_header = text[len(self._header) :]
         self._first = f"{without_header},{answer}"
         return answer
+
+    def _salt_of_name(self) -> bytes:
+        return _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
+
+    async def _take_final_of_token(self, text: str) -> bytes:
+        assert self._tokens is not None
+        verifier = await self._tokens.verifier(self._mechanism, self._name, self._salt_of_name())
+        token = self._tokens.valid(self._name)
+        self._verifier = None if token is None else verifier
+        answer = self._take_final(text)
+        assert token is not None
+        self.principal, self.expires_ms = token.owner, token.expires_ms
+        return answer.encode()
 
     def _take_final(self, text: str) -> str:
         match = _FINAL.fullmatch(text)

@@ -1,0 +1,1 @@
+"""Schemas of messages that kafka-python does not have, as facts of Kafka's protocol, in the form that it reads."""
