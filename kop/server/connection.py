@@ -45,6 +45,10 @@ own.
 _TURN_SECONDS = 0.003
 LOGIN_SECONDS = 30.0
 """Seconds that a client has to log in, the handshake of TLS included."""
+_LINGER_SECONDS = 0.2
+"""Seconds from the answer that refuses a login to the end of the connection: kafka-python does not see an answer that
+comes together with the end.
+"""
 _LARGE_ANSWER = 64 * 1024
 """The size in bytes from which on an answer counts against the memory limit when it is written; a smaller one counts
 when the client is seen not to read it.
@@ -508,7 +512,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if answer.frame is not None:
                     buffers += answer.frame
                 self._write(buffers)
-                self._refuse(answer.error)
+                self._refuse(answer.error, _LINGER_SECONDS if answer.frame is not None else 0.0)
                 return
             answer.latencies.observe(now - answer.started)
             frame = answer.frame
@@ -630,10 +634,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._memory.forget(self)
         self._discharge(self._charged)
 
-    def _refuse(self, error: BaseException) -> None:
+    def _refuse(self, error: BaseException, linger: float = 0.0) -> None:
         """Close the connection because of an error, such as bytes that are no request, with one log line.
 
-        Answers to what came before are still sent, unless the peer does not read.
+        Answers to what came before are still sent, unless the peer does not read. `linger`: seconds until it is closed
+        behind an answer that says why.
         """
         if self._hold & _CLOSED:
             return
@@ -648,7 +653,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.abort()
         else:
             self._leave()
-            self.close()
+            if linger:
+                self._server.loop.call_later(linger, self.close)
+            else:
+                self.close()
 
     def abort(self) -> None:
         """Close at once, without sending the rest of the answers."""
