@@ -34,7 +34,7 @@ async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response
     markers = []
     async for marker in with_pauses(request.markers):
         if allowed:
-            gw.ends.forget(marker.producer_id)
+            gw.ends.forget(marker.producer_id, _name_in_storage(ctx))
         topics = []
         for topic in marker.topics:
             rows = []
@@ -48,12 +48,16 @@ async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response
     return ctx.response(markers=markers)
 
 
+def _name_in_storage(ctx: Context) -> bytes:
+    """Return the name in storage of the transaction that ends; empty if a tool asks, which knows none."""
+    return (ctx.request_tags or {}).get(STORAGE_TRANSACTION, b"")
+
+
 async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) -> ErrorCode:
     commit = marker.transaction_result
     if name == KAFKA_OFFSETS_TOPIC:
-        name_in_storage = (ctx.request_tags or {}).get(STORAGE_TRANSACTION, b"")
         return await gw.ends.end_offsets(
-            {index}, marker.producer_id, marker.producer_epoch, name_in_storage, commit=commit
+            {index}, marker.producer_id, marker.producer_epoch, _name_in_storage(ctx), commit=commit
         )
     topic = ctx.topic(name, None)
     log = gw.topics.log(topic.topic_id, index) if isinstance(topic, TopicInfo) and not topic.internal else None

@@ -456,6 +456,11 @@ class TransactionStorage(Protocol):
         `partitions`: those that were added. Ended so, nothing of it can be committed any more.
         """
 
+    def stop_writes(self, storage_transaction: bytes) -> None:
+        """Write nothing into the transaction of that name from now on, since its end is decided, here or by another
+        broker: what was submitted and still waits is refused. An empty name is none.
+        """
+
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
         """Return true if surely no other process can write into the transaction any more.
 

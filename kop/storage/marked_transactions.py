@@ -49,6 +49,9 @@ class MarkedTransactions:
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """Do nothing: nobody but the coordinator ends a transaction here."""
 
+    def stop_writes(self, storage_transaction: bytes) -> None:
+        """Do nothing: a log takes no batch of a transaction behind its marker."""
+
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
         """Return true: one process writes the logs."""
         return True

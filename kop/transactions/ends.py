@@ -124,7 +124,7 @@ class TransactionEnds:
         or dropped, and storage ends it. KopError if a part fails: it is tried again.
         """
         left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
-        self.forget(ended.producer_id)
+        self.forget(ended.producer_id, ended.storage_transaction)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
         in_records = ended._replace(partitions=records)
         of_offsets = {index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC}
@@ -142,12 +142,13 @@ class TransactionEnds:
         if error:
             raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
 
-    def forget(self, producer_id: int) -> None:
+    def forget(self, producer_id: int, storage_transaction: bytes) -> None:
         """Forget that partitions were verified for the producer's transaction, so that this broker takes nothing more
-        for it.
+        for it, and writes nothing that it took before.
         """
         if self.verifier is not None:
             self.verifier.forget(producer_id)
+        self._storage.stop_writes(storage_transaction)
 
     async def end_offsets(
         self,

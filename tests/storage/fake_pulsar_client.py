@@ -26,6 +26,7 @@ from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.appends import OpenBatches
 from kop.storage.pulsar.partition.decompression import DecompressionTurns
+from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.services import PartitionServices, PartitionView
@@ -486,6 +487,7 @@ class FakeEngine(PulsarContext):
             attaching=Turns(64),
             over_quota=lambda _, __: None,
             write_budget=WriteBudget(self),
+            ended_transactions=EndedTransactions(self.loop.time),
             decompression=DecompressionTurns(self.loop),
             producer_naming=lambda: FakeProducerNaming("c", "i"),
             leader_is_live=self.live_leaders.get,

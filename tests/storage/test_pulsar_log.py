@@ -29,7 +29,7 @@ from storage.fake_pulsar_client import (
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client import Position, PulsarError, TxnId
 from kop.pulsar_client.address import PulsarAddress
 from kop.pulsar_client.packed import pack
 from kop.records import transcode
@@ -303,6 +303,28 @@ async def test_a_transaction_that_nobody_writes_in_is_forgotten() -> None:
     assert [play.log.in_transaction(producer, 0) for producer in (41, 42)] == [True, False]
     play.log.close_idle(play.log.loop.time() + 100, 10)
     assert not play.log.in_transaction(41, 0)
+    await play.log.close()
+
+
+@pytest.mark.parametrize("sent_in", [False, True])
+async def test_a_batch_that_waits_until_its_transaction_ends_is_not_sent(sent_in: bool) -> None:
+    """Its producer may take seconds to open, while a killed gateway seems to have its name. Behind the end of the
+    transaction the batch would be stored for nobody, or hold readers back.
+    """
+    play = Play(41)
+    await in_transaction(play)
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 3, sent_in)))
+    play.broker.opening_takes = asyncio.Event()
+    play.append(transactional=True)
+    await settle()
+    play.log.services.ended_transactions.add(TxnId(1, 3))
+    play.broker.opening_takes.set()
+    await until(lambda: play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER])
+    play.log.join_transaction(41, 1, transaction_name(transcode.EntryTransaction(1, 4)))
+    play.append(sequence=0, epoch=1, transactional=True)
+    await settle()
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 4], "the next transaction goes on at once"
     await play.log.close()
 
 

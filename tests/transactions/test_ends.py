@@ -72,6 +72,8 @@ class World:
         self.tags: dict[int, bytes] = {}
         self.writers: bool | None = True
         """Whether others may write into the transaction; None: storage does not answer."""
+        self.stopped_before: list[list[Any]] = []
+        """What was in `done` each time that storage was told to write nothing more into the transaction."""
         self.asked = 0
         """How often storage was asked for that."""
         self.ends = TransactionEnds(
@@ -93,6 +95,10 @@ class World:
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         raise AssertionError("it is confirmed before its end is decided")
+
+    def stop_writes(self, storage_transaction: bytes) -> None:
+        assert storage_transaction == NAME
+        self.stopped_before.append(list(self.done))
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
         assert ended.partitions <= {("t", 0)}
@@ -187,6 +193,7 @@ async def test_alone_records_and_offsets_end_side_by_side() -> None:
     w = World()
     await write(w, ended(("t", 0), (OFFSETS, 4)))
     assert w.done == [("offsets", {4}, True), ("records", {("t", 0)})]
+    assert w.stopped_before == [[]], "what waits is refused before anything ends"
 
 
 async def test_other_brokers_are_told_first_and_end_the_offsets_that_they_coordinate() -> None:

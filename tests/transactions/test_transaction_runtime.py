@@ -96,6 +96,9 @@ class PreparedPartitions:
         if self.error is not None:
             raise self.error
 
+    def stop_writes(self, storage_transaction: bytes) -> None:
+        raise AssertionError("markers end a transaction, the coordinator does not")
+
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
         raise AssertionError("markers wait for others, the coordinator does not")
 

@@ -36,6 +36,7 @@ from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, WHOLE_BATC
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.appends import OpenBatches
 from kop.storage.pulsar.partition.decompression import DecompressionTurns
+from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.log_table import LogTable
@@ -128,6 +129,7 @@ class PulsarEngine:
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
             write_budget=WriteBudget(context),
+            ended_transactions=EndedTransactions(context.loop.time),
             decompression=DecompressionTurns(context.loop),
             producer_naming=lambda: self.producer_naming,
             leader_is_live=self._leader_is_live,
@@ -151,6 +153,7 @@ class PulsarEngine:
             native,
             Fences(context, lambda: self.producer_naming.fences),
             self._partition,
+            self.services.ended_transactions,
             probe=self._whole_batches_unfit,
             packed=not self.mapping.dense,
         )

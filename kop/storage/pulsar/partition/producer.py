@@ -473,6 +473,12 @@ class PartitionProducer:
 
     def _send_checked(self, append: Append) -> None:
         header, known = append.header, False
+        if append.txn is not None and append.txn in self._services.ended_transactions:
+            # The client sends it again, and its coordinator is asked.
+            text = f"{self._log.title}: a batch of producer {header.producer_id} waited until its transaction ended"
+            append.refuse(BackendError(text, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            append.end(self._log.log_start_offset)
+            return
         if self.sequences is not None:
             verdict = self.sequences.check(header, from_zero=append.from_zero)
             if verdict.original is not None:

@@ -18,6 +18,7 @@ from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.appends import OpenBatches
 from kop.storage.pulsar.partition.decompression import DecompressionTurns, DirectCodecs
+from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.throttle import RateQuestions
 from kop.storage.pulsar.partition.write_budget import WriteBudget
@@ -68,6 +69,7 @@ class PartitionServices:
     attaching: Turns
     """The places for partitions that attach, a few at a time."""
     write_budget: WriteBudget
+    ended_transactions: EndedTransactions
     decompression: DecompressionTurns
     """The bound on decompression in one turn of the loop, shared by all partitions."""
     producer_naming: Callable[[], ProducerNaming]

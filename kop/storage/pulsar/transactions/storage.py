@@ -33,6 +33,7 @@ from kop.storage.base import EndedTransaction
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
+from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
 from kop.storage.pulsar.transactions.fences import FencedPartition, Fences
 
@@ -77,12 +78,13 @@ class PulsarTransactions:
         transactions: Transactions,
         fences: Fences,
         find: Callable[[str, int], TransactionPartition | None],
+        ended: EndedTransactions,
         *,
         probe: Callable[[], Awaitable[str | None]],
         packed: bool,
     ) -> None:
-        """Begin without knowing if there are transactions. `probe()` returns the reason why whole batches cannot be in
-        Pulsar's. `packed`: a batch must be one entry.
+        """Begin without knowing if there are transactions. `ended` takes those that end. `probe()` returns the reason
+        why whole batches cannot be in Pulsar's. `packed`: a batch must be one entry.
         """
         self.refusal: str | None = None
         self.whole_batches = True
@@ -96,6 +98,7 @@ class PulsarTransactions:
         self._transactions = transactions
         self._fences = fences
         self._find = find
+        self._ended_lately = ended
         self._ready: asyncio.Task[TxnId] | None = None
         self._ready_since = 0.0
         self._begun: dict[TxnId, float] = {}
@@ -234,6 +237,12 @@ class PulsarTransactions:
             if error.code in _GONE:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
             raise refused from error
+
+    def stop_writes(self, storage_transaction: bytes) -> None:
+        """Send no batch into the transaction from now on: what waits for a producer is refused."""
+        named = transaction_of(storage_transaction)
+        if named is not None:
+            self._ended_lately.add(TxnId(named.most, named.least))
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
         """Return true once no other broker can write into the transaction any more.
