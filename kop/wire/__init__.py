@@ -13,3 +13,5 @@ with warnings.catch_warnings():
     import kafka.protocol.consumer
     import kafka.protocol.metadata
     import kafka.protocol.producer  # noqa: F401 - loaded here, used by the modules of this package
+
+    import kop.wire.delegation_tokens  # noqa: F401
