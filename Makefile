@@ -26,7 +26,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: six min
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m "not slow and not pulsar" $(ARGS)
+	$(BIN)/python -m pytest -n 3 -m "not slow and not pulsar" $(ARGS)
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
