@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: six min
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
+
+test-grants: $(VENV)/.test ## Pulsar's grants decide, over an Apache Pulsar with tokens that it starts: a minute (Java, Maven)
+	$(BIN)/python -m pytest tests/interop/test_grants_of_pulsar.py -r fE $(ARGS)
 
 test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 	KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n 2 $(ARGS)

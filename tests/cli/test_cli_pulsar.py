@@ -103,7 +103,7 @@ def test_check_looks_at_pulsar_where_its_address_is_given(
     marks = {line[6:].split("  ")[0]: line.split()[0] for line in lines[:-1]}
     assert {"Pulsar", "older entries", *(name for name, _ in LOOKS)} <= marks.keys()
     assert set(marks.values()) == {"ok"}
-    assert lines[-1].startswith(f"Everything works: all {14 + 2 + len(LOOKS)} steps")
+    assert lines[-1].startswith(f"Everything works: all {15 + 2 + len(LOOKS)} steps")
 
 
 def test_check_takes_the_address_from_the_environment_and_tells_of_a_wrong_one(invoke: Invoke) -> None:

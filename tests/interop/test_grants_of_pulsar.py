@@ -33,7 +33,7 @@ from kop.security.dialing import BrokerLogin, Dialer
 from kop.security.settings import PULSAR_AUTHORIZER
 from kop.security.users import Mechanism, ScramCredential
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # `make test-grants`: it starts a Pulsar of its own
 
 T = TypeVar("T")
 MECHANISM = Mechanism.SCRAM_SHA_256
