@@ -17,11 +17,10 @@ from typing import Any, Final
 from kop.client.properties import one_of, text, whole
 from kop.client.write_client import REQUEST_BYTES, REQUEST_ROOM
 from kop.records.batch import LOG_OVERHEAD, Codec
+from kop.spark.given import Given, OptionError
 from kop.spark.options import (
     CONNECTION_OPTIONS,
     INT32,
-    Given,
-    OptionError,
     connection_options,
     refuse_unknown,
 )

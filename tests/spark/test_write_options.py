@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kop.spark.options import OptionError
+from kop.spark.given import OptionError
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
