@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from kafka_python_kit import make_topic, producer
-from spark_kit import case, folder, read, refused, session
+from spark_kit import case, read
 from suite import Run, same
 
 from conformance.stub_registry import StubRegistry

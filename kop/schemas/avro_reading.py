@@ -521,21 +521,21 @@ def plain_value(schema: AvroType, value: Any) -> Any:
             return {key: plain_value(schema.item, item) for key, item in value.items()}
         case "bytes" | "fixed":
             return _conversion(schema, schema, "")(value.encode("latin-1"))
-    wanted: tuple[type, ...] = {
+    kinds: dict[str, tuple[type, ...]] = {
         "null": (type(None),),
         "boolean": (bool,),
         "int": (int,),
         "long": (int,),
         "float": (float, int),
         "double": (float, int),
-    }.get(schema.kind, (str,))
+    }
+    wanted = kinds.get(schema.kind, (str,))
     if not isinstance(value, wanted) or (isinstance(value, bool) and schema.kind != "boolean"):
         raise BadRecordError(f"{value!r} is not {schema.kind}")
+    made: Any = value
     if schema.kind in ("float", "double"):
-        return float(value)
-    if schema.logical.endswith("-millis"):
-        return value * 1000
-    return value
+        return float(made)
+    return made * 1000 if schema.logical.endswith("-millis") else made
 
 
 # -- fields that are not wanted

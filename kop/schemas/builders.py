@@ -9,7 +9,7 @@ list of pairs for maps. Readers that want to be quick append to `values`, `offse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -66,7 +66,7 @@ class Lists:
         self.offsets.append(self.count)
         self.nulls.append(False)
 
-    def add(self, value: Iterable[Any] | None) -> None:
+    def add(self, value: Any) -> None:
         """Append a list, or None for null."""
         if value is None:
             self.add_null()
@@ -118,7 +118,7 @@ class Maps:
         self.offsets.append(self.count)
         self.nulls.append(False)
 
-    def add(self, value: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> None:
+    def add(self, value: Any) -> None:
         """Append a map, or None for null."""
         if value is None:
             self.add_null()
@@ -162,7 +162,7 @@ class Structs:
         self.names = [field.name for field in kind]
         self.valid: list[bool] = []
 
-    def add(self, value: Mapping[str, Any] | None) -> None:
+    def add(self, value: Any) -> None:
         """Append a struct, whose missing fields are null, or None for null."""
         if value is None:
             self.add_null()

@@ -48,9 +48,9 @@ class RegistryOptions:
 class Schema:
     """A schema as a registry has it."""
 
-    kind: str
+    kind: str = ""
     """The format: AVRO, JSON or PROTOBUF."""
-    text: str
+    text: str = ""
     """The schema; of Protobuf the file descriptor in base64."""
     references: tuple[tuple[str, str], ...] = ()
     """The names and texts of the schemas that it uses, in the order in which they need each other."""

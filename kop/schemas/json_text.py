@@ -28,6 +28,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INTEGERS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
+_PLAIN: Final = {pa.bool_(), pa.float64(), pa.string(), *_INTEGERS}
+
 Convert = Callable[[Any], Any]
 """A function from a value of JSON, which is not null, to one that builders take; BadRecordError."""
 
@@ -126,7 +128,7 @@ def _is_plain(kind: pa.DataType) -> bool:
         return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
     if types.is_list(kind):
         return _is_plain(kind.value_type)
-    return types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind) or types.is_string(kind)
+    return kind in _PLAIN
 
 
 def _conversion(kind: pa.DataType, path: str) -> Convert:

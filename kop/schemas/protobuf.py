@@ -32,7 +32,7 @@ from google.protobuf import (
     unknown_fields,
     wrappers_pb2,
 )
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -58,6 +58,9 @@ _WELL_KNOWN: Final = {
     )
 }
 """The files that every schema may import, as the library has them."""
+Descriptor = Any
+"""A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
+Field = Any
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _F = FieldDescriptor
 _LEAVES: Final = {
@@ -130,7 +133,7 @@ class ProtobufSchema:
             file = descriptor_pb2.FileDescriptorProto.FromString(_WELL_KNOWN[name])
         for imported in file.dependency:
             self._add(imported, files, (*within, name))
-        self._pool.Add(file) if hasattr(self._pool, "Add") else self._pool.AddSerializedFile(file.SerializeToString())
+        self._pool.AddSerializedFile(file.SerializeToString())
         self._added.add(name)
 
     def message(self, name: str = "") -> Descriptor:
@@ -163,8 +166,10 @@ class ProtobufSchema:
         path: list[int] = []
         at: Descriptor | None = message
         while at is not None:
-            path.insert(0, at.index)
-            at = at.containing_type
+            outer = at.containing_type
+            beside = list(self._file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+            path.insert(0, [one.full_name for one in beside].index(at.full_name))
+            at = outer
         return path
 
 
@@ -220,7 +225,7 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> pa.DataType:
     return pa.struct([(field.name, _field_type(field, inner)) for field in message.fields])
 
 
-def _field_type(field: FieldDescriptor, within: tuple[str, ...]) -> pa.DataType:
+def _field_type(field: Field, within: tuple[str, ...]) -> pa.DataType:
     if _is_map(field):
         entry = field.message_type.fields_by_name
         return pa.map_(_one_type(entry["key"], within), _one_type(entry["value"], within))
@@ -228,7 +233,7 @@ def _field_type(field: FieldDescriptor, within: tuple[str, ...]) -> pa.DataType:
     return pa.list_(pa.field("element", kind)) if field.is_repeated else kind
 
 
-def _one_type(field: FieldDescriptor, within: tuple[str, ...]) -> pa.DataType:
+def _one_type(field: Field, within: tuple[str, ...]) -> pa.DataType:
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
         return _message_type(field.message_type, within)
     if field.cpp_type == _F.CPPTYPE_STRING:
@@ -236,7 +241,7 @@ def _one_type(field: FieldDescriptor, within: tuple[str, ...]) -> pa.DataType:
     return _LEAVES[field.cpp_type]
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Field) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
@@ -268,7 +273,8 @@ class ProtobufReader:
         for row, record in enumerate(records):
             try:
                 message = parse(record[start:] if start else record)
-                for field in unknown_fields.UnknownFieldSet(message):
+                unknown: Any = unknown_fields.UnknownFieldSet(message)
+                for field in unknown:
                     if field.field_number not in self._known:
                         raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
                 add(message)
@@ -377,7 +383,7 @@ def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
     return add
 
 
-def _field_adder(field: FieldDescriptor, into: Builder) -> Callable[[Any], None]:
+def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
     name = field.name
     if isinstance(into, Maps):
         entry = field.message_type.fields_by_name
@@ -417,7 +423,7 @@ def _field_adder(field: FieldDescriptor, into: Builder) -> Callable[[Any], None]
     return add_or_null
 
 
-def _value_adder(field: FieldDescriptor, into: Builder) -> Callable[[Any], None]:
+def _value_adder(field: Field, into: Builder) -> Callable[[Any], None]:
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
         return _adder(field.message_type, into)
     if field.cpp_type == _F.CPPTYPE_ENUM:

@@ -3,7 +3,7 @@
 Owns: what Pulsar's admin REST says of a topic's schema, pairs of key and value among them.
 Must not know: formats, pyspark.
 
-A record does not tell the version of its schema: that is in Pulsar's metadata, and Kafka's protocol has no field for it.
+A record does not tell the version of its schema: that is in Pulsar's metadata, for which Kafka has no field.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def topic_schema(options: PulsarOptions, topic: str, version: int | None = None)
     except PulsarError as error:
         if error.code == "NotFound":
             raise SchemaError(f"set valueFormat to bytes or give the schema: Pulsar has {which} for {topic}") from None
-        raise SchemaError(f"set pulsar.admin.url and pulsar.auth to what Pulsar has: {options.url} says {error}") from None
+        raise SchemaError(
+            f"set pulsar.admin.url and pulsar.auth to what Pulsar has: {options.url} says {error}"
+        ) from None
     except ValueError as error:
         raise SchemaError(f"set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: {error}") from None
     return PulsarSchema(

@@ -48,3 +48,16 @@ def quoted(name: str) -> str:
     """Return a name as SQL takes it, whatever is in it."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
+
+
+def widened(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Spark's Arrow has it in the form that the types of schemas have: everything in it nullable, an
+    array's items named `element`.
+    """
+    if types.is_struct(kind):
+        return pa.struct([(field.name, widened(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(widened(kind.key_type), widened(kind.item_type))
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", widened(kind.value_type)))
+    return kind

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from kop.schemas import columns
 from kop.schemas.confluent import RegistryOptions
 from kop.schemas.errors import SchemaError
+from kop.schemas.pulsar import PulsarOptions
+from kop.spark.clients import read_client
 from kop.spark.decoding import ERROR, RecordDecodeError
 from kop.spark.given import OptionError
+from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
 
 if TYPE_CHECKING:
-    from kop.spark.formats import FormatOptions, Formats
-    from kop.spark.options import ReadOptions
+    from kop.spark.formats import Formats
+    from kop.spark.options import ConnectionOptions, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -87,33 +90,58 @@ def plan_columns(options: ReadOptions) -> TypedPlan | None:
     formats = options.formats
     if formats is None:
         return None
-    plans = {name: _plan(name, of_column, formats, options) for name, of_column in formats.columns.items()}
+    topics = {*options.topics, *(topic for topic, _ in options.assign)}
+    topic = topics.pop() if len(topics) == 1 else None
+    plans = {}
+    for name in formats.columns:
+        source = schema_source(name, formats, topic, options.connection)
+        try:
+            plans[name] = columns.plan(source)
+        except SchemaError as error:
+            raise OptionError(f"the column {name}: {error}") from None
     return TypedPlan(plans, options.permissive)
 
 
-def _plan(name: str, wanted: FormatOptions, formats: Formats, options: ReadOptions) -> columns.Plan:
+def schema_source(name: str, formats: Formats, topic: str | None, connection: ConnectionOptions) -> columns.Source:
+    """Return where the schema of a column is found; `topic` is None if the rows are of several. OptionError."""
+    wanted = formats.columns[name]
     source = columns.Source(
-        wanted.format,
-        registry=registry_options(formats),
-        subject=wanted.subject or f"{_topic(name, options)}-{name}",
-        version=wanted.version,
+        name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version
     )
-    try:
-        return columns.plan(source)
-    except SchemaError as error:
-        raise OptionError(f"the column {name}: {error}") from None
+    if formats.registry is not None:
+        access = formats.registry
+        registry = RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
+        source = replace(source, registry=registry)
+        if wanted.format != "string" and not wanted.schema and not wanted.subject:
+            subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
+            source = replace(source, subject=subject)
+    if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:
+        of_pulsar = PulsarOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
+        named = wanted.subject or _only(topic, name, "Subject", "the topic")
+        source = replace(source, pulsar=of_pulsar, topic=_full_name(named, connection))
+    return source
 
 
-def registry_options(formats: Formats) -> RegistryOptions | None:
-    """Return the access to the registry that the options name."""
-    access: Any = formats.registry
-    return None if access is None else RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
-
-
-def _topic(name: str, options: ReadOptions) -> str:
-    topics = set(options.topics) | {topic for topic, _ in options.assign}
-    if len(topics) != 1:
+def _only(topic: str | None, name: str, option: str, what: str) -> str:
+    if topic is None:
         raise OptionError(
-            f"set {name}Subject to the subject whose schema the column {name} has: the read is of more than one topic"
+            f"set {name}{option} to {what} whose schema the column {name} has: there is more than one topic"
         )
-    return topics.pop()
+    return topic
+
+
+def _full_name(topic: str, connection: ConnectionOptions) -> str:
+    settings = {} if "/" in topic else server_configs(connection)
+    try:
+        return full_name(topic, settings)
+    except MessageBoundError as error:
+        raise OptionError(str(error)) from None
+
+
+def server_configs(connection: ConnectionOptions) -> Mapping[str, str]:
+    """Return the settings of the gateway that say how topics are named in Pulsar."""
+    client = read_client(connection.settings, connection.patience_ms)
+    try:
+        return client.server_configs(SETTINGS)
+    finally:
+        client.close()
