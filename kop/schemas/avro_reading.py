@@ -532,10 +532,10 @@ def plain_value(schema: AvroType, value: Any) -> Any:
     wanted = kinds.get(schema.kind, (str,))
     if not isinstance(value, wanted) or (isinstance(value, bool) and schema.kind != "boolean"):
         raise BadRecordError(f"{value!r} is not {schema.kind}")
-    made: Any = value
+    plain: Any = value
     if schema.kind in ("float", "double"):
-        return float(made)
-    return made * 1000 if schema.logical.endswith("-millis") else made
+        return float(plain)
+    return plain * 1000 if schema.logical.endswith("-millis") else plain
 
 
 # -- fields that are not wanted

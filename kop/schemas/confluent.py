@@ -113,10 +113,15 @@ class ConfluentRegistry:
         """Register a schema under a subject, or find it there, and return its id; SchemaError with the registry's own
         words if it refuses.
         """
-        body: dict[str, Any] = {"schema": schema.text}
-        if schema.kind != "AVRO":
-            body["schemaType"] = schema.kind
-        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", body)
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", _body(schema))
+        schema_id: int = answer["id"]
+        return schema_id
+
+    def find(self, subject: str, schema: Schema) -> int:
+        """Return the id of a schema that a subject has; UnknownSchemaError if it has not, and other errors as of
+        `by_id`.
+        """
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema))
         schema_id: int = answer["id"]
         return schema_id
 
@@ -175,6 +180,13 @@ class ConfluentRegistry:
             raise SchemaError(f"set schema.registry.url to http://HOST:PORT of a registry: {url}: {error}") from None
         except OSError as error:
             raise _Unreachable(f"fails: {getattr(error, 'reason', None) or error}") from None
+
+
+def _body(schema: Schema) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schema.text}
+    if schema.kind != "AVRO":
+        body["schemaType"] = schema.kind
+    return body
 
 
 def _is_protobuf(answer: Mapping[str, Any]) -> bool:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from kop.spark.group_progress import print_lag
     from kop.spark.listener import track_progress
     from kop.spark.streams import write_stream
+    from kop.spark.tables import latest, sql
 
-__all__ = ["print_lag", "register", "track_progress", "write_stream"]
+__all__ = ["latest", "print_lag", "register", "sql", "track_progress", "write_stream"]
 
 
 def register(spark: Any) -> None:
@@ -37,7 +38,9 @@ def register(spark: Any) -> None:
 
 
 _HOMES = {
+    "latest": "kop.spark.tables",
     "print_lag": "kop.spark.group_progress",
+    "sql": "kop.spark.tables",
     "track_progress": "kop.spark.listener",
     "write_stream": "kop.spark.streams",
 }

@@ -83,8 +83,11 @@ class Formats:
     pulsar: PulsarAccess | None = None
 
 
-def take_formats(given: Given, pulsar: PulsarAccess | None) -> Formats | None:
-    """Take the options of typed columns out of those that were given; None if all columns are bytes. OptionError."""
+def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = False) -> Formats | None:
+    """Take the options of typed columns out of those that were given; None if all columns are bytes. OptionError.
+
+    Who writes JSON needs no schema for it.
+    """
     columns = {}
     for column, version in (("value", "schemaVersion"), ("key", "keySchemaVersion")):
         chosen = given.take(f"{column}Format", one_of(*FORMATS), "bytes")
@@ -117,7 +120,8 @@ def take_formats(given: Given, pulsar: PulsarAccess | None) -> Formats | None:
             raise OptionError("set valueFormat or keyFormat, or leave schema.registry.url out: bytes have no schema")
         return None
     for column, made in columns.items():
-        _check(column, made, registry, pulsar)
+        if not (writing and made.format == "json"):
+            _check(column, made, registry, pulsar)
     return Formats(columns, registry, pulsar)
 
 

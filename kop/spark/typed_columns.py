@@ -16,6 +16,8 @@ from kop.schemas import columns
 from kop.schemas.confluent import RegistryOptions
 from kop.schemas.errors import SchemaError
 from kop.schemas.pulsar import PulsarOptions
+from kop.schemas.types import widened
+from kop.schemas.writing import WritePlan, plan_writing
 from kop.spark.clients import read_client
 from kop.spark.decoding import ERROR, RecordDecodeError
 from kop.spark.given import OptionError
@@ -24,6 +26,7 @@ from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
 if TYPE_CHECKING:
     from kop.spark.formats import Formats
     from kop.spark.options import ConnectionOptions, ReadOptions
+    from kop.spark.write_options import WriteOptions
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,22 @@ def plan_columns(options: ReadOptions) -> TypedPlan | None:
     return TypedPlan(plans, options.permissive)
 
 
-def schema_source(name: str, formats: Formats, topic: str | None, connection: ConnectionOptions) -> columns.Source:
+def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict[str, WritePlan]:
+    """Return how the columns of a write that have formats are encoded, for which registries are asked; OptionError."""
+    assert options.formats is not None
+    plans = {}
+    for name, kind in kinds.items():
+        source = schema_source(name, options.formats, options.topic, options.connection, writing=True)
+        try:
+            plans[name] = plan_writing(source, widened(kind), register=options.register_schema)
+        except SchemaError as error:
+            raise OptionError(f"the column {name}: {error}") from None
+    return plans
+
+
+def schema_source(
+    name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
+) -> columns.Source:
     """Return where the schema of a column is found; `topic` is None if the rows are of several. OptionError."""
     wanted = formats.columns[name]
     source = columns.Source(
@@ -112,7 +130,7 @@ def schema_source(name: str, formats: Formats, topic: str | None, connection: Co
         access = formats.registry
         registry = RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
         source = replace(source, registry=registry)
-        if wanted.format != "string" and not wanted.schema and not wanted.subject:
+        if wanted.format != "string" and not wanted.subject and (writing or not wanted.schema):
             subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
             source = replace(source, subject=subject)
     if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:

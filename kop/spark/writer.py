@@ -29,6 +29,8 @@ from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kop.schemas.writing import WritePlan
+
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """The property of Spark that tells a task the number of its batch. Such names are not documented; a test holds them."""
@@ -221,7 +223,23 @@ def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> W
     """Return the settings and columns that the tasks of a write need; OptionError, SinkError."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    return Write(made, SinkColumns.of(fields, made.topic))
+    return Write(made, SinkColumns.of(fields, made.topic, _plans(made, schema)))
+
+
+def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
+    """Return how the columns that have formats are written, for which registries are asked; OptionError."""
+    if options.formats is None:
+        return {}
+    from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 (modules that take pyarrow along)
+
+    from kop.spark.typed_columns import plan_writes  # noqa: PLC0415
+
+    kinds = {
+        field.name.lower(): to_arrow_type(field.dataType)
+        for field in schema.fields
+        if field.name.lower() in options.formats.columns
+    }
+    return plan_writes(options, kinds)
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
@@ -234,4 +252,6 @@ def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Bat
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
     """Return the writer of a streaming query; OptionError, SinkError. In complete mode each batch is written whole."""
     write = make_write(options, schema, streaming=True)
+    if write.columns.plans and not HAS_ARROW_STREAMS:
+        raise SinkError("write with kop.spark.write_stream(...), or PySpark 4.1: before, a sink gets no typed columns")
     return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

@@ -97,9 +97,9 @@ def avro(registry: StubRegistry, client: SchemaRegistryClient) -> list[dict[str,
         more = {} if version == 1 else {"more": 1.5} if version == 2 else {"more": None, "ok": False}
         value = ORDER | more
         data = AvroSerializer(client, schema)(value, VALUE)
-        row = {
-            field["name"]: value[field["name"]] for field in fields
-        } | {"either": {"member0": None, "member1": "text"}}
+        row = {field["name"]: value[field["name"]] for field in fields} | {
+            "either": {"member0": None, "member1": "text"}
+        }
         records.append({"version": version, "data": data.hex(), "row": shown(row)})
     return records
 
@@ -181,7 +181,7 @@ def protobuf(registry: StubRegistry, client: SchemaRegistryClient) -> list[dict[
         pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
         pool.AddSerializedFile(order_file(version).SerializeToString())
         kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
-        message = kind(id=5, labels={"x": 1})
+        message: Any = kind(id=5, labels={"x": 1})
         message.lines.add(sku="a")
         message.at.FromDatetime(AT.replace(tzinfo=None))
         row: dict[str, Any] = {"id": 5, "lines": [{"sku": "a"}], "labels": {"x": 1}, "at": str(AT), "detail": None}
@@ -202,12 +202,12 @@ def protobuf(registry: StubRegistry, client: SchemaRegistryClient) -> list[dict[
     return records
 
 
-class Line(Record):
+class Line(Record):  # type: ignore[misc]
     sku = String()
     count = Integer()
 
 
-class First(Record):
+class First(Record):  # type: ignore[misc]
     id = Long()
     item = String()
     price = Double()
@@ -216,7 +216,7 @@ class First(Record):
     raw = Bytes()
 
 
-class Second(Record):
+class Second(Record):  # type: ignore[misc]
     id = Long()
     item = String()
     price = Double()
@@ -226,7 +226,7 @@ class Second(Record):
     more = Float()
 
 
-class Third(Record):
+class Third(Record):  # type: ignore[misc]
     id = Long()
     price = Double()
     lines = Array(Line())

@@ -86,9 +86,7 @@ def test_versions_of_avro_are_resolved_into_the_reader_s() -> None:
         assert failures == {}
         rows, failures = read(plan(source(registry, "avro", 1)), *data("avro"))
         assert rows == [first, {name: second[name] for name in first}, None]
-        assert failures == {
-            2: "schema 3 cannot be resolved: item is not in it, and the reader's schema has no default"
-        }
+        assert failures == {2: "schema 3 cannot be resolved: item is not in it, and the reader's schema has no default"}
 
 
 def test_versions_of_json_are_read_by_the_reader_s_names() -> None:
