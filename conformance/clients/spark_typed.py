@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2
 from kafka_python_kit import make_topic, producer, take
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, functions
 from spark_kit import case, folder, identifier, read, refused, session
 from suite import Run, same
 
@@ -37,6 +37,11 @@ def put(run: Run, topic: str, *values: bytes | None, key: bytes = b"k", partitio
     with producer(run) as p:
         for value in values:
             p.send(topic, value, key, partition=partition).get(timeout=20)
+
+
+def rows_to_write(count: int, *columns: str) -> DataFrame:
+    """Rows by expressions of `id`. A write wants a session of its thread, which this makes the session of the suite."""
+    return session().createDataFrame([(number,) for number in range(count)], "id long").selectExpr(*columns)
 
 
 def by_registry(registry: StubRegistry, how: str = "avro", **more: Any) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def watermark_on_a_field(run: Run) -> None:
 def what_is_written_is_read(run: Run, how: str) -> None:
     topic = make_topic(run, partitions=2)
     with StubRegistry() as registry:
-        rows = session().range(50).selectExpr("concat('k', id) as key", WIDE)
+        rows = rows_to_write(50, "concat('k', id) as key", WIDE)
         writing = {"kafka.bootstrap.servers": run.bootstrap, "topic": topic, "registerSchema": "true"}
         rows.write.format("kop").options(**writing, **by_registry(registry, how)).mode("append").save()
         same(list(registry.subjects), [f"{topic}-value"])
@@ -125,7 +130,7 @@ def what_is_written_is_read(run: Run, how: str) -> None:
             )
         same(back.collect(), rows.select("value.*").orderBy("id").collect())
         registry.refusals[f"{topic}-value"] = (409, "Schema being registered is incompatible: READER_FIELD_MISSING")
-        narrow = session().range(1).selectExpr("named_struct('other', id) as value")
+        narrow = rows_to_write(1, "named_struct('other', id) as value")
         with_id = narrow.write.format("kop").options(**writing, **by_registry(registry, how)).mode("append")
         refused("READER_FIELD_MISSING", with_id.save)
 
@@ -138,7 +143,7 @@ def protobuf_is_written_and_read(run: Run) -> None:
     order.field.add(name="id", number=1, type=3, label=1)
     order.field.add(name="tags", number=2, type=9, label=3)
     schema = base64.b64encode(file.SerializeToString()).decode()
-    rows = session().range(5).selectExpr("named_struct('id', id, 'tags', array('a', concat('t', id))) as value")
+    rows = rows_to_write(5, "named_struct('id', id, 'tags', array('a', concat('t', id))) as value")
     with StubRegistry() as registry:
         writing = {
             "kafka.bootstrap.servers": run.bootstrap,

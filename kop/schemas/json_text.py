@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -81,6 +82,8 @@ class JsonReader:
         if table.num_rows != len(present):
             return None
         columns = [_one(column) for column in table.select(self._schema.names).columns]
+        if not all(map(_is_finite, columns)):  # pyarrow takes NaN, and numbers that are too large
+            return None
         made = pa.StructArray.from_arrays(columns, fields=list(self.kind))
         if len(present) == len(texts):
             return made
@@ -120,6 +123,14 @@ def _no_number(name: str) -> NoReturn:
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _is_finite(column: pa.Array) -> bool:
+    if types.is_struct(column.type):
+        return all(map(_is_finite, column.flatten()))
+    if types.is_list(column.type):
+        return _is_finite(column.flatten())
+    return not types.is_floating(column.type) or compute.all(compute.is_finite(column)).as_py() is not False
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -187,12 +198,12 @@ def _shown(value: Any) -> str:
 
 def _of_leaf(kind: pa.DataType, path: str) -> Convert:
     if types.is_boolean(kind):
-        return lambda value: _checked(value, isinstance(value, bool), value, "true or false", path)
+        return lambda value: _boolean(value, path)
     if types.is_integer(kind):
         bits = _INTEGERS.get(kind, 64)
         return lambda value: _whole(value, bits, path)
     if types.is_floating(kind):
-        return lambda value: _checked(value, _is_number(value), value, "a number", path, float)
+        return lambda value: _float(value, path)
     if types.is_decimal(kind):
         return lambda value: _decimal(value, kind, path)
     if types.is_timestamp(kind):
@@ -204,10 +215,20 @@ def _of_leaf(kind: pa.DataType, path: str) -> Convert:
     return _text
 
 
-def _checked(value: Any, right: bool, made: Any, what: str, path: str, convert: Convert | None = None) -> Any:
-    if not right:
-        raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not {what}")
-    return made if convert is None else convert(made)
+def _boolean(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not true or false")
+    return value
+
+
+def _float(value: Any, path: str) -> float:
+    try:
+        number = float(value) if _is_number(value) else math.inf
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not a number that a column holds")
+    return number
 
 
 def _is_number(value: Any) -> bool:

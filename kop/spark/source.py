@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kop.spark.arrow_types import arrow_type
 from kop.spark.decoding import DECODED, ERROR, DecoderFactory, DecoderOptions
 from kop.spark.entry_metadata import MESSAGE_ID, METADATA, PUBLISH_TIME
 from kop.spark.given import OptionError
@@ -128,8 +129,6 @@ class KopDataSource(DataSource):
         if options.decoder is None and options.formats is None:
             _check_columns(schema, own)
             return None
-        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 (a module that takes pyarrow along)
-
         names = [] if options.decoder is None else [DECODED]
         names += [ERROR] if options.permissive else []
         typed = {} if options.formats is None else options.formats.columns
@@ -142,9 +141,9 @@ class KopDataSource(DataSource):
             what = "a decoder" if options.decoder is not None else "typed columns and mode=PERMISSIVE"
             raise OptionError(f"leave .schema() out: with {what} the columns end with {', '.join(names)}")
         if options.decoder is not None:
-            return DecoderFactory(options.decoder, to_arrow_type(schema[DECODED].dataType))
+            return DecoderFactory(options.decoder, arrow_type(schema[DECODED].dataType))
         planned = self._planned() if self._typed is None else self._typed
-        return planned.of_types({name: to_arrow_type(schema[name].dataType) for name in typed})
+        return planned.of_types({name: arrow_type(schema[name].dataType) for name in typed})
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Return the writer of a batch query."""

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from kop.allocator import keep_large_buffers
 from kop.client.write_client import WriteClient
+from kop.spark.arrow_types import arrow_type
 from kop.spark.clients import naming_options, write_client
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
 from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
@@ -230,12 +231,10 @@ def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
     """Return how the columns that have formats are written, for which registries are asked; OptionError."""
     if options.formats is None:
         return {}
-    from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 (modules that take pyarrow along)
-
-    from kop.spark.typed_columns import plan_writes  # noqa: PLC0415
+    from kop.spark.typed_columns import plan_writes  # noqa: PLC0415 (a module that takes pyarrow along)
 
     kinds = {
-        field.name.lower(): to_arrow_type(field.dataType)
+        field.name.lower(): arrow_type(field.dataType)
         for field in schema.fields
         if field.name.lower() in options.formats.columns
     }

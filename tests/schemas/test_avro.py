@@ -93,6 +93,7 @@ class Chance:
     def value(self, schema: Any) -> tuple[Any, Any]:
         """A value for fastavro, and the same in the row."""
         chance = self.random
+        made: Any
         if isinstance(schema, list):
             branch = chance.choice(schema)
             value, row = self.value(branch)
