@@ -11,9 +11,9 @@ from decimal import Decimal
 from typing import Any
 
 from google.protobuf import descriptor_pb2
-from kafka_python_kit import make_topic, producer, take
+from kafka_python_kit import consumer, make_topic, producer, take
 from pyspark.sql import DataFrame, functions
-from spark_kit import case, folder, identifier, read, refused, session
+from spark_kit import case, finish, folder, identifier, read, refused, session
 from suite import Run, same
 
 from conformance.stub_registry import StubRegistry
@@ -90,7 +90,8 @@ def stream_keeps_the_schema_it_was_planned_with(run: Run) -> None:
         put(run, topic, frame(second) + b"\x04\x00\x00")
         name = identifier(f"typed_{topic}")
         query = source.select("value.*").writeStream.format("memory").queryName(name)
-        query.option("checkpointLocation", path).trigger(availableNow=True).start().awaitTermination(120)
+        query = query.option("checkpointLocation", path).trigger(availableNow=True)
+        finish(query.start(), 100)
         rows = session().table(name).collect()
         same(sorted((row.id, row.item) for row in rows), [(1, "tea"), (2, None)])
         same(read(run, topic, **by_registry(registry)).select("value.*").columns, ["id", "item", "price"])
@@ -109,7 +110,7 @@ def watermark_on_a_field(run: Run) -> None:
         counts = source.withWatermark("at", "1 minute").groupBy(functions.window("at", "30 seconds")).count()
         name = identifier(f"marked_{topic}")
         query = counts.writeStream.format("memory").queryName(name).option("checkpointLocation", path)
-        query.trigger(availableNow=True).start().awaitTermination(120)
+        finish(query.trigger(availableNow=True).start(), 100)
         rows = session().table(name).orderBy("window").collect()
         same([row["count"] for row in rows], [2, 1], "windows that the watermark closed")
 
@@ -152,7 +153,8 @@ def protobuf_is_written_and_read(run: Run) -> None:
             "valueSchema": schema,
         }
         rows.write.format("kop").options(**writing, **by_registry(registry, "protobuf")).mode("append").save()
-        assert take(run, topic, 5)[0].value.startswith(b"\0\0\0\0\1\0")
+        with consumer(run, topic) as c:
+            assert take(c, 5)[0].value.startswith(b"\0\0\0\0\1\0")
         found = read(run, topic, **by_registry(registry, "auto")).select("value.*").orderBy("id").collect()
         same(found, rows.select("value.*").orderBy("id").collect())
 
@@ -220,6 +222,6 @@ def latest_is_the_newest_row_of_each_key(run: Run) -> None:
         newest = kop.latest(session().readStream.format("kop").options(**stream).load())
         name = identifier(f"latest_{topic}")
         query = newest.writeStream.format("memory").queryName(name).option("checkpointLocation", path)
-        query.outputMode("complete").trigger(availableNow=True).start().awaitTermination(120)
+        finish(query.outputMode("complete").trigger(availableNow=True).start(), 100)
         found = session().table(name).orderBy("key").collect()
         same([(row.key, row.value and row.value.n) for row in found], [("a", 2), ("c", None)])

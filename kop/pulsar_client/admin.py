@@ -381,6 +381,12 @@ class Admin(Rest):
         path = f"schemas/{topic_path(topic).partition('/')[2]}/schema"
         return await self._object(path if version is None else f"{path}/{version}", "type")
 
+    async def schemas(self, topic: str) -> list[dict[str, Any]]:
+        """Return all versions of the topic's schema, each as of `schema`. PulsarError NotFound if there is none."""
+        path = f"schemas/{topic_path(topic).partition('/')[2]}/schemas"
+        versions: list[dict[str, Any]] = (await self._object(path, "getSchemaResponses"))["getSchemaResponses"]
+        return versions
+
     # -- a look into the log of a plain topic or one partition
 
     async def internal_stats(self, partition: str) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, 
 from kop.schemas.json_text import JsonReader
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
-from kop.schemas.pulsar import KEY_VALUE, PulsarOptions, PulsarSchema, topic_schema
+from kop.schemas.pulsar import KEY_VALUE, PulsarOptions, PulsarSchema, topic_schema, topic_schemas
 from kop.schemas.types import in_sql, widened
+from kop.schemas.versions import VersionsReader
 
 AUTO: Final = "auto"
 FORMATS_OF_REGISTRY: Final = {"AVRO": "avro", "JSON": "json", "PROTOBUF": "protobuf"}
@@ -65,6 +66,9 @@ class Plan:
     message: str = ""
     registry: RegistryOptions | None = None
     """The registry whose ids stand before records; None if nothing stands there."""
+    pulsar: PulsarOptions | None = None
+    topic: str = ""
+    """The topic of Pulsar whose schema's versions the records may have; empty if all have the plan's own."""
     pair: tuple[Plan, ...] = ()
     """The plans of the key and the value of a pair."""
     known_kind: pa.DataType | None = None
@@ -170,7 +174,8 @@ def _of_pulsar(source: Source) -> Plan:
         return Plan("pair", pair=tuple(_of_pulsar_schema(part, AUTO, source.topic) for part in (key, value)))
     if source.column == "key":
         return Plan("string")  # the keys of Pulsar's messages are texts, unless a pair says otherwise
-    return _of_pulsar_schema(schema, source.format, source.topic)
+    made = _of_pulsar_schema(schema, source.format, source.topic)
+    return replace(made, pulsar=source.pulsar, topic=source.topic) if made.format == "avro" else made
 
 
 def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> Plan:
@@ -228,6 +233,8 @@ def reader_of(plan: Plan) -> ColumnReader:
 def _record_reader(plan: Plan) -> RecordReader:
     """Return the reader of records that the plan's own schema wrote."""
     match plan.format:
+        case "avro" if plan.pulsar is not None:
+            return VersionsReader(plan.avro, functools.partial(_versions, plan.pulsar, plan.topic))
         case "avro":
             return AvroReader(plan.avro, plan.avro)
         case "protobuf":
@@ -236,6 +243,12 @@ def _record_reader(plan: Plan) -> RecordReader:
         case "json":
             return JsonReader(plan.kind)
     return PrimitiveReader("STRING" if plan.format == "string" else plan.format)
+
+
+def _versions(options: PulsarOptions, topic: str) -> dict[int, avro_schema.AvroType]:
+    """Return the versions of a topic's schema, but for those of other formats."""
+    schemas = [schema for schema in topic_schemas(options, topic) if schema.kind == "AVRO"]
+    return {schema.version or 0: avro_schema.parse(schema.text) for schema in schemas}
 
 
 class TextReader:

@@ -50,6 +50,55 @@ def of_pulsar(how: str = "auto", column: str = "value") -> Source:
     return Source(column, how, pulsar=PulsarOptions("http://127.0.0.1:1"), topic=TOPIC)
 
 
+def record(*fields: tuple[str, Any]) -> str:
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields]})
+
+
+def test_records_that_do_not_tell_their_version_are_read_by_the_one_they_fit(
+    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        record(("a", "int")),
+        record(("a", "int"), ("b", ["null", "int"])).replace("}]}", ', "default": null}]}'),
+    )
+    told += [PulsarSchema("AVRO", first, {}, 0), PulsarSchema("AVRO", second, {}, 1)]
+    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
+    reader = reader_of(plan(of_pulsar()))
+
+    def rows(*records: bytes) -> tuple[list[Any], dict[int, str]]:
+        values, failures = reader.read(pa.array(records, pa.binary()))
+        return values.to_pylist(), failures
+
+    assert rows(b"\x0e", b"\x0e\x02\x02", b"\x0e\x00") == (
+        [{"a": 7, "b": None}, {"a": 7, "b": 1}, {"a": 7, "b": None}],
+        {},
+    )
+    assert rows(b"\x0e\x02", b"\x0e")[1] == {0: "it fits no version of its schema; by version 1 it is cut short"}
+    told.append(PulsarSchema("AVRO", record(("a", "int"), ("b", ["null", "int"]), ("c", "string")), {}, 2))
+    assert rows(b"\x0e\x00\x02x", b"\x0e") == ([{"a": 7, "b": None}] * 2, {})
+    told.append(PulsarSchema("AVRO", record(("a", ["int", "string"])), {}, 3))  # a: the branch 1, of one byte
+    assert rows(b"\xff", b"\x02\x02x")[1].keys() == {0, 1}
+    values, failures = rows(b"\x00\x02", b"\x02\x00")
+    assert values == [{"a": 1, "b": None}, None]
+    assert failures == {1: "version 1 and 3 of its schema cannot be resolved: a is string, which cannot be read as int"}
+
+
+def test_a_record_that_fits_two_versions_as_other_rows_is_bad(
+    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told += [PulsarSchema("AVRO", record(("a", "bytes")), {}, 0), PulsarSchema("AVRO", record(("a", "string")), {}, 1)]
+    told.insert(0, PulsarSchema("AVRO", record(("n", "int")), {}, 2))
+    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
+    rows, failures = read(plan(of_pulsar()), b"\x02\xff", b"\x02x", b"\x00")
+    assert rows == [None, {"a": "x"}, None]
+    assert failures[0] == "version 0 of its schema cannot be resolved: a text of it is no UTF-8"
+    assert failures[2].startswith("version 2 and 0 and 1 of its schema cannot be resolved: a is not in it")
+    told[0] = PulsarSchema("AVRO", record(("a", ["null", "string"])), {}, 2)
+    rows, failures = read(plan(of_pulsar()), b"\x02\x00")
+    assert rows == [None]
+    assert failures == {0: "it fits the versions 2 and 0 and 1 of its schema, and is another row by each"}
+
+
 @pytest.mark.parametrize(
     ("name", "data", "row"),
     [
