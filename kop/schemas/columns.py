@@ -82,6 +82,7 @@ class Plan:
     def of_type(self, kind: pa.DataType) -> Plan:
         """Return the plan for a column whose type is known; SchemaError if the schema says another one."""
         if self.ddl:
+            in_sql(widened(kind))
             return replace(self, known_kind=widened(kind))
         if not widened(kind).equals(self.kind):
             raise SchemaError(f"has the type {in_sql(self.kind)} by its schema, not {in_sql(widened(kind))}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -67,14 +68,22 @@ class _Unreachable(Exception):
     """An error for a request that may be answered if it is sent again."""
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: one to another host would take the password along."""
+
+    def redirect_request(self, *request: Any) -> None:
+        """Return None, which makes the answer an error."""
+
+
 class ConfluentRegistry:
     """The registry behind a URL. What has an id or a version never changes, so it is asked for once."""
 
     def __init__(self, options: RegistryOptions) -> None:
         self._bases = [base.strip().rstrip("/") for base in options.url.split(",") if base.strip()]
-        self._context = None
-        if any(base.startswith("https:") for base in self._bases):
-            self._context = ssl.create_default_context(cafile=options.ca_file)
+        if not self._bases or not all(re.match(r"https?://[^/@]+(?:/[^@]*)?$", base) for base in self._bases):
+            raise SchemaError("set schema.registry.url to http://HOST:PORT of a registry, and a user in its own option")
+        context = ssl.create_default_context(cafile=options.ca_file)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
         self._headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
         if options.user_info:
             self._headers["Authorization"] = f"Basic {base64.b64encode(options.user_info.encode()).decode()}"
@@ -161,7 +170,7 @@ class ConfluentRegistry:
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(url, data, self._headers, method=method)
-            with urllib.request.urlopen(request, timeout=TIMEOUT, context=self._context) as answer:
+            with self._opener.open(request, timeout=TIMEOUT) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -25,6 +25,8 @@ from pyarrow import compute, types
 from kop.schemas.builders import builder
 from kop.schemas.errors import BadRecordError
 
+_MOST_FLOAT: Final = 3.4028234663852886e38
+"""The largest number of 32 bits."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INTEGERS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
@@ -203,7 +205,8 @@ def _of_leaf(kind: pa.DataType, path: str) -> Convert:
         bits = _INTEGERS.get(kind, 64)
         return lambda value: _whole(value, bits, path)
     if types.is_floating(kind):
-        return lambda value: _float(value, path)
+        most = _MOST_FLOAT if types.is_float32(kind) else math.inf
+        return lambda value: _float(value, most, path)
     if types.is_decimal(kind):
         return lambda value: _decimal(value, kind, path)
     if types.is_timestamp(kind):
@@ -221,12 +224,12 @@ def _boolean(value: Any, path: str) -> bool:
     return value
 
 
-def _float(value: Any, path: str) -> float:
+def _float(value: Any, most: float, path: str) -> float:
     try:
         number = float(value) if _is_number(value) else math.inf
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not math.isfinite(number) or abs(number) > most:
         raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not a number that a column holds")
     return number
 

@@ -6,6 +6,7 @@ Must not know: pyspark, what schemas look like, how they are asked for.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,8 @@ def _check(column: str, made: FormatOptions, registry: RegistryAccess | None, pu
         raise OptionError(f"set {where} to the registry that has the schema of {column}{own}")
     elif len(found) > 1:
         raise OptionError(f"set one of {' and '.join(found)}, not both: each says where the schema is")
+    if made.format == "json" and re.search(r"\bNOT\s+NULL\b", made.schema, re.IGNORECASE):
+        raise OptionError(f"leave NOT NULL out of {column}Schema: a record may leave any field out")
     if made.message and made.format not in ("protobuf", "auto"):
         raise OptionError(f"leave {column}Message out: only Protobuf has messages")
 

@@ -101,8 +101,8 @@ OPTIONS: Final = (
 REFUSED: Final = {
     "kafka.auto.offset.reset": "set startingOffsets instead: Spark keeps track of what was read",
     "kafka.enable.auto.commit": "leave it out: Spark's checkpoint keeps the offsets",
-    "kafka.key.deserializer": "leave it out: keys are bytes; decode them with DataFrame functions",
-    "kafka.value.deserializer": "leave it out: values are bytes; decode them with DataFrame functions",
+    "kafka.key.deserializer": "set keyFormat instead: no Java class runs in this source",
+    "kafka.value.deserializer": "set valueFormat instead: no Java class runs in this source",
     "kafka.interceptor.classes": "leave it out: no Java class runs in this source",
     "kafka.partition.assignment.strategy": "leave it out: no group is joined, Spark assigns the partitions",
     "kafka.group.protocol": "leave it out: no group is joined, Spark assigns the partitions",

@@ -60,8 +60,8 @@ PRODUCER_OPTIONS: Final = (
     "kafka.max.block.ms",
 )
 REFUSED_HERE: Final = {
-    "kafka.key.serializer": "leave it out: the column key is written as it is",
-    "kafka.value.serializer": "leave it out: the column value is written as it is",
+    "kafka.key.serializer": "set keyFormat instead: no Java class runs in this sink",
+    "kafka.value.serializer": "set valueFormat instead: no Java class runs in this sink",
     "kafka.partitioner.class": "leave it out: no Java class runs in this sink; give rows a column partition",
     "kafka.interceptor.classes": "leave it out: no Java class runs in this sink",
     "kafka.transactional.id": "set deliveryGuarantee=exactly-once, and exactlyOnceId for the name",

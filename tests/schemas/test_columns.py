@@ -165,6 +165,8 @@ def test_formats_that_are_not_pulsar_s_are_told(told: list[PulsarSchema]) -> Non
 
 
 def test_schemas_may_be_given(registry: StubRegistry) -> None:
+    with pytest.raises(SchemaError, match="a column cannot have the type duration"):
+        plan(Source("value", "json", "n INTERVAL DAY TO SECOND")).of_type(pa.struct([("n", pa.duration("us"))]))
     how = plan(Source("value", "avro", AVRO))
     assert how.sql == "STRUCT<`a b`: INT>"
     assert read(how, b"\x0e", b"\x0e\x00") == ([{"a b": 7}, None], {1: "there are 1 bytes behind it"})
@@ -195,8 +197,10 @@ def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
     assert client.of_subject("s", 1) == client.of_subject("s", 1)
     assert client.by_id(1) == client.by_id(1)
     assert len(registry.requests) == asked + 1
-    with pytest.raises(SchemaError, match="http://HOST:PORT"):
-        ConfluentRegistry(RegistryOptions("nonsense")).by_id(1)
+    for wrong in ("nonsense", "file:///etc/passwd", "http://me:secret@host", ""):
+        with pytest.raises(SchemaError, match="http://HOST:PORT") as caught:
+            ConfluentRegistry(RegistryOptions(wrong))
+        assert "secret" not in str(caught.value)
 
 
 def test_a_registry_that_is_down_is_asked_again_and_then_told(

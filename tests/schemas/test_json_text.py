@@ -164,6 +164,7 @@ def test_what_does_not_fit_is_told_with_its_field(text: bytes, told: str) -> Non
         (b'{"price": 1000.5}', "does not fit decimal(5, 2)"),
         (b'{"price": 1.555}', "does not fit decimal(5, 2)"),
         (b'{"price": "x"}', "not a decimal number"),
+        (b'{"f": 1e39}', "f is 1e39, not a number that a column holds"),
         (b'{"raw": "?"}', "not bytes in base64"),
         (b'{"m": {"a": 70000}}', "m[] is 70000, which has more than 16 bits"),
     ],

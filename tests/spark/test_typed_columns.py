@@ -111,6 +111,7 @@ def test_a_schema_that_comes_later_does_not_change_the_columns(registry: StubReg
         ({"schema.registry.url": "http://a"}, "bytes have no schema"),
         ({"valueFormat": "string", "schema.registry.bearer.auth.token": "s3cret"}, "set schema.registry.url as well"),
         ({"valueFormat": "avro", "valueSchema": "@/no/such/file"}, "cannot be read"),
+        ({"valueFormat": "json", "valueSchema": "x INT not null"}, "leave NOT NULL out of valueSchema"),
         ({"valueFormat": "avro", "valueSchema": "{}", "valueMessage": "M"}, "only Protobuf has messages"),
         ({"valueFormat": "avro", "valueSchema": "{}"}, "where a type has to be"),
         ({"valueFormat": "protobuf", "valueSchema": "?"}, "in base64"),

@@ -58,7 +58,7 @@ def test_exactly_once() -> None:
         ({"kafka__acks": "1"}, "leave kafka.acks out"),
         ({"kafka__enable__idempotence": "false"}, "leave kafka.enable.idempotence out"),
         ({"kafka__transactional__id": "x"}, "set deliveryGuarantee=exactly-once"),
-        ({"kafka__key__serializer": "x"}, "the column key is written as it is"),
+        ({"kafka__key__serializer": "x"}, "set keyFormat instead"),
         ({"kafka__compression__type": "brotli"}, "is none of none, gzip, snappy, lz4, zstd"),
         ({"deliveryGuarantee": "at-most-once"}, "is none of at-least-once, exactly-once"),
         ({"deliveryGuarantee": "exactly-once"}, r"set exactlyOnceTasks.*repartition"),
