@@ -23,7 +23,7 @@ class Order(Record):  # type: ignore[misc]
 
 class Later(Record):  # type: ignore[misc]
     id = Integer()
-    item = String(default="none")
+    item = String(required_default=True)
 
 
 Later.__name__ = "Order"
@@ -59,7 +59,7 @@ def test_versions_of_a_topic_s_schema_are_told_and_their_records_are_rows(pulsar
     assert json.loads(topic_schema(options, avro, 0).text)["name"] == "Order"
     sql, rows, failures = read(pulsar, avro, "value", *records, b"not avro")
     assert sql == "STRUCT<`id`: INT, `item`: STRING>"
-    assert rows == [{"id": 5, "item": "none"}, {"id": 6, "item": "tea"}, None]
+    assert rows == [{"id": 5, "item": None}, {"id": 6, "item": "tea"}, None]
     assert failures.keys() == {2}
     assert read(pulsar, text, "value", b'{\n "id": 7,\n "item": "x"\n}')[1] == [{"id": 7, "item": "x"}]
     assert read(pulsar, text, "key", b"k")[:2] == ("STRING", ["k"])
