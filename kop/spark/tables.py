@@ -6,8 +6,10 @@ Must not know: how topics are read.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,7 @@ from pyspark.sql import functions
 from kop.spark.decoding import ERROR
 
 _NOT_FOUND: Final = "TABLE_OR_VIEW_NOT_FOUND"
+_LOG: Final = "SQLQueryContextLogger"
 _views: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """The views that `sql` made in each session."""
 
@@ -35,7 +38,8 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
     shared = {name: str(value) for name, value in options.items() if not isinstance(value, Mapping)}
     while True:
         try:
-            return spark.sql(text)
+            with _without_log():
+                return spark.sql(text)
         except AnalysisException as error:
             name = _missing(error)
             if name is None or name in made:
@@ -44,6 +48,17 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
             frame = spark.read.format("kop").options(**{"subscribe": name} | shared | own).load()
             frame.createOrReplaceTempView(_quoted(name))
             made.add(name)
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep PySpark from logging the errors of a query, which are either what is looked for or raised."""
+    log = logging.getLogger(_LOG)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _missing(error: AnalysisException) -> str | None:
