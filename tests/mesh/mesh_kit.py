@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec
 from kop.mesh.file import read_mesh
@@ -26,21 +25,19 @@ def mesh_of(*parts: str, **fields: Any) -> Mesh:
     return read_mesh("\n".join(lines), "mesh.yaml")
 
 
-@st.composite
-def meshes(draw: st.DrawFn, most: int = 9) -> Mesh:
-    """Draw meshes without cycles: topics go from parts to later parts."""
-    count = draw(st.integers(1, most))
+def mesh_by_chance(chance: Random, most: int = 9) -> Mesh:
+    """Return a mesh without cycles: topics go from parts to later parts."""
     functions: list[FunctionPart] = []
     topics = ["in-0", "in-1"]
-    sources = [SourcePart(name="source", format="rate", output="in-0")] if draw(st.booleans()) else []
     queries: list[QueryPart] = []
-    for number in range(count):
+    for number in range(chance.randint(1, most)):
         name = f"f{number}"
-        inputs = draw(st.lists(st.sampled_from(topics), min_size=1, max_size=3, unique=True))
-        old = [part.spec.output for part in functions if part.spec.output and part.spec.output not in inputs]
-        later = [topic for topic in old if not any(topic in part.inputs for part in [*functions, *queries])]
-        output = draw(st.sampled_from([f"t{number}", f"t{number}", f"t{number}", *later, ""]))
-        scope = draw(st.sampled_from(["", "", "", "function", "partition"]))
+        inputs = chance.sample(topics, chance.randint(1, min(3, len(topics))))
+        readers: list[FunctionPart | QueryPart] = [*functions, *queries]
+        read = {topic for part in readers for topic in part.inputs}
+        shared = [part.spec.output for part in functions if part.spec.output not in {"", *read, *inputs}]
+        output = chance.choice([f"t{number}", f"t{number}", f"t{number}", *shared, ""])
+        scope = chance.choice(["", "", "", "function", "partition"])
         functions.append(
             FunctionPart(
                 spec=FunctionSpec(
@@ -49,30 +46,28 @@ def meshes(draw: st.DrawFn, most: int = 9) -> Mesh:
                     py="f.py",
                     inputs={topic: InputSpec() for topic in inputs},
                     output=output,
-                    processing_guarantees=draw(
-                        st.sampled_from([Guarantee.EFFECTIVELY_ONCE] * 4 + [Guarantee.ATLEAST_ONCE])
-                    ),
-                    retain_key_ordering=draw(st.integers(0, 5)) == 0,
+                    processing_guarantees=chance.choice([Guarantee.EFFECTIVELY_ONCE] * 4 + [Guarantee.ATLEAST_ONCE]),
+                    retain_key_ordering=chance.random() < 0.15,
                     state_scope="partition" if scope == "partition" and len(inputs) == 1 else "function",
-                    parallelism=draw(st.integers(1, 4)),
+                    parallelism=chance.randint(1, 4),
                 ),
-                keeps_key=draw(st.booleans()),
-                is_private=draw(st.booleans()),
+                keeps_key=chance.random() < 0.6,
+                is_private=chance.random() < 0.5,
                 has_state=bool(scope),
             )
         )
         if output and output not in topics:
             topics.append(output)
-        if draw(st.integers(0, 6)) == 0:
+        if chance.random() < 0.15:
             queries.append(QueryPart(name=f"q{number}", sql="", inputs=(topics[-1],), output=f"u{number}"))
             topics.append(f"u{number}")
-    sinks = [SinkPart(name="sink", inputs=(topics[-1],), format="parquet")] if draw(st.booleans()) else []
+    chance.shuffle(functions)
     return Mesh(
         name="m",
-        functions=tuple(draw(st.permutations(functions))),
-        sources=tuple(sources),
-        sinks=tuple(sinks),
+        functions=tuple(functions),
+        sources=(SourcePart(name="source", format="rate", output="in-0"),) if chance.random() < 0.5 else (),
+        sinks=(SinkPart(name="sink", inputs=(topics[-1],), format="parquet"),) if chance.random() < 0.5 else (),
         queries=tuple(queries),
-        fuse=draw(st.integers(0, 9)) > 0,
-        external_writers=frozenset(draw(st.lists(st.sampled_from(topics), max_size=1))),
+        fuse=chance.random() < 0.9,
+        external_writers=frozenset(chance.sample(topics, 1) if chance.random() < 0.3 else ()),
     )
