@@ -99,7 +99,7 @@ class _Planner:
     def __init__(self, mesh: Mesh, facts: Facts) -> None:
         self._mesh = mesh
         self._facts = facts
-        self._graph = Graph(mesh)
+        self._graph = Graph(mesh.parts)
         self._functions = {part.name: part for part in mesh.functions}
         self._order = [name for name in self._graph.order if name in self._functions]
         self._edges: list[Edge] = [

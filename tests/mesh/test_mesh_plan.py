@@ -191,7 +191,7 @@ def check(mesh: Mesh, known: Facts) -> None:
     names = [name for component in made.components for name in component.names]
     assert sorted(names) == sorted(part.name for part in mesh.functions)
     assert len({(cut.topic, cut.function) for cut in made.cuts}) == len(made.cuts)
-    graph = Graph(mesh)
+    graph = Graph(mesh.parts)
     for component in made.components:
         inner = {topic for topic in component.calls if topic not in component.inputs}
         assert len({part.spec.processing_guarantees for part in component.functions}) == 1
