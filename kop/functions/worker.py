@@ -41,7 +41,7 @@ from kop.functions.definitions import (
     updated,
 )
 from kop.functions.function import CodePlace
-from kop.functions.lag import lag_of
+from kop.functions.group_lag import lag_of
 from kop.functions.leader import NO_PACKAGE, WRONG
 from kop.functions.localrun import names_of
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
@@ -222,14 +222,14 @@ class Worker:
         if wrong not in {None, self._told_wrong}:
             log.error("%s", wrong)
         self._told_wrong = wrong
-        view = self._registry.view
+        metadata = self._registry.metadata
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
         mine: dict[InstanceName, tuple[Assignment, Definition]] = {}
-        for name, assignment in dict(view.assignments if self._twin() is None else {}).items():
+        for name, assignment in dict(metadata.assignments if self._twin() is None else {}).items():
             if assignment.worker != self._options.worker_id:
                 continue
-            definition = view.definitions.get(name[0])
+            definition = metadata.definitions.get(name[0])
             if definition is not None and definition.runs(name[1]) == assignment.revision:
                 mine[name] = assignment, definition
             elif name in self._wanted:  # its definition comes in a moment: it is of the same transaction
@@ -429,14 +429,14 @@ class Worker:
 
     def definition(self, fqfn: str) -> Definition | None:
         """Return the definition of a function; None if there is none."""
-        return None if self._registry is None else self._registry.view.definitions.get(fqfn)
+        return None if self._registry is None else self._registry.metadata.definitions.get(fqfn)
 
     def functions(self) -> list[Definition]:
         """Return all definitions."""
         return (
             []
             if self._registry is None
-            else sorted(dict(self._registry.view.definitions).values(), key=lambda definition: definition.fqfn)
+            else sorted(dict(self._registry.metadata.definitions).values(), key=lambda definition: definition.fqfn)
         )
 
     def names(self, tenant: str, namespace: str) -> list[str]:
@@ -446,7 +446,7 @@ class Worker:
 
     def assignments(self) -> Mapping[InstanceName, Assignment]:
         """Return which worker has which instance."""
-        return {} if self._registry is None else dict(self._registry.view.assignments)
+        return {} if self._registry is None else dict(self._registry.metadata.assignments)
 
     def workers(self) -> Sequence[WorkerInfo]:
         """Return the workers that live."""
@@ -454,7 +454,7 @@ class Worker:
 
     def drained(self) -> Set[str]:
         """Return the workers that are given no instances."""
-        return frozenset() if self._registry is None else frozenset(self._registry.view.drained)
+        return frozenset() if self._registry is None else frozenset(self._registry.metadata.drained)
 
     def leader(self) -> WorkerInfo | None:
         """Return the worker that leads; None if nobody does."""
@@ -490,7 +490,7 @@ class Worker:
 
         def seen() -> bool:
             registry = self._open()
-            return registry.view.uploads.get(path) == package.digest and registry.packages.is_whole(package.digest)
+            return registry.metadata.uploads.get(path) == package.digest and registry.packages.is_whole(package.digest)
 
         if not await _until(seen, ANSWER_SECONDS):
             raise TimeoutError(f"the file is not in its topic as a whole within {ANSWER_SECONDS:g} s")
@@ -498,7 +498,7 @@ class Worker:
     async def download(self, path: str) -> bytes | None:
         """Return a file that was uploaded; None if there is none."""
         registry = self._open()
-        digest = registry.view.uploads.get(path)
+        digest = registry.metadata.uploads.get(path)
         if digest is None:
             return None
         package = await asyncio.to_thread(registry.packages.package, digest, path.rpartition("/")[2])
