@@ -303,7 +303,8 @@ def worker(
     quiet_client()
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.topics import TopicNameError, check_namespace
-    from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
+    from kop.functions.worker_options import WorkerOptions, default_worker_id
+    from kop.functions.worker_process import run_worker
 
     try:
         check_namespace(topic_namespace)
