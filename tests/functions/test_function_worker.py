@@ -18,7 +18,8 @@ from kop.client.errors import ClientError
 from kop.client.properties import connection
 from kop.functions.packages import Assembler, Package
 from kop.functions.scheduler import schedule
-from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
+from kop.functions.worker import Worker
+from kop.functions.worker_options import WorkerOptions, default_worker_id, scheduler_named
 from kop.records.partitioning import partition_of
 from kop.testing import Broker
 
