@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from kop.functions.spec import FunctionConfig, FunctionSpec, SpecError
-from kop.functions.spec import read as read_function
+from kop.functions.config_fields import FunctionConfig
+from kop.functions.config_reading import read as read_function
+from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNameError, TopicNames
 from kop.mesh.mend import is_mendable, mended
 from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of
