@@ -119,5 +119,3 @@ class KeyedTopic:
                 continue
             self._position = stored.next_offset
             return
-
-

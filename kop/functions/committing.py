@@ -160,7 +160,12 @@ class Before(BatchEnd):
     """Offsets first: ATMOST_ONCE."""
 
     def __init__(
-        self, client: WriteClient, identity: Identity | None, groups: Sequence[str], outputs: Outputs, positions: Offsets
+        self,
+        client: WriteClient,
+        identity: Identity | None,
+        groups: Sequence[str],
+        outputs: Outputs,
+        positions: Offsets,
     ) -> None:
         self._client = client
         self._identity = identity

@@ -68,6 +68,12 @@ class Planner:
         answers = self._reader.fetch_many(positions, fetch)
         return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
 
+    def lag(self) -> int:
+        """Return how many offsets of all partitions are not done."""
+        positions = self.positions()
+        ends = self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
+        return sum(max(0, end - positions.get(place, 0)) for place, end in ends.items())
+
     def shares(self) -> list[Share]:
         """Return who has which partitions. Each task of a batch has some."""
         places = self.places()

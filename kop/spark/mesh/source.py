@@ -95,5 +95,5 @@ class MeshSource(DataSource):
     def streamReader(self, schema: Any) -> MeshReader:
         """Return the reader of the component in the options."""
         options = {name.lower(): value for name, value in self.options.items()}
-        work: Work = pickle.loads(base64.b64decode(options[WORK]))  # noqa: S301 (the driver made it)
+        work: Work = pickle.loads(base64.b64decode(options[WORK]))
         return MeshReader(work)

@@ -174,9 +174,7 @@ class _Task(_Base):
             stack.callback(reader.close, FETCH_WAIT_MS / 1000)
             for step in self._steps:
                 step.stats.lag = lambda: {
-                    place: max(0, end - lanes[place].position)
-                    for place, (end, _) in reader.ends().items()
-                    if end >= 0
+                    place: max(0, end - lanes[place].position) for place, (end, _) in reader.ends().items() if end >= 0
                 }
             self._work_on(reader, lanes)
             self._whole = True
