@@ -29,6 +29,7 @@ A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
 def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return settings of Spark that are NAME=VALUE; wrong use if one is not."""
     for setting in settings:
         if not setting.partition("=")[0] or "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")

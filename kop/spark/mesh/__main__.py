@@ -12,8 +12,10 @@ import logging
 import os
 import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kop.client.errors import ClientError, FencedError, UnreachableError
 from kop.client.properties import connection, parse_properties
@@ -23,6 +25,9 @@ from kop.mesh.file import read_mesh
 from kop.mesh.nodes import MeshError
 from kop.spark.mesh.session import end_at_once, make_session, master_of
 
+WAIT_SECONDS: Final = 0.5
+INTERRUPTED: Final = 130
+
 
 def say(text: str) -> None:
     """Write a line for people."""
@@ -30,47 +35,78 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def main(given: dict[str, Any]) -> int:
-    """Run a mesh until a signal; the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    logging.getLogger("kafka").setLevel(logging.ERROR)
-    properties = {"bootstrap.servers": given["bootstrap"]}
-    if given.get("client_config"):
-        properties |= parse_properties(Path(given["client_config"]).read_text())
-    try:
+class Run:
+    """A mesh on a thread of its own, so that signals are this process's and not PySpark's."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.over = threading.Event()
+        self.code = 1
+        self._given = given
+        self._driver: Any = None
+        self._spark: Any = None
+        threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the mesh end; a process without one yet ends at once."""
+        if self._driver is None:
+            os._exit(INTERRUPTED)
+        self._driver.stop()
+
+    def _run(self) -> None:
+        try:
+            self.code = self._do()
+        except (ClientError, FencedError, UnreachableError, MeshError, PackageError) as error:
+            say(str(error))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if self._spark is not None:
+                sys.stderr.flush()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PySpark's threads complain when the JVM has gone
+                end_at_once(self._spark)
+            if self._driver is not None:
+                self._driver.close(stops_queries=False)
+            self.over.set()
+
+    def _do(self) -> int:
+        given = self._given
+        properties = {"bootstrap.servers": given["bootstrap"]}
+        if given["client_config"]:
+            properties |= parse_properties(Path(given["client_config"]).read_text())
         made = connection(properties, f"kop-mesh-{os.getpid()}")
         settings, patience = dict(made.settings), made.patience_ms / 1000
         names = names_of(settings, patience, given["topic_namespace"])
         text = Path(given["file"]).read_text()
         mesh = read_mesh(text, given["file"], names)
-    except (ClientError, UnreachableError, MeshError, OSError) as error:
-        say(str(error))
-        return 1
-    for note in mesh.notes:
-        say(note)
-    others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
-    needed = len(mesh.functions) + (1 if others else 0)
-    spark = make_session(mesh.name, master_of(given.get("master"), needed), dict(given.get("settings") or ()))
-    from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
+        for note in mesh.notes:
+            say(note)
+        others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
+        master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
+        self._spark = make_session(mesh.name, master, given["settings"])
+        from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
-    code = 0
-    try:
-        driver = MeshDriver(spark, mesh, settings, patience, say, once=given["once"], text=text)
-        for number in (signal.SIGINT, signal.SIGTERM):  # PySpark has put a handler of its own there
-            signal.signal(number, lambda *_: driver.stop())
-        if driver.run():
+        self._driver = MeshDriver(self._spark, mesh, settings, patience, say, once=given["once"], text=text)
+        if self._driver.run():
             say(f"{mesh.full_name} has ended; all that was begun is committed")
-        else:
-            say(f"{mesh.full_name} has ended while calls were under way: they are done again at the next start")
-            code = 1
-    except (ClientError, FencedError, UnreachableError, PackageError) as error:
-        say(str(error))
-        code = 1
-    finally:
-        end_at_once(spark)
+            return 0
+        say(f"{mesh.full_name} has ended while calls were under way: they are done again at the next start")
+        return 1
+
+
+def main(given: dict[str, Any]) -> None:
+    """Run a mesh until a signal; ends the process."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    run = Run(given)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: run.stop())
+    while not run.over.wait(WAIT_SECONDS):
+        pass  # a signal is handled between two waits
     sys.stdout.flush()
-    os._exit(code)  # py4j and kafka-python have threads that would wait for the JVM
+    sys.stderr.flush()
+    os._exit(run.code)  # py4j and kafka-python have threads that would wait for the JVM
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    main(json.loads(sys.argv[1]))

@@ -165,7 +165,7 @@ class MeshDriver:
         reader = ReadClient(self._settings, int(self._patience * 1000))
         try:
             self._make_topics(writer)
-            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.is_internal}
+            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
             components = components_of(mesh, there)
             self._commit_starts(components, reader, writer)
         finally:
@@ -363,15 +363,15 @@ class MeshDriver:
         self._report()
         for query in self._queries:
             query.planner.close()
-            shutil.rmtree(query.folder, ignore_errors=True)
         return is_whole
 
-    def end_queries(self) -> None:
-        """End the queries in a session that goes on, after `run`."""
+    def close(self, *, stops_queries: bool) -> None:
+        """End the queries, in a session that goes on, and remove their checkpoints; after `run`."""
         for query in self._queries:
-            if query.query is not None:
+            if stops_queries and query.query is not None:
                 with suppress(Exception):
                     query.query.stop()
+            shutil.rmtree(query.folder, ignore_errors=True)
 
 
 def told(text: str) -> str:

@@ -180,8 +180,7 @@ class _Task(_Base):
             self._whole = True
         if self._failure is not None:
             raise self._failure
-        told = self._counts()
-        return told
+        return self._counts()
 
     def _counts(self) -> list[dict[str, Any]]:
         return [counts(step.spec, step.stats.snapshot()) for step in self._steps]
@@ -209,9 +208,7 @@ class _Task(_Base):
                 busy |= {place for place, lane in lanes.items() if lane.position >= ends[place]}
             waits = 0.0 if any(lane.has_work for lane in lanes.values()) else self._idle_seconds(lanes, now)
             for taken in reader.take(BATCH_RECORDS, busy, waits):
-                if ends is not None:
-                    taken = _before(taken, ends[taken.partition])
-                lanes[taken.partition].feed(taken)
+                lanes[taken.partition].feed(taken if ends is None else _before(taken, ends[taken.partition]))
             for lane in lanes.values():
                 if lane.has_work:
                     lane.run(clock.monotonic() + BATCH_SECONDS, self._stopped.is_set)
