@@ -18,9 +18,11 @@ import yaml
 from kop.functions.spec import FunctionConfig, FunctionSpec, SpecError
 from kop.functions.spec import read as read_function
 from kop.functions.topics import HOME, TopicNameError, TopicNames
-from kop.mesh.nodes import Fields, MeshError, Mistakes, Section, documents, is_null, items_of, line_of
+from kop.mesh.mend import mended
+from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of
 from kop.mesh.spec import FunctionPart, Mesh, QueryPart, SinkPart, SourcePart, Trigger
 from kop.mesh.tables import tables_of
+from kop.mesh.translate import Translated, translated
 
 P = TypeVar("P")
 
@@ -36,6 +38,7 @@ MESH_FIELDS: Final = (
     "batchSeconds",
     "fuse",
     "externalWriters",
+    "kopOptions",
 )
 FORMAT_FIELDS: Final = ("valueFormat", "keyFormat")
 SOURCE_FIELDS: Final = ("name", "format", "options", "schema", "output", *FORMAT_FIELDS)
@@ -90,29 +93,39 @@ def draft_of(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Dra
     """Return a file as far as it can be read, with what is wrong."""
     mistakes = Mistakes()
     nodes = documents(text, mistakes)
+    if mistakes:
+        better, changed = mended(text)
+        if changed:
+            at, told = mistakes[0].line, "\n".join(f"  {number:>4} | {line}" for number, line in changed.items())
+            mistakes[0] = Mistake(at, f"{mistakes[0].text}: the lines below an item of a list belong here:\n{told}")
+            nodes = documents(better, mistakes)
     if not nodes:
         if not mistakes:
             mistakes.add(1, "is empty: a mesh has name and functions")
         return Draft(Mesh(name=""), (), mistakes)
-    if len(nodes) > 1:
-        mistakes.add(line_of(nodes[1]), "a second document: a file has one mesh")
-    return _Reader(Path(path).parent, topic_names, mistakes).mesh(nodes[0])
+    own = translated(nodes, mistakes)
+    if own is None:
+        return Draft(Mesh(name=""), (), mistakes)
+    return _Reader(Path(path).parent, topic_names, mistakes, own).mesh()
 
 
 class _Reader:
     """Reads the nodes of our own form."""
 
-    def __init__(self, folder: Path, topic_names: TopicNames, mistakes: Mistakes) -> None:
+    def __init__(self, folder: Path, topic_names: TopicNames, mistakes: Mistakes, own: Translated) -> None:
+        self._own = own
         self._folder = folder
         self._topic_names = topic_names
         self._mistakes = mistakes
         self._outlines: list[Outline] = []
-        self._notes: list[str] = []
+        self._notes = list(own.notes)
         self._tenant = "public"
         self._namespace = "default"
 
-    def mesh(self, node: yaml.Node) -> Draft:
-        top = Section(node, "", self._mistakes, MESH_FIELDS)
+    def mesh(self) -> Draft:
+        """Return the mesh."""
+        node = self._own.node
+        top = Section(node, "", self._mistakes, MESH_FIELDS, self._own.written)
         name = top.text("name", is_needed="the name of the mesh") if isinstance(node, yaml.MappingNode) else ""
         self._tenant = top.text("tenant") or "public"
         self._namespace = top.text("namespace") or "default"
@@ -139,6 +152,7 @@ class _Reader:
             batch_seconds=top.number("batchSeconds", 10.0),
             fuse=top.truth("fuse", default=True),
             external_writers=frozenset(external),
+            kop_options=top.options("kopOptions"),
             notes=tuple(self._notes),
             line=top.line,
         )
@@ -169,7 +183,7 @@ class _Reader:
         before = len(self._mistakes)
         given = {name: value for name, _, value in items_of(node)}.get("name")
         name = given.value if isinstance(given, yaml.ScalarNode) and not is_null(given) else ""
-        section = Section(node, f"{kind} {name or index}", self._mistakes, names)
+        section = Section(node, f"{kind} {name or index + 1}", self._mistakes, names, self._own.written)
         if isinstance(node, yaml.MappingNode):
             section.text("name", is_needed=f"the name of the {kind}")
         if name and not _NAME.fullmatch(name):

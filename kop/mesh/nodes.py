@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -134,12 +134,20 @@ def near(name: str, names: Collection[str]) -> str:
 
 
 class Section:
-    """The fields of a part, taken out one by one. `place` names it for people."""
+    """The fields of a part, taken out one by one. `place` names it for people; `written` has other names of fields."""
 
-    def __init__(self, node: yaml.Node, place: str, mistakes: Mistakes, names: Collection[str]) -> None:
+    def __init__(
+        self,
+        node: yaml.Node,
+        place: str,
+        mistakes: Mistakes,
+        names: Collection[str],
+        written: Mapping[str, str] | None = None,
+    ) -> None:
         self.line = line_of(node)
         self.place = place
         self._mistakes = mistakes
+        self._written = written or {}
         self.fields: Fields = {}
         if not isinstance(node, yaml.MappingNode):
             self.wrong(self.line, "must be fields, NAME: VALUE")
@@ -152,7 +160,10 @@ class Section:
                 self.wrong(line, f"{name}: there is no such field{near(name, names)}")
 
     def wrong(self, line: int, text: str) -> None:
-        """Note a mistake of the part."""
+        """Note a mistake of the part. Fields have the names by which their author knows them."""
+        field = re.match(r"\w+", text)
+        if field and field[0] in self._written:
+            text = self._written[field[0]] + text[field.end() :]
         self._mistakes.add(line, f"{self.place}: {text}" if self.place else text)
 
     def line_at(self, name: str) -> int:

@@ -165,6 +165,8 @@ class Mesh:
     """False: each function is a component of its own."""
     external_writers: frozenset[str] = frozenset()
     """Topics that others write, too, or alone."""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for its sources, sinks and queries."""
     notes: tuple[str, ...] = ()
     """What its author should know: fields without effect."""
     line: int = 1
