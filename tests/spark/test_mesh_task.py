@@ -36,13 +36,14 @@ class Meshes:
     def step(self, code: str, source: str, output: str, *, inner: bool = False, **fields: Any) -> Step:
         """A function `process` between two topics; its name is that of its output."""
         name = fields.pop("name", output)
+        given: dict[str, Any] = {"processing_guarantees": ONCE, "subscription_position": "Earliest", **fields}
         spec = FunctionSpec(
             name=name,
             class_name="code_of_mesh.process",
             py="code_of_mesh.py",
             inputs={source: InputSpec()},
             output=output,
-            **{"processing_guarantees": ONCE, "subscription_position": "Earliest"} | fields,
+            **given,
         )
         topics = {"inner_inputs": (source,), "inputs": ()} if inner else {"inputs": (source,)}
         return Step(spec, Package("code_of_mesh.py", code.encode()), **topics)

@@ -143,8 +143,8 @@ class _Task(_Base):
         stand_in.install()
         with ExitStack() as stack:
             stack.callback(self._link.close)
-            for step in self._component.steps:
-                stack.enter_context(LogTopic(step.spec, self._work.settings))
+            for part in self._component.steps:
+                stack.enter_context(LogTopic(part.spec, self._work.settings))
             self._steps = [ReadyStep(step, _load(step)) for step in self._component.steps]
             self._watch(stack)
             self._failure: BaseException | None = None
