@@ -34,6 +34,10 @@ Examples:
 \b
 docs/mesh.md says what a file may have, and what is guaranteed."""
 
+STOP_SECONDS = 40.0
+"""How long a stop waits for the calls that are under way."""
+LOOK_SECONDS = 0.5
+
 
 @click.group("mesh", cls=Ordered, epilog=EPILOG)
 def command() -> None:
@@ -51,6 +55,12 @@ Examples:
 @command.command("run", epilog=RUN_EPILOG, short_help="Run a mesh until Ctrl-C.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--once", is_flag=True, help="Do what there is, in batches, and end.")
+@click.option(
+    "--checkpoints",
+    metavar="FOLDER",
+    default="",
+    help="Where checkpoints of sources and sinks are. Default: ~/.local/share/kop/meshes.",
+)
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[4]. Default: here.")
 @click.option(
     "--conf",
@@ -67,6 +77,7 @@ def run(
     topic_namespace: str,
     file: str,
     once: bool,
+    checkpoints: str,
     master: str | None,
     settings: tuple[str, ...],
 ) -> None:
@@ -84,6 +95,7 @@ def run(
         "client_config": client_config,
         "topic_namespace": topic_namespace,
         "once": once,
+        "checkpoints": checkpoints,
         "master": master,
         "settings": dict(setting.split("=", 1) for setting in settings),
     }
@@ -132,15 +144,17 @@ def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     rows = [
         (part["name"].rpartition("/")[2], part["component"], part["state"], part["received"], part["processed"],
          part["exceptions"], f"{part['rate']:.1f}", part["lag"])
-        for part in shown["functions"]
+        for part in shown["parts"]
     ]  # fmt: skip
-    print_table(["FUNCTION", "COMPONENT", "STATE", ">RECEIVED", ">PROCESSED", ">EXCEPTIONS", ">RATE/S", ">LAG"], rows)
+    print_table(
+        ["PART", "KIND", "COMPONENT", "STATE", ">RECEIVED", ">PROCESSED", ">EXCEPTIONS", ">RATE/S", ">LAG"], rows
+    )
     for part in shown["components"]:
         if part["reason"]:
             click.echo(f"{part['name']}: {part['reason']}")
         for text in part["ended_calls"]:
             click.echo(f"{part['name']}: {text}")
-    for part in shown["functions"]:
+    for part in shown["parts"]:
         for failure in part["latest_exceptions"][-1:]:
             click.echo(f"{part['name'].rpartition('/')[2]}: {failure['text']}")
 
@@ -203,7 +217,7 @@ def _lags(settings: dict[str, Any], patience: float, report: dict[str, Any]) -> 
     reader, writer = ReadClient(settings, int(patience * 1000)), WriteClient(settings, patience)
     lags: dict[str, int] = {}
     try:
-        for part in report.get("functions", ()):
+        for part in report.get("parts", ()):
             inputs = [topic for topic in part["inputs"] if topic not in part["inner_inputs"]]
             if not part["group"] or not inputs:
                 continue
@@ -224,12 +238,13 @@ def _status_json(report: dict[str, Any], lags: dict[str, int]) -> dict[str, Any]
 
     state = records.state_of(report, int(time.time() * 1000))
     components = {part["name"]: part for part in report.get("components", ())}
-    functions = [
+    parts = [
         {
             "name": part["name"],
+            "kind": part["kind"],
             "component": part["component"],
             "state": components[part["component"]]["state"] if state != "gone" else state,
-            "guarantee": part["guarantee"],
+            "guarantee": part.get("guarantee"),
             "inputs": part["inputs"],
             "output": part["output"],
             "received": part.get("received", 0),
@@ -242,11 +257,149 @@ def _status_json(report: dict[str, Any], lags: dict[str, int]) -> dict[str, Any]
                 *part.get("latest_system_exceptions", ()),
             ],
         }
-        for part in report.get("functions", ())
+        for part in report.get("parts", ())
     ]
     return {
         **{name: report.get(name) for name in ("mesh", "host", "pid", "started_ms", "at_ms", "trigger")},
         "state": state,
         "components": list(components.values()),
-        "functions": functions,
+        "parts": parts,
     }
+
+
+@command.command("list", short_help="List the meshes that have run, with their states.")
+@json_option
+@connection_options
+def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str, as_json: bool) -> None:
+    """List the meshes that have run on this server."""
+    from kop.mesh import records
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    now = int(time.time() * 1000)
+    rows = []
+    for key, value in sorted(_read(settings, patience).items()):
+        kind, full_name = records.split_key(key)
+        if kind == records.REPORT:
+            report = records.decode(value)
+            rows.append(
+                {
+                    "mesh": full_name,
+                    "state": records.state_of(report, now),
+                    "host": report.get("host"),
+                    "parts": len(report.get("parts", ())),
+                }
+            )
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["MESH", "STATE", "HOST", ">PARTS"], [tuple(row.values()) for row in rows])
+
+
+@command.command("get", short_help="Print the file of a mesh as it ran last.")
+@click.argument("mesh", metavar="MESH")
+@connection_options
+def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str) -> None:
+    """Print the file with which a mesh was run last."""
+    from kop.mesh import records
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    full_name = _name_of(mesh)
+    text = _read(settings, patience).get(records.key(records.DEFINITION, full_name))
+    if text is None:
+        fail(f"no mesh {full_name} has run here")
+    click.echo(text.decode(), nl=False)
+
+
+@command.command("stop", short_help="Let a mesh commit what it has begun, and end.")
+@click.argument("mesh", metavar="MESH")
+@connection_options
+def stop(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str) -> None:
+    """Stop a mesh, wherever its driver runs; returns once it has stopped."""
+    from kop.mesh import records
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    full_name = _name_of(mesh)
+    _needs_driver(settings, patience, full_name)
+    _ask(settings, patience, full_name, {"what": records.STOP})
+    end = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < end:
+        state = records.state_of(_report(settings, patience, full_name), int(time.time() * 1000))
+        if state != records.RUNNING:
+            click.echo(f"{full_name}: {state}")
+            return
+        time.sleep(LOOK_SECONDS)
+    fail(f"{full_name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
+
+
+@command.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
+@click.argument("mesh", metavar="MESH")
+@click.argument("part", required=False, default="")
+@connection_options
+def restart(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str) -> None:
+    """Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first."""
+    from kop.mesh import records
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    full_name = _name_of(mesh)
+    report = _needs_driver(settings, patience, full_name)
+    known = {part["name"].rpartition("/")[2] for part in report["parts"]}
+    known |= {component["name"] for component in report["components"]}
+    if part and part not in known:
+        raise CliUsageError(f"{full_name} has no part {part}; it has {', '.join(sorted(known))}")
+    _ask(settings, patience, full_name, {"what": records.RESTART, "part": part})
+    click.echo(f"{full_name}: {part or 'all parts'} will start again in a moment")
+
+
+@command.command("delete", short_help="Forget a mesh that does not run, with its offsets.")
+@click.argument("mesh", metavar="MESH")
+@connection_options
+def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str) -> None:
+    """Delete what the server keeps of a mesh that does not run, the offsets of its parts too. Topics and state stay."""
+    from kop.client.keyed_topic import KeyedTopic
+    from kop.client.write_client import WriteClient
+    from kop.mesh import records
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    full_name = _name_of(mesh)
+    report = _report(settings, patience, full_name)
+    if records.state_of(report, int(time.time() * 1000)) == records.RUNNING:
+        fail(f"{full_name} runs: kop mesh stop {mesh} first")
+    writer = WriteClient(settings, patience)
+    topic = KeyedTopic(settings, records.TOPIC, patience)
+    try:
+        for group in sorted({part["group"] for part in report["parts"]} - {""}):
+            writer.delete_group(group)
+        kinds = (records.REPORT, records.DEFINITION, records.REQUEST)
+        topic.put({records.key(kind, full_name): None for kind in kinds})
+    finally:
+        topic.close()
+        writer.close()
+    click.echo(f"{full_name}: deleted; its topics and the state of its functions are still there")
+
+
+def _needs_driver(settings: dict[str, Any], patience: float, full_name: str) -> dict[str, Any]:
+    """Return the report of a mesh that runs; fails if it does not."""
+    from kop.mesh import records
+
+    report = _report(settings, patience, full_name)
+    state = records.state_of(report, int(time.time() * 1000))
+    if state != records.RUNNING:
+        fail(f"{full_name} does not run: {_headline(_status_json(report, {}))}")
+    return report
+
+
+def _ask(settings: dict[str, Any], patience: float, full_name: str, request: dict[str, Any]) -> None:
+    from kop.client.keyed_topic import KeyedTopic
+    from kop.mesh import records
+
+    topic = KeyedTopic(settings, records.TOPIC, patience)
+    try:
+        asked = {**request, "at_ms": int(time.time() * 1000)}
+        topic.put({records.key(records.REQUEST, full_name): records.encode(asked)})
+    finally:
+        topic.close()

@@ -18,7 +18,9 @@ REQUEST: Final = "request"
 DEFINITION: Final = "definition"
 SILENT_SECONDS: Final = 10.0
 """A driver that has said nothing for so long is taken for gone."""
-
+STOP: Final = "stop"
+RESTART: Final = "restart"
+"""What a driver may be asked for."""
 RUNNING: Final = "running"
 STARTING: Final = "starting"
 STOPPED: Final = "stopped"

@@ -85,7 +85,17 @@ class Run:
         self._spark = make_session(mesh.name, master, given["settings"])
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
-        self._driver = MeshDriver(self._spark, mesh, settings, patience, say, once=given["once"], text=text)
+        self._driver = MeshDriver(
+            self._spark,
+            mesh,
+            settings,
+            patience,
+            say,
+            once=given["once"],
+            text=text,
+            properties=properties,
+            checkpoints=given["checkpoints"],
+        )
         if self._driver.run():
             say(f"{mesh.full_name} has ended; all that was begun is committed")
             return 0

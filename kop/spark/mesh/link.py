@@ -73,10 +73,10 @@ class Hub:
         with self._changed:
             self._ending.discard(component)
 
-    def wait_until_none(self, seconds: float) -> bool:
-        """Wait until no task runs; returns if that came in time."""
+    def wait_until_none(self, seconds: float, component: str | None = None) -> bool:
+        """Wait until no task runs, of a component or at all; returns if that came in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lines, seconds)
+            return self._changed.wait_for(lambda: not self.tasks(component), seconds)
 
     def close(self) -> None:
         """Listen no more, and end all lines."""
