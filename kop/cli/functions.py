@@ -137,11 +137,12 @@ def localrun(
         signal.signal(number, _end_at_once)
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
+    from kop.functions.config_reading import from_flags
     from kop.functions.function import FunctionLoadError
     from kop.functions.localrun import Changes, Running, load_here, names_of
     from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
-    from kop.functions.spec import SpecError, from_flags
+    from kop.functions.spec import SpecError
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 
     file = config_file(function_config_file)
@@ -302,7 +303,8 @@ def worker(
     quiet_client()
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.topics import TopicNameError, check_namespace
-    from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
+    from kop.functions.worker_options import WorkerOptions, default_worker_id
+    from kop.functions.worker_process import run_worker
 
     try:
         check_namespace(topic_namespace)
@@ -358,11 +360,12 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     """
     from kop.client.errors import ClientError
     from kop.functions import stand_in
+    from kop.functions.config_reading import from_flags
     from kop.functions.function import FunctionLoadError
     from kop.functions.localrun import load_here
     from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
-    from kop.functions.spec import SpecError, from_flags
+    from kop.functions.spec import SpecError
     from kop.functions.topics import TopicNames
     from kop.functions.try_out import TryOut
 

@@ -50,7 +50,8 @@ STDERR_LINES = 10
 @json_option
 def create(worker: WorkerRest, as_json: bool, function_config_file: str | None, **flags: Any) -> None:
     """Create a function; it misses no message that is sent once this command has ended."""
-    from kop.functions.spec import SpecError, fields, from_flags
+    from kop.functions.config_reading import fields, from_flags
+    from kop.functions.spec import SpecError
     from kop.functions.topics import TopicNames
 
     given, file = given_flags(flags), config_file(function_config_file)
@@ -82,7 +83,8 @@ def update(
     It is refused if somebody else has changed the function since it was read: by this command, or, with --revision, by
     `kop functions get`.
     """
-    from kop.functions.spec import SpecError, fields
+    from kop.functions.config_reading import fields
+    from kop.functions.spec import SpecError
 
     try:
         config = fields(given_flags(flags), config_file(function_config_file))

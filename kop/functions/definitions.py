@@ -19,8 +19,8 @@ from pydantic_core import from_json, to_json
 
 from kop.address import Address, is_loopback
 from kop.client.offsets import TopicPartition
+from kop.functions.config_reading import read as read_spec
 from kop.functions.spec import FunctionSpec
-from kop.functions.spec import read as read_spec
 from kop.functions.topics import HOME, TopicNames
 
 InstanceName: TypeAlias = tuple[str, int]

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-PRELOADED: Final = ("kop.functions.preload", "kop.cli.main")
+PRELOADED: Final = ("kop.functions.forkserver_preload", "kop.cli.main")
 """Modules of the fork server: no thread and no socket begins by their import. The second one is what multiprocessing
 imports again in each process of a worker, since it is the main module's."""
 TAIL_LINES: Final = 30

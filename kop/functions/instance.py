@@ -43,13 +43,13 @@ from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
-from kop.functions.inputs import LaterPartitions
+from kop.functions.input_topics import PartitionDiscovery
+from kop.functions.poison_record import PoisonRecord, divided
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateError, StateValue
 from kop.functions.stats import Stats
-from kop.functions.suspect import Suspect, divided
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import NOT_CALLING
 from kop.functions.windowing import WindowCalls, extractor_of, of_elements
@@ -104,9 +104,9 @@ class Instance:
         calling: MutableSequence[int] | None = None,
         look_seconds: float | None = None,
         version: str = "0",
-        suspect: Suspect | None = None,
+        poison: PoisonRecord | None = None,
     ) -> None:
-        """`look_seconds`: how often partitions are looked for that came later; None for never. `suspect`: the record at
+        """`look_seconds`: how often partitions are looked for that came later; None for never. `poison`: the record at
         which the process before this one has ended.
         """
         self.started = threading.Event()
@@ -125,7 +125,7 @@ class Instance:
         self._process = os.getpid()
         self._instance_id = instance_id
         self._version = version
-        self._suspect = None if code.is_batch else suspect
+        self._poison = None if code.is_batch else poison
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
         self._end_seconds = end_seconds
@@ -216,8 +216,8 @@ class Instance:
             end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             if self._look_seconds is not None:
-                later = LaterPartitions(spec, self._settings, self.add, self._look_seconds)
-                stack.callback(later.close)
+                discovery = PartitionDiscovery(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(discovery.close)
             self.started.set()
             self._work(calls, self._reader, end)
             if self._failure is None:
@@ -457,7 +457,7 @@ class Instance:
                 if taken.partition in calls.waiting():
                     later.append(taken)
                     continue
-                if self._suspect is not None and (before := self._suspect.place_in(taken)) is not None:
+                if self._poison is not None and (before := self._poison.place_in(taken)) is not None:
                     settles = before == 0 and not is_settled
                     if settles:
                         pending.appendleft(taken)
@@ -469,7 +469,7 @@ class Instance:
                         deadline = 0.0
                 done = calls.take(taken, deadline)
                 if deadline == 0.0:
-                    self._suspect = None
+                    self._poison = None
                 if done < len(taken.records):
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:

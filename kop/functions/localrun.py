@@ -21,7 +21,7 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.errors import without_frames
 from kop.functions.function import FunctionCode, load, load_place
-from kop.functions.inputs import LOOK_SECONDS, partitions_of, topics_of
+from kop.functions.input_topics import LOOK_SECONDS, partitions_of, topics_of
 from kop.functions.instance import PATIENCE_SECONDS, Instance
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack

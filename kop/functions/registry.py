@@ -1,6 +1,7 @@
 """The topics that workers of functions share: followed, asked, and written to by users' requests and packages.
 
-Owns: the tail of the topics, which keeps what they say (`View`) as of now; the membership in the group of workers.
+Owns: the tail of the topics, which keeps what they say (`FunctionsMetadata`) as of now; the membership in
+the group of workers.
 Must not know: processes, REST, what is decided and how that is written (`leading`).
 """
 
@@ -22,16 +23,16 @@ from kop.client.offsets import EARLIEST, LATEST, Offsets
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, from_log, to_log
-from kop.functions.inputs import named
+from kop.functions.input_topics import named
 from kop.functions.instance import ID_PREFIX
 from kop.functions.leader import KNOWN_REQUESTS
 from kop.functions.leading import GROUP, Leading, produce
+from kop.functions.metadata import CONFIGS, PACKAGES, REQUESTS, UPLOAD, FunctionsMetadata, Record
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.scheduler import Scheduler, schedule
 from kop.functions.spec import FunctionSpec
 from kop.functions.topics import HOME, TopicNames
-from kop.functions.view import CONFIGS, PACKAGES, REQUESTS, UPLOAD, Record, View
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Registry:
         scheduler: Scheduler = schedule,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.view = View(packages)
+        self.metadata = FunctionsMetadata(packages)
         self.packages = packages
         self._settings = dict(settings)
         self._me = me
@@ -107,7 +108,7 @@ class Registry:
         self._leading = Leading(
             self._settings,
             me.worker_id,
-            self.view,
+            self.metadata,
             membership,
             workers=self.workers,
             read_to_end=self._read_to_end,
@@ -312,7 +313,7 @@ class Registry:
                 for offset, at_ms, key, value, _ in records:
                     changed = True
                     try:
-                        answer = self.view.take(place[0], offset, at_ms, key, value)
+                        answer = self.metadata.take(place[0], offset, at_ms, key, value)
                         if answer is not None:
                             self._answered(answer)
                     except DamagedRecordError as error:

@@ -14,10 +14,11 @@ from dataclasses import replace
 from email.message import Message
 from typing import Any, NamedTuple
 
+from kop.functions.config_reading import read
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.packages import Package
 from kop.functions.rest import serve
-from kop.functions.spec import SpecError, read
+from kop.functions.spec import SpecError
 
 STATS: dict[str, Any] = {
     "received": 7,

@@ -18,8 +18,8 @@ from support.waiting import wait_until
 
 from kop.client.errors import ClientError
 from kop.functions import acks, committing
+from kop.functions.config_reading import from_flags
 from kop.functions.instance import ReplacedError
-from kop.functions.spec import from_flags
 from kop.functions.triggers import LATE, RAISED, TriggerAnswer, TriggerError, fate, place_for
 from kop.records.partitioning import partition_of
 from kop.testing import Broker

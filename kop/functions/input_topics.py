@@ -1,4 +1,4 @@
-"""The inputs of functions among the topics that there are: what a name or a pattern means, and what comes later.
+"""The topics that functions read: which of those that there are a name or a pattern means, and what comes later.
 
 Owns: which topics and partitions a function reads; how often it is looked for more.
 Must not know: what becomes of partitions.
@@ -68,7 +68,7 @@ def partitions_of(spec: FunctionSpec, topics: Mapping[str, TopicMetadata]) -> tu
     )
 
 
-class LaterPartitions:
+class PartitionDiscovery:
     """Looks for partitions every so many seconds on a thread of its own, and tells of all that there are."""
 
     def __init__(
@@ -83,7 +83,7 @@ class LaterPartitions:
         self._tell = tell
         self._seconds = seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kop-function-later", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kop-function-discovery", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from functions.function_kit import spec_with
 from kafka import errors
 
 from kop.client.read_client import TopicMetadata
-from kop.functions.inputs import partitions_of, reads, topics_of
+from kop.functions.input_topics import partitions_of, reads, topics_of
 from kop.functions.spec import FunctionSpec, InputSpec
 
 LISTED = ("log-a", "log-b", "orders", "log-out", "__kop_functions", "internal")
