@@ -91,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": {"records"},
     "functions": {"client", "records"},
-    "mesh": {"functions.spec", "functions.topics"},
+    "mesh": {"functions.config_fields", "functions.config_reading", "functions.spec", "functions.topics"},
     "spark": {"client", "records"},
     "app": {
         "cluster",

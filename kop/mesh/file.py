@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from kop.functions.spec import FunctionConfig, FunctionSpec, SpecError
-from kop.functions.spec import read as read_function
+from kop.functions.config_fields import FunctionConfig
+from kop.functions.config_reading import read as read_function
+from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNameError, TopicNames
-from kop.mesh.mend import mended
+from kop.mesh.mend import is_mendable, mended
 from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of
-from kop.mesh.spec import FunctionPart, Mesh, QueryPart, SinkPart, SourcePart, Trigger
+from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, QueryPart, SinkPart, SourcePart, Trigger
 from kop.mesh.tables import tables_of
 from kop.mesh.translate import Translated, translated
 
@@ -49,22 +50,12 @@ OWN_FUNCTION_FIELDS: Final = ("keepsKey", "private")
 FUNCTION_FIELDS: Final = (*(str(field.alias) for field in FunctionConfig.model_fields.values()), *OWN_FUNCTION_FIELDS)
 TRIGGERS: Final[tuple[Trigger, ...]] = ("continuous", "batch")
 _FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
+_MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
 _MARK: Final = "\0"
 """Stands for the file in mistakes of a function, whose lines are those of a text made for the check."""
 _PLACE: Final = re.compile(r"\0, line (\d+): ")
 _FLAG: Final = re.compile(r"^([\w.]+) \(--[-\w]+\): ")
 _NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A part of which not all is right, as far as the others have to know it."""
-
-    kind: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    line: int
 
 
 @dataclass(frozen=True)
@@ -93,11 +84,11 @@ def draft_of(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Dra
     """Return a file as far as it can be read, with what is wrong."""
     mistakes = Mistakes()
     nodes = documents(text, mistakes)
-    if mistakes:
+    if not nodes and any(is_mendable(mistake.text) for mistake in mistakes):
         better, changed = mended(text)
         if changed:
             at, told = mistakes[0].line, "\n".join(f"  {number:>4} | {line}" for number, line in changed.items())
-            mistakes[0] = Mistake(at, f"{mistakes[0].text}: the lines below an item of a list belong here:\n{told}")
+            mistakes[0] = Mistake(at, f"{mistakes[0].text}: {_MENDED}:\n{told}")
             nodes = documents(better, mistakes)
     if not nodes:
         if not mistakes:
@@ -178,7 +169,7 @@ class _Reader:
             section.wrong(line, f"{field}: {error}")
             return name
 
-    def _section(self, node: yaml.Node, index: int, kind: str, names: tuple[str, ...]) -> tuple[Section, str, int]:
+    def _section(self, node: yaml.Node, index: int, kind: Kind, names: tuple[str, ...]) -> tuple[Section, str, int]:
         """Return the fields of a part, its name, and how many mistakes there were before."""
         before = len(self._mistakes)
         given = {name: value for name, _, value in items_of(node)}.get("name")
@@ -190,7 +181,7 @@ class _Reader:
             section.wrong(section.line_at("name"), f"name: {name!r} may have letters, digits and -=:_. only")
         return section, name, before
 
-    def _kept(self, part: P, kind: str, name: str, section: Section, topics: Any, before: int) -> P | None:
+    def _kept(self, part: P, kind: Kind, name: str, section: Section, topics: Any, before: int) -> P | None:
         """Return a part if nothing was wrong with it; else keep what the others have to know of it."""
         if len(self._mistakes) == before:
             return part

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from kop.mesh.spec import FunctionPart, Mesh, Part
+from kop.mesh.spec import FunctionPart, Outline, Part
 
 N = TypeVar("N", bound=Hashable)
 
@@ -21,14 +21,14 @@ N = TypeVar("N", bound=Hashable)
 class Graph:
     """Parts by their names, which are names once in a mesh."""
 
-    mesh: Mesh
+    all_parts: tuple[Part | Outline, ...]
 
     @cached_property
-    def parts(self) -> dict[str, Part]:
-        """Every part; of two with one name the first."""
-        parts: dict[str, Part] = {}
-        for part in self.mesh.parts:
-            parts.setdefault(part.name, part)
+    def parts(self) -> dict[str, Part | Outline]:
+        """Every part; of two with one name the second has its line behind it."""
+        parts: dict[str, Part | Outline] = {}
+        for part in self.all_parts:
+            parts[f"{part.name} (line {part.line})" if part.name in parts else part.name] = part
         return parts
 
     @cached_property
@@ -48,7 +48,9 @@ class Graph:
     def side_writers(self) -> dict[str, tuple[str, ...]]:
         """Topic to the functions that write their log, dead letters or late messages to it."""
         sides: dict[str, tuple[str, ...]] = {}
-        for part in self.mesh.functions:
+        for part in self.parts.values():
+            if not isinstance(part, FunctionPart):
+                continue
             for topic in sorted(part.spec.own_topics - {part.spec.output, ""}):
                 sides[topic] = (*sides.get(topic, ()), part.name)
         return sides
@@ -83,7 +85,7 @@ class Graph:
         return tuple(_path(knot, self.after) for knot in knots(self.after))
 
 
-def reads(part: Part, topic: str) -> bool:
+def reads(part: Part | Outline, topic: str) -> bool:
     """Return if a part reads a topic of the mesh; patterns leave out what the function writes by itself."""
     if topic in part.inputs:
         return True

@@ -14,8 +14,14 @@ import yaml
 
 _FIELD: Final = re.compile(r"(?P<indent> *)(?:- +)?[\w.-]+:(?: |$)")
 _ITEM: Final = re.compile(r"(?P<indent> *)- +[^\s#:{\[][^#:{\[]*$")
+_PROBLEM: Final = "mapping values are not allowed here"
 _MOST: Final = 100
 """How many places of one file are mended."""
+
+
+def is_mendable(problem: str) -> bool:
+    """Return if a problem that YAML has with a text may be one of indentation."""
+    return _PROBLEM in problem
 
 
 def mended(text: str) -> tuple[str, dict[int, str]]:
@@ -36,13 +42,15 @@ def mended(text: str) -> tuple[str, dict[int, str]]:
 
 
 def _error_line(text: str) -> int | None:
-    """Return the line at which a text stops being YAML; None if all of it is."""
+    """Return the line at which a text stops being YAML; None if all of it is, 0 if it is mended nowhere."""
     try:
-        for _ in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        for _ in yaml.parse(text, Loader=yaml.SafeLoader):
             pass
     except yaml.MarkedYAMLError as error:
-        return error.problem_mark.line + 1 if error.problem_mark else 0
-    except (yaml.YAMLError, ValueError, RecursionError):
+        if error.problem == _PROBLEM and error.problem_mark:
+            return int(error.problem_mark.line) + 1
+        return 0
+    except (yaml.YAMLError, ValueError):
         return 0
     return None
 

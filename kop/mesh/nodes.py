@@ -55,6 +55,9 @@ class Mistakes(list[Mistake]):
 def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
     """Return the documents of a text that are not empty; mistakes of YAML are noted."""
     try:
+        if _is_deep(text):
+            mistakes.add(1, f"is nested deeper than {_DEPTH} levels")
+            return []
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -68,16 +71,26 @@ def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
     except (yaml.YAMLError, ValueError) as error:
         mistakes.add(1, f"is no YAML: {error}")
         return []
-    except RecursionError:
-        mistakes.add(1, f"is nested deeper than {_DEPTH} levels")
-        return []
     seen: set[int] = set()
     for node in nodes:
-        _check(node, "", 0, seen, mistakes)
+        _check(node, "", seen, mistakes)
     return [node for node in nodes if not is_null(node)]
 
 
-def _check(node: yaml.Node, place: str, depth: int, seen: set[int], mistakes: Mistakes) -> None:
+def _is_deep(text: str) -> bool:
+    """Return if nodes lie deeper within each other than is taken. Nodes themselves are read by recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEPTH:
+            return True
+    return False
+
+
+def _check(node: yaml.Node, place: str, seen: set[int], mistakes: Mistakes) -> None:
     """Note what YAML takes and this file may not have: equal keys, aliases, merges, tags."""
     line = line_of(node)
     named = f"{place}: " if place else ""
@@ -85,9 +98,7 @@ def _check(node: yaml.Node, place: str, depth: int, seen: set[int], mistakes: Mi
         mistakes.add(line, f"{named}an alias (*): write the value again")
         return
     seen.add(id(node))
-    if depth > _DEPTH:
-        mistakes.add(line, f"{named}is nested deeper than {_DEPTH} levels")
-    elif isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag not in _TEXT_TAGS:
@@ -98,10 +109,10 @@ def _check(node: yaml.Node, place: str, depth: int, seen: set[int], mistakes: Mi
             if key.value in first:
                 mistakes.add(line_of(key), f"{inner}: stands here a second time, after line {first[key.value]}")
             first.setdefault(key.value, line_of(key))
-            _check(value, inner, depth + 1, seen, mistakes)
+            _check(value, inner, seen, mistakes)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _check(value, f"{place}[{index}]", depth + 1, seen, mistakes)
+            _check(value, f"{place}[{index}]", seen, mistakes)
     elif node.tag not in _TEXT_TAGS:
         mistakes.add(line, f"{named}the tag {node.tag} is not taken: leave it away")
 

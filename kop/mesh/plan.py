@@ -10,7 +10,7 @@ so that they follow each other: none reads what comes of its own outputs by way 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -90,16 +90,20 @@ class Plan:
         return {name: component for component in self.components for name in component.names}
 
 
-def plan(mesh: Mesh, facts: Facts | None = None) -> Plan:
-    """Return the components of a mesh without cycles whose parts have different names."""
-    return _Planner(mesh, facts or Facts()).plan()
+def plan(mesh: Mesh, facts: Facts | None = None, alone: Collection[str] = ()) -> Plan:
+    """Return the components of a mesh without cycles whose parts have different names.
+
+    `alone` are functions that have to be components of their own because they end the process of others.
+    """
+    return _Planner(mesh, facts or Facts(), alone).plan()
 
 
 class _Planner:
-    def __init__(self, mesh: Mesh, facts: Facts) -> None:
+    def __init__(self, mesh: Mesh, facts: Facts, alone: Collection[str]) -> None:
         self._mesh = mesh
         self._facts = facts
-        self._graph = Graph(mesh)
+        self._alone = alone
+        self._graph = Graph(mesh.parts)
         self._functions = {part.name: part for part in mesh.functions}
         self._order = [name for name in self._graph.order if name in self._functions]
         self._edges: list[Edge] = [
@@ -126,6 +130,11 @@ class _Planner:
         reader, graph = self._functions[name], self._graph
         if not self._mesh.fuse:
             return "fuse is false"
+        for end in (reader, *(self._functions[n] for n in graph.writers[topic] if n in self._functions)):
+            if end.spec.window is not None:
+                return f"{end.name} has windows, and runs by itself"
+            if end.name in self._alone:
+                return f"{end.name} has ended its process at a message, and runs by itself"
         if topic not in reader.inputs:
             return f"{name} reads it by a pattern"
         if topic in self._mesh.external_writers:
@@ -160,11 +169,20 @@ class _Planner:
             reason = self._breaks(self._functions[name], fused, roots[name], keyed[name]) if fused else ""
             if reason:
                 changed = True
-                for topic in fused:
-                    cut[topic, name] = reason
+                cut |= dict.fromkeys(((topic, name) for topic in fused), reason)
                 roots[name] = frozenset(self._graph.inputs[name])
                 keyed[name] = ""
+            if (reason or not fused) and self._is_alone(self._functions[name]):
+                behind = {edge for edge in fusible if name in self._graph.writers[edge[0]]}
+                changed = changed or bool(behind)
+                fusible -= behind
+                cut |= dict.fromkeys(behind, f"{name} has state of the whole function, and runs by itself")
         return changed
+
+    def _is_alone(self, part: FunctionPart) -> bool:
+        """Return if one task has to have all partitions of the inputs of a function, which may be several."""
+        count = self._facts.partitions.get(part.inputs[0]) if len(part.spec.inputs) == 1 and part.inputs else None
+        return part.is_whole and count != 1
 
     def _breaks(self, part: FunctionPart, fused: list[str], roots: frozenset[str], loses: str) -> str:
         """Return why a function cannot be called by those before it; empty if it can."""

@@ -144,6 +144,17 @@ class QueryPart:
         return (self.output,)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """A part of which not all is right, as far as the others have to know it."""
+
+    kind: Kind
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    line: int
+
+
 Part: TypeAlias = FunctionPart | SourcePart | SinkPart | QueryPart
 
 

@@ -62,7 +62,7 @@ def test_functions_are_apart_without_fusing() -> None:
             "b t -> u windowConfig: {windowLengthCount: 3}",
             {},
             Facts({"in": 2}),
-            "b has windows of the whole function, and in may have several partitions",
+            "b has windows, and runs by itself",
         ),
         (
             "a in,more -> t keepsKey: true",
@@ -140,10 +140,23 @@ def test_a_private_output_is_written_if_it_is_read_elsewhere() -> None:
 
 
 def test_one_task_has_all_partitions_if_state_is_the_functions() -> None:
-    made = plan(mesh_of("a in -> t parallelism: 3", "b t -> u stateScope: function", "c u -> v parallelism: 4"))
-    first, second = made.components
+    mesh = mesh_of("a in -> t parallelism: 3", "b t -> u stateScope: function", "c u -> v parallelism: 4")
+    first, second, third = plan(mesh).components
     assert (first.names, first.is_whole, first.parallelism) == (("a",), False, 3)
-    assert (second.names, second.is_whole, second.parallelism) == (("b", "c"), True, 1)
+    assert (second.names, second.is_whole, second.parallelism) == (("b",), True, 1)
+    assert (third.names, third.is_whole, third.parallelism) == (("c",), False, 4)
+    assert third.cuts[0].reason == "b has state of the whole function, and runs by itself"
+    assert groups(plan(mesh, Facts({"t": 1}))) == [("a",), ("b", "c")]
+    assert groups(plan(mesh, Facts({"in": 1}))) == [("a", "b", "c")]
+
+
+def test_a_function_that_runs_by_itself() -> None:
+    mesh = mesh_of("a in -> t", "b t -> u", "c u -> v", "d t -> w")
+    made = plan(mesh, alone={"b"})
+    assert groups(made) == [("a", "d"), ("b",), ("c",)]
+    assert {cut.reason for cut in made.cuts} == {"b has ended its process at a message, and runs by itself"}
+    windows = mesh_of("a in -> t windowConfig: {windowLengthCount: 2}", "b t -> u")
+    assert groups(plan(windows, Facts({"in": 1, "t": 1}))) == [("a",), ("b",)]
 
 
 def test_a_topic_for_dead_letters_is_read_as_it_is() -> None:
@@ -153,7 +166,7 @@ def test_a_topic_for_dead_letters_is_read_as_it_is() -> None:
 
 # -- by chance
 
-COUNT = 400
+COUNT = 200
 
 
 def facts_by_chance(chance: Random) -> Facts:
@@ -191,7 +204,7 @@ def check(mesh: Mesh, known: Facts) -> None:
     names = [name for component in made.components for name in component.names]
     assert sorted(names) == sorted(part.name for part in mesh.functions)
     assert len({(cut.topic, cut.function) for cut in made.cuts}) == len(made.cuts)
-    graph = Graph(mesh)
+    graph = Graph(mesh.parts)
     for component in made.components:
         inner = {topic for topic in component.calls if topic not in component.inputs}
         assert len({part.spec.processing_guarantees for part in component.functions}) == 1
@@ -213,6 +226,9 @@ def check(mesh: Mesh, known: Facts) -> None:
             one_partition = known.partitions.get(*roots) == 1
             assert one_partition or (keeps and not part.is_whole)
         assert component.is_whole == any(part.is_whole for part in component.functions)
+        if component.is_whole and len(component.names) > 1:
+            inputs = {topic for part in component.functions if part.is_whole for topic in part.inputs}
+            assert inputs & inner or [known.partitions.get(topic) for topic in inputs] == [1]
     owner = {name: component.name for component in made.components for name in component.names}
     owner |= {query.name: query.name for query in mesh.queries}
     arrows = {

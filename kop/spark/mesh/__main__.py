@@ -24,6 +24,7 @@ from kop.functions.packages import PackageError
 from kop.mesh.file import read_mesh
 from kop.mesh.nodes import MeshError
 from kop.spark.mesh.session import end_at_once, make_session, master_of
+from kop.spark.mesh.task import cache_folder
 
 WAIT_SECONDS: Final = 0.5
 INTERRUPTED: Final = 130
@@ -33,6 +34,17 @@ def say(text: str) -> None:
     """Write a line for people."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def log_to(path: Path) -> None:
+    """Let what Spark and its workers print go to a file; what this process says goes on to people."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 class Run:
@@ -61,12 +73,16 @@ class Run:
             traceback.print_exc()
         finally:
             if self._spark is not None:
-                sys.stderr.flush()
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PySpark's threads complain when the JVM has gone
-                end_at_once(self._spark)
-            if self._driver is not None:
-                self._driver.close(stops_queries=False)
+                self._over_and_out()
             self.over.set()
+
+    def _over_and_out(self) -> None:
+        sys.stderr.flush()
+        said, sys.stderr = sys.stderr, open(os.devnull, "w")  # PySpark's threads complain when the JVM has gone
+        end_at_once(self._spark)
+        if self._driver is not None:
+            self._driver.close(stops_queries=False)
+        sys.stderr = said
 
     def _do(self) -> int:
         given = self._given
@@ -82,6 +98,9 @@ class Run:
             say(note)
         others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
         master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
+        path = cache_folder().parent / "meshes" / f"{mesh.full_name.replace('/', '.')}.log"
+        say(f"starting Spark for {mesh.full_name}; what it and the functions print is in {path}")
+        log_to(path)
         self._spark = make_session(mesh.name, master, given["settings"])
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
