@@ -7,6 +7,7 @@ Owns: what the command passes on, signals, lines for people, the exit code.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -78,7 +79,7 @@ class Run:
 
     def _over_and_out(self) -> None:
         sys.stderr.flush()
-        said, sys.stderr = sys.stderr, open(os.devnull, "w")  # PySpark's threads complain when the JVM has gone
+        said, sys.stderr = sys.stderr, io.StringIO()  # PySpark's threads complain when the JVM has gone
         end_at_once(self._spark)
         if self._driver is not None:
             self._driver.close(stops_queries=False)
