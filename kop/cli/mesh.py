@@ -107,13 +107,14 @@ def run(
 def _check(file: str) -> None:
     """Say what is wrong with a file before Spark starts."""
     from kop.functions.topics import TopicNames
-    from kop.mesh.file import read_mesh
+    from kop.mesh.check import check
+    from kop.mesh.file import draft_of
     from kop.mesh.nodes import MeshError
 
-    try:
-        mesh = read_mesh(Path(file).read_text(), file, TopicNames(has_namespaces=True))
-    except MeshError as error:
-        raise CliUsageError(str(error)) from None
+    checked = check(draft_of(Path(file).read_text(), file, TopicNames(has_namespaces=True)))
+    if checked.mistakes:
+        raise CliUsageError(str(MeshError(file, checked.mistakes)))
+    mesh = checked.mesh
     if mesh.queries:
         raise CliUsageError(f"{file}: queries are not run yet: leave them out")
     if not mesh.functions and not mesh.sources and not mesh.sinks:
@@ -374,7 +375,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     try:
         for group in sorted({part["group"] for part in report["parts"]} - {""}):
             writer.delete_group(group)
-        kinds = (records.REPORT, records.DEFINITION, records.REQUEST)
+        kinds = (records.REPORT, records.DEFINITION, records.LAYOUT, records.REQUEST)
         topic.put({records.key(kind, full_name): None for kind in kinds})
     finally:
         topic.close()

@@ -16,6 +16,8 @@ GROUP_PREFIX: Final = "__kop.mesh/"
 REPORT: Final = "report"
 REQUEST: Final = "request"
 DEFINITION: Final = "definition"
+LAYOUT: Final = "layout"
+"""Which topics each function was called with, not read, when the mesh ran last."""
 SILENT_SECONDS: Final = 10.0
 """A driver that has said nothing for so long is taken for gone."""
 STOP: Final = "stop"

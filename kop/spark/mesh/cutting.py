@@ -11,17 +11,26 @@ from collections.abc import Collection, Mapping
 
 from kop.client.errors import ClientError
 from kop.functions.packages import Package, read_package
-from kop.functions.spec import FunctionSpec
+from kop.functions.spec import FunctionSpec, Guarantee
 from kop.mesh import plan as planned
 from kop.mesh.spec import FunctionPart, Mesh
 from kop.spark.mesh.component import Component, Step
 
 
-def components_of(mesh: Mesh, partitions: Mapping[str, int]) -> list[Component]:
-    """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are."""
+def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[str] = ()) -> list[Component]:
+    """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are.
+
+    `alone`: functions that get components of their own. ClientError for what no component can have.
+    """
+    for part in mesh.functions:
+        if part.spec.processing_guarantees is Guarantee.MANUAL:
+            raise ClientError(
+                f"set processingGuarantees of {part.name} to another one: MANUAL is not for meshes, in which a message "
+                "is done once all functions behind it have had it"
+            )
     packages: dict[str, Package] = {}
-    facts = planned.Facts(partitions=partitions)
-    return [_component(mesh, part, partitions, packages) for part in planned.plan(mesh, facts).components]
+    cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
+    return [_component(mesh, part, partitions, packages) for part in cut.components]
 
 
 def _component(

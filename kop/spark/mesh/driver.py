@@ -26,11 +26,9 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.membership import Membership
-from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
-from kop.functions.reading import READ_COMMITTED
 from kop.mesh import records
 from kop.mesh.spec import Mesh, SinkPart, SourcePart
 from kop.spark.mesh.component import Component, Work
@@ -40,6 +38,7 @@ from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import check_formats, start_sink, start_source
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
+from kop.spark.mesh.starts import Starts
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +121,10 @@ class MeshDriver:
         self._text = text
         self._is_batch = once or mesh.trigger == "batch"
         self._counting = Counting()
+        self._alone: set[str] = set()
+        """The functions that get a component of their own."""
+        if mesh.queries:
+            raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
         self._stopping = threading.Event()
         self._queries: list[_Query] = []
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
@@ -185,16 +188,7 @@ class MeshDriver:
 
     def _begin(self) -> None:
         mesh = self._mesh
-        writer = WriteClient(self._settings, self._patience)
-        reader = ReadClient(self._settings, int(self._patience * 1000))
-        try:
-            self._make_topics(writer)
-            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
-            components = components_of(mesh, there)
-            self._commit_starts(components, reader, writer)
-        finally:
-            reader.close()
-            writer.close()
+        components = self._lay_out()
         slots = self._spark.sparkContext.defaultParallelism
         others = len(mesh.sources) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
@@ -287,26 +281,34 @@ class MeshDriver:
                 if topic not in private and writer.make_topic(topic):
                     self._say(f"made the topic {topic}")
 
-    def _commit_starts(self, components: Sequence[Component], reader: ReadClient, writer: WriteClient) -> None:
-        """Commit where the functions begin that have no offsets, so that no record is missed from here on.
+    def _lay_out(self) -> list[Component]:
+        """Return the components, once topics are there, and offsets are set so that no record is missed or done twice.
 
-        What the mesh itself writes is read from its beginning.
+        Nothing of the mesh runs meanwhile.
         """
-        written = {topic for part in self._mesh.parts for topic in part.outputs}
-        topics = reader.topics({topic for component in components for topic in component.inputs})
-        for step in (step for component in components for step in component.steps):
-            places = [(topic, number) for topic in step.inputs if topic in topics for number in topics[topic].leaders]
-            if not places or step.spec.window is not None:
-                continue
-            known = writer.committed(step.spec.group, places)
-            missing = [place for place in places if place not in known]
-            if not missing:
-                continue
-            latest = step.spec.subscription_position == "Latest" and not known
-            wanted = {place: LATEST if latest and place[0] not in written else EARLIEST for place in missing}
-            starts = reader.list_offsets(wanted, READ_COMMITTED)
-            for error in writer.commit(step.spec.group, starts).values():
-                raise error
+        writer = WriteClient(self._settings, self._patience)
+        reader = ReadClient(self._settings, int(self._patience * 1000))
+        try:
+            self._make_topics(writer)
+            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
+            key = records.key(records.LAYOUT, self._mesh.full_name)
+            before = records.decode(self._topic.read().get(key, b""))
+            starts = Starts(reader, writer, before)
+            while True:
+                components = components_of(self._mesh, there, self._alone)
+                late = starts.not_drained(components)
+                if not late:
+                    break
+                for name, (topic, count) in late.items():
+                    self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
+                self._alone |= late.keys()
+            starts.commit(components)
+            inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
+            self._topic.put({key: records.encode(inner)})
+            return components
+        finally:
+            reader.close()
+            writer.close()
 
     def _start(self, query: _Query) -> None:
         """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups."""
