@@ -2,10 +2,10 @@
 
     python -m conformance.mesh [--kills N] [--trigger continuous|batch] [--seed N] [--python PATH]
 
-Three functions run as one component (`functions.py`): a random number is appended to each message, the messages of a key
-are counted in state of the partition, and the end. A producer writes 100 records a second of 20 keys to two partitions.
-Before each kill so many records must have come out since the last one: a driver that has done nothing yet proves
-nothing. In the end each record has to be there once, with the counts of its key in order.
+Three functions run as one component (`functions.py`): a random number is appended to each message, the messages of a
+key are counted in state of the partition, and the end. A producer writes 100 records a second of 20 keys to two
+partitions. Before each kill so many records must have come out since the last one: a driver that has done nothing yet
+proves nothing. In the end each record has to be there once, with the counts of its key in order.
 
 The same with committed offsets ignored has to show duplicates, else this test could not fail (`--proof`).
 Needs Java 17; PySpark goes into the venv of the suite `spark-kop`. The exit code is 1 if something is missing or twice.
@@ -203,9 +203,8 @@ def crashes(python: str, kills: int, trigger: str, seed: int, *, blind: bool = F
         (folder / "kop").mkdir()
         (folder / "functions.py").write_text((HERE / "mesh" / "functions.py").read_text())
         (folder / "mesh.yaml").write_text(MESH.format(trigger=trigger, dice="blind" if blind else "dice"))
-        gateway = Kop(
-            folder / "kop", settings={"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
-        )
+        settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
+        gateway = Kop(folder / "kop", settings=settings)
         with gateway as bootstrap:
             driver = Driver(python, [str(folder / "mesh.yaml"), "--bootstrap", bootstrap], folder / "driver.log")
             driver.start()
@@ -264,9 +263,7 @@ def main() -> int:
     parser.add_argument("--trigger", choices=["continuous", "batch"], default="continuous")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--proof", action="store_true", help="show that ignored offsets give duplicates, too")
-    parser.add_argument(
-        "--python", help="an interpreter with pyspark and what kop needs instead of the suite's own venv"
-    )
+    parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
     asked = parser.parse_args()
     try:
         python = asked.python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))

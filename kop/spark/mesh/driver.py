@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,16 +270,17 @@ class MeshDriver:
 
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
-        for topic in (
-            topic for other in (*self._mesh.sources, *self._mesh.sinks) for topic in (*other.inputs, *other.outputs)
-        ):
-            if writer.make_topic(topic):
-                self._say(f"made the topic {topic}")
+        wanted = [topic for source in self._mesh.sources for topic in source.outputs]
+        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
         for part in self._mesh.functions:
             private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
-            for topic in [*part.inputs, *part.outputs]:
-                if topic not in private and writer.make_topic(topic):
-                    self._say(f"made the topic {topic}")
+            wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]
+        self._make(writer, wanted)
+
+    def _make(self, writer: WriteClient, topics: Iterable[str]) -> None:
+        for topic in dict.fromkeys(topics):
+            if writer.make_topic(topic):
+                self._say(f"made the topic {topic}")
 
     def _lay_out(self) -> list[Component]:
         """Return the components, once topics are there, and offsets are set so that no record is missed or done twice.
@@ -302,6 +303,7 @@ class MeshDriver:
                 for name, (topic, count) in late.items():
                     self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
                 self._alone |= late.keys()
+            self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
             starts.commit(components)
             inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
             self._topic.put({key: records.encode(inner)})
