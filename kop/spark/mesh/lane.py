@@ -77,6 +77,10 @@ class ReadyStep:
     """
 
     def __init__(self, step: Step, code: FunctionCode) -> None:
+        if code.is_batch:
+            raise ClientError(
+                f"let {step.spec.name} have process in the place of process_batch: a mesh calls with single messages"
+            )
         self.step = step
         self.spec: FunctionSpec = step.spec
         self.code = code
