@@ -118,8 +118,10 @@ class Quota:
                     conn.close()
                     conn, is_held = None, True
                 self._waited(sent, was_held)
-                was_held = is_held
-                if is_held:
+                was_held = bool(is_held)
+                if is_held is None:
+                    pass
+                elif is_held:
                     self._told.judge(self.name, self.belief, True, sent, BOUND)
                 else:
                     passed.append(sent)
@@ -136,8 +138,8 @@ class Quota:
         if was_held and self.kind is not QuotaKind.MUTATIONS and now() - sent > SLOW_SECONDS:
             self._told.judge(self.name, self.belief, True, now() - SLOW_SECONDS, BOUND)
 
-    async def _ask(self, gateway: Gateway, conn: Connection | None) -> bool:
-        """Send a request; return true if the client is held."""
+    async def _ask(self, gateway: Gateway, conn: Connection | None) -> bool | None:
+        """Send a request; return true if the client is held, None if that does not show."""
         if conn is None:
             return await self._connect(gateway)
         if self.kind is QuotaKind.MUTATIONS:
@@ -147,9 +149,11 @@ class Quota:
             assert not answer.responses[0].partition_responses[0].error_code, answer
         elif self.kind is QuotaKind.CONSUMED:
             answer = await read(conn, self.name)
-            records = [each.records for topic in answer.responses for each in topic.partitions]
-            assert all(records), answer
-            assert bool(answer.throttle_time_ms) != bool(records), answer
+            partitions = [each for topic in answer.responses for each in topic.partitions]
+            assert not any(each.error_code for each in partitions), answer
+            assert bool(answer.throttle_time_ms) != bool(partitions), answer
+            if partitions and not partitions[0].records:
+                return None  # not read yet
         else:
             answer = await conn.call(3, 12, topics=[], allow_auto_topic_creation=False)
         return bool(answer.throttle_time_ms)

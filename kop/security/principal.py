@@ -13,8 +13,6 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from kop.security.certificates import of_der
-
 _SHOWN: Final = 200
 """Characters of a subject that a log line shows."""
 LONGEST_SUBJECT: Final = 1024
@@ -47,9 +45,8 @@ class MappingRules:
         return None
 
 
-def name_of(rules: MappingRules, certificate: bytes) -> str:
-    """Return the principal of a client with this certificate, in DER. ValueError tells why there is none."""
-    subject = of_der(certificate).subject
+def name_of(rules: MappingRules, subject: str) -> str:
+    """Return the principal of a client whose certificate has this subject. ValueError tells why there is none."""
     name = rules.name(subject)
     if not name:
         what = "have no rule for" if name is None else "make nothing of"

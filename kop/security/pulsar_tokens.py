@@ -21,7 +21,16 @@ from kop.repeats import Repeats
 from kop.security.sasl.exchange import ClientIdentity
 from kop.security.sasl.oauthbearer import TokenError
 from kop.security.settings import SecuritySettings
-from kop.security.tokens import TokenKey, TokenRules, checked, identity_of, public_key, secret_key, unchecked_claims
+from kop.security.tokens import (
+    TokenKey,
+    TokenRules,
+    checked,
+    claimed_by,
+    identity_of,
+    public_key,
+    secret_key,
+    unchecked_claims,
+)
 from kop.storage.base import TokenAuthority
 
 log = logging.getLogger(__name__)
@@ -40,6 +49,10 @@ class PulsarTokens:
         """Return whose token it is. TokenError."""
         if self._keys:
             return checked(token, self._keys, self._rules, clock.wall())
+        with claimed_by(token, self._rules):
+            return await self._asked(token)
+
+    async def _asked(self, token: str) -> ClientIdentity:
         identity = identity_of(unchecked_claims(token), self._rules, clock.wall())
         try:
             good = await self._authority.accepts(token)
