@@ -120,8 +120,8 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     results = []
     for index, which in enumerate(found):
         refused = which if isinstance(which, KopError) else failure
-        matching = [_deleted(acl) for acl in doomed[index]] if refused is None else []
-        results.append(_error(refused) | dict(matching_acls=matching))
+        gone = [_deleted(acl) for acl in doomed[index]] if refused is None else []
+        results.append(_error(refused) | dict(matching_acls=gone))
     return ctx.response(filter_results=results)
 
 

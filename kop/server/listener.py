@@ -167,7 +167,8 @@ class Server:
             nonlocal subject
             if name_of is not None:
                 subject = of_der(certificate).subject
-                connection.info.principal = name_of(subject)
+                connection.info.principal = name = name_of(subject)
+                self.requests.logged_in(name)
 
         return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 

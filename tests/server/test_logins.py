@@ -306,6 +306,24 @@ def test_failed_logins_are_audited(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not any(secret in text for secret in ('wrong"', "oops", "correct horse", "battery staple"))
 
 
+def test_a_super_user_in_another_case_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:Alice;User:carol",
+    }
+
+    async def main() -> None:
+        async with serving_logins(tmp_path, **settings) as serving:
+            for name, password in (("alice", "correct horse"), ("carol", "battery staple"), ("alice", "correct horse")):
+                client = await client_of(serving)
+                assert (await by_plain(client, name, password)).error_code == 0
+                await client.close()
+
+    run(main())
+    (line,) = [text for text in caplog.messages if "super user" in text]
+    assert line.startswith("'User:alice' has logged in, who is no super user: super.users has 'User:Alice'")
+
+
 # -- tokens
 
 
