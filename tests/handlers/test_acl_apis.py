@@ -292,6 +292,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 upsertion("f", 1, 4095),
                 upsertion("g", 1, 16_385),
                 upsertion("i", salted=b""),
+                upsertion("k") | {"salt": b"s" * 1025},
                 upsertion("x" * 40_000),
                 upsertion("good"),
             ]
@@ -303,6 +304,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 "f": (UNACCEPTABLE, "Too few iterations"),
                 "g": (UNACCEPTABLE, "Too many iterations"),
                 "i": (UNACCEPTABLE, "The salted password must not be empty"),
+                "k": (UNACCEPTABLE, "The salt is longer than 1024 bytes"),
                 "x" * 40_000: (UNACCEPTABLE, "Username is longer than 32767 bytes"),
                 "good": done,
             }
