@@ -140,10 +140,13 @@ class AccessControl:
         return self._replaced, -1 if authorizer is None else authorizer.version
 
     def who(self, peer: Peer) -> Hashable:
-        """Return a key that is the same for all clients with the same rights as `peer`, by which a cache may share
-        entries.
+        """Return a key that is the same for all clients with the same rights and names as `peer`, by which a cache may
+        share entries.
         """
-        return None if self._authorizer is None else (peer.principal, peer.client_host)
+        space = peer.space
+        if self._authorizer is None:
+            return None if space.is_home else space
+        return (peer.principal, peer.client_host) if space.is_home else (peer.principal, peer.client_host, space)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation on the resource. A topic may go by any of its names.
@@ -243,7 +246,8 @@ class AccessControl:
                     raise KopError(f"{resource.name} {name}: {operation.name} is denied", self.refusal(resource, name))
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic under the name that the client uses, or the error: not authorized, or not there.
+        """Return the topic under the name that the client uses, or the error: not authorized, or not there. The id of
+        a topic of another space than the client's is unknown.
 
         `operation` is None if the decision goes by another right than one to the topic.
         """
@@ -255,7 +259,7 @@ class AccessControl:
                 return self.refusal(ResourceType.TOPIC, name_or_id)
             return topics.get(name_or_id) or topics.missing(name_or_id)
         topic = topics.by_id(name_or_id)
-        if topic is None:
+        if topic is None or not topic.name.startswith(peer.space.prefix):
             return ErrorCode.UNKNOWN_TOPIC_ID
         if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, topic.name):
             return self.refusal(ResourceType.TOPIC, topic.name)
@@ -289,6 +293,12 @@ class AccessControl:
         if operation is None or self.may(peer, operation, ResourceType.TOPIC, name):
             return True
         return operation in _OF_CLUSTER_OR_TOPIC and self.may(peer, operation, ResourceType.CLUSTER)
+
+    def listed(self, peer: Peer) -> Sequence[TopicInfo]:
+        """Return the topics for a client that asks for all, before its rights are looked at: those of its space, for
+        super users those of all spaces.
+        """
+        return self._topics.listed(peer.space.prefix, everywhere=peer.principal in self._super_users)
 
     def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
         """Return those of `topics` on which the client may do this operation, so that it may know of them."""

@@ -38,11 +38,14 @@ from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import MetadataRequest
+from kop.wire.names import inward, outward_rows
 from kop.wire.rows import Response
 
 _LARGE = 16 * 1024
 """The size in bytes from which on a Metadata request is answered in parts, so that other clients have their turn."""
 _PART_TOPICS = 200
+_NAME = 1
+"""The place of the name in a topic's row."""
 _LIBRDKAFKA_SLACK = 3
 """The bytes too many in librdkafka's request for all topics from version 9 on: the old length of an array, left in
 place.
@@ -58,23 +61,24 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
         return InTask(_answer_with_pauses(gw, ctx, bytes(body)))
-    request = _decoded(ctx.version, body)
+    request = _decoded(ctx, body)
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
+        return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
     if ctx.access.unread(_NEEDS[:1], request) or _to_find(ctx, request) or _to_create(gw, ctx, request):
         return InTask(_find_and_answer(gw, ctx, request))
     response = _answer(gw, ctx, request)
-    answer = _encoded(response)
-    # Of other namespaces no version would show that a topic was made, or a right to it given.
-    if _is_kept(ctx, response) and not any(
-        code and name and "/" in name for code, name, *_ in response.fields["topics"]
-    ):
+    may_be_kept = _is_kept(ctx, response)
+    answer = _encoded(ctx, response)
+    if may_be_kept:
         gw.metadata_cache.put(version, key, answer)
     return _framed(ctx.correlation_id, answer)
 
 
 def _is_kept(ctx: Context, response: Response) -> bool:
     """Return true if no decision in the answer has to be audited when the same is asked again."""
+    # Of other namespaces no version would show that a topic was made, or a right to it given.
+    if any(code and name and "/" in name for code, name, *_ in response.fields["topics"]):
+        return False
     if ctx.access.is_open:
         return True
     refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -85,17 +89,22 @@ def _framed(correlation_id: int, rest: bytes) -> Frame:
     return ((len(rest) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big", signed=True), rest)
 
 
-def _encoded(response: Response) -> bytes:
+def _encoded(ctx: Context, response: Response) -> bytes:
     """Return an answer to Metadata encoded for the cache, without its size and its correlation id."""
+    if ctx.conn.space.prefix:
+        response.fields["topics"] = outward_rows(response.fields["topics"], _NAME, ctx.conn.space)
     return codec.encode_response(0, response.message())[8:]
 
 
-def _decoded(version: int, body: memoryview) -> Any:
+def _decoded(ctx: Context, body: memoryview) -> Any:
     """Return a decoded request with each topic once, and without names if it has ids, as Kafka answers it."""
+    version = ctx.version
     request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
     if request.topics and len(request.topics) > 1 and not _asks_for_ids_too_early(version, request):
         of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
         request.topics = list((of_ids or {topic.name: topic for topic in request.topics}).values())
+    if ctx.conn.space.prefix:
+        inward(ctx.api_key, request, ctx.conn.space)
     return request
 
 
@@ -145,7 +154,7 @@ def _is_to_be_made(ctx: Context, name: str) -> bool:
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
     answer = await _found_and_made(gw, ctx, request, gw.topic_limits.making(), _end_of_wait())
-    return _framed(ctx.correlation_id, _encoded(answer))
+    return _framed(ctx.correlation_id, _encoded(ctx, answer))
 
 
 def _end_of_wait() -> float:
@@ -167,9 +176,9 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a Metadata request that names thousands of topics, a part of them at a time."""
-    request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
+    request = await asyncio.to_thread(_decoded, ctx, memoryview(body))
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
+        return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
     making, end = gw.topic_limits.making(), _end_of_wait()
@@ -179,7 +188,7 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
         request.topics = topics[begin : begin + _PART_TOPICS]
         part = await _found_and_made(gw, ctx, request, making, end)
         whole.fields["topics"] += part.fields["topics"]
-    rest = await asyncio.to_thread(_encoded, whole)
+    rest = await asyncio.to_thread(_encoded, ctx, whole)
     return _framed(ctx.correlation_id, rest)
 
 
@@ -230,7 +239,7 @@ def _topics(
     """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions."""
     version, wanted = ctx.version, request.topics
     if wanted is None or (version == 0 and not wanted):
-        for topic in ctx.visible(gw.topics.listed()):
+        for topic in ctx.visible(ctx.listed()):
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, ctx, topic)
         return
     no_name = None if version >= 12 else ""
@@ -274,7 +283,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     """
     limit = max(1, min(request.response_partition_limit, 2000))
     named = sorted({topic.name for topic in request.topics})
-    names = named or [topic.name for topic in ctx.visible(gw.topics.listed())]
+    names = named or [topic.name for topic in ctx.visible(ctx.listed())]
     cursor, first, next_cursor = request.cursor, 0, None
     if cursor is not None:
         if cursor.partition_index < 0 or (named and cursor.topic_name not in named):

@@ -26,6 +26,7 @@ from kop import clock
 from kop.errors import ConfigError, KopError
 from kop.metrics import CountFamily, counter_value
 from kop.repeats import Repeats
+from kop.security.tenants import Space
 
 LINES_A_SECOND: Final = 100
 """Lines of each kind in a second."""
@@ -50,6 +51,7 @@ class Peer(Protocol):
 
     principal: str
     client_host: str
+    space: Space
 
 
 class AuditLines:

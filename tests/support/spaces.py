@@ -1,0 +1,55 @@
+"""A gateway whose clients work in a space of names by the listener that they come by.
+
+Owns: the listeners, and the spaces of their clients.
+Must not know: who is in which space by which rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from kop import app
+from kop.app import Serving
+from kop.cluster.client_topics import ClientTopics
+from kop.handlers.api import ConnectionInfo
+from kop.security.tenants import HOME, Space
+from kop.server import connection
+from support.gateway import gateway
+
+FIRST: Final = Space("first/space/")
+SECOND: Final = Space("second/space/")
+_SPACES: Final = {"FIRST": FIRST, "SECOND": SECOND}
+_LISTENERS: Final = ("HOME", *_SPACES)
+
+
+def _client(*args: Any, **fields: Any) -> ConnectionInfo:
+    client = ConnectionInfo(*args, **fields)
+    client.space = _SPACES.get(client.listener, HOME)
+    return client
+
+
+@asynccontextmanager
+async def spaces(path: Path, **settings: str) -> AsyncIterator[Serving]:
+    """Serve clients of the home space by the first listener, of two other spaces by the second and third one."""
+    chosen = {
+        "listeners": ",".join(f"{name}://127.0.0.1:0" for name in _LISTENERS),
+        "listener_security_protocol_map": ",".join(f"{name}:PLAINTEXT" for name in _LISTENERS),
+        "inter_broker_listener_name": "HOME",
+    }
+    with (
+        mock.patch.object(connection, "ConnectionInfo", _client),
+        mock.patch.object(app, "ClientTopics", partial(ClientTopics, has_spaces=True)),
+    ):
+        async with gateway(path, **chosen, **settings) as serving:
+            yield serving
+
+
+def bootstrap(serving: Serving, listener: int) -> str:
+    """Return the address of a listener, by its number."""
+    host, port = serving.listeners[listener]
+    return f"{host}:{port}"
