@@ -25,6 +25,7 @@ from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.tenants import HOME, Space
 from kop.security.throttling import Meter
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
@@ -68,6 +69,8 @@ class ConnectionInfo:
     """True if the listener asks its clients to log in."""
     is_by_token: bool = False
     """True if the client has logged in by a delegation token."""
+    space: Space = HOME
+    """The space of names in which the client works."""
     is_valid: Callable[[], bool] | None = None
     """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
