@@ -46,6 +46,7 @@ from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
+from kop.security.membership import Membership
 from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
@@ -64,7 +65,7 @@ from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
 from kop.storage.memory import engine as memory_engine
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.pulsar.settings import SYSTEM_TENANT, PulsarSettings
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.threads import Ended, Threads
 from kop.transactions.coordinators import TransactionCoordinators
@@ -310,7 +311,8 @@ async def start(
     if config.kop_security_users_file:
         await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
     throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
-    topics = ClientTopics(engine)
+    has_spaces = bool(config.kop_tenant_rules or config.kop_tenant_claim or config.kop_pulsar_tokens)
+    topics = ClientTopics(engine, has_spaces=has_spaces)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
@@ -370,7 +372,9 @@ async def start(
     token_keys = KeySources()
     turns = checks_at_once()
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
-    logins = LoginParts(security, turns, token_keys, _pulsar_token_check(config, engine), bearers)
+    membership = _membership(config, gateway)
+    check_token = _pulsar_token_check(config, engine)
+    logins = LoginParts(security, turns, token_keys, check_token, bearers, membership, config.kop_tenant_claim)
     securities = [
         listener_security(
             endpoint,
@@ -469,6 +473,15 @@ def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
 
     return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
+
+
+def _membership(config: Config, gateway: Gateway) -> Membership:
+    """Return what says to which tenant clients belong. ConfigError if the rules are wrong."""
+    home, reserved = "", list[str]()
+    if gateway.topics.has_namespaces:
+        home = config.kop_pulsar_namespace
+        reserved = [config.kop_pulsar_metadata_namespace, SYSTEM_TENANT]
+    return Membership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)
 
 
 def _store_path(config: Config) -> Path:

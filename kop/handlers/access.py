@@ -20,6 +20,7 @@ from kop.errors import ErrorCode, KopError
 from kop.security.audit import Audit, Peer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.tenants import Space
 from kop.storage.base import TopicInfo
 
 ANONYMOUS: Final = "User:ANONYMOUS"
@@ -77,6 +78,18 @@ class Authorizer(Protocol):
 
     def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
         """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of a space that is not the home space, empty if it can. Unless it is
+        `proven` that it belongs there, it needs some right in it.
+        """
+
+
+def _is_of_brokers(peer: Peer, resource: ResourceType, name: str | None) -> bool:
+    """Return true if a client of a tenant asks for the whole cluster, which no right of a tenant is about: to it the
+    cluster is its namespace, by the name that `Context.namespace` asks with.
+    """
+    return resource is ResourceType.CLUSTER and name == CLUSTER_NAME and not peer.space.is_home
 
 
 def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
@@ -158,7 +171,9 @@ class AccessControl:
             return True
         if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        allowed = authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        allowed = not _is_of_brokers(peer, resource, name) and authorizer.allows(
+            peer.principal, peer.client_host, operation, resource, name
+        )
         if not allowed or self._audit.tells_allowed:
             self._tell(authorizer, allowed, peer, operation, resource, name)
         return allowed
@@ -172,7 +187,9 @@ class AccessControl:
             return True
         if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        return authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        return not _is_of_brokers(peer, resource, name) and authorizer.allows(
+            peer.principal, peer.client_host, operation, resource, name
+        )
 
     def may_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true if the client may do this operation on some resource of the type. A denial is not audited."""
@@ -194,6 +211,8 @@ class AccessControl:
         name: str | None,
     ) -> None:
         rule = partial(authorizer.rule, peer.principal, peer.client_host, operation, resource, name)
+        if _is_of_brokers(peer, resource, name):
+            rule = partial(str, "what concerns brokers is for super users alone")
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
 
     def changes_user(self, peer: Peer, name: str) -> bool:
@@ -213,14 +232,16 @@ class AccessControl:
         return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
 
     def check_known(self, peer: Peer, resource: ResourceType) -> None:
-        """Raise BackendError while it is not known what was granted to the client in the home namespace: a list of
+        """Raise BackendError while it is not known what was granted to the client in its namespace: a list of
         resources without those that it may not see would be wrong.
         """
         if self._grants is not None:
-            self._grants.check_known(peer.principal, _NOT_KNOWN[resource])
+            self._grants.check_known(peer.principal, _NOT_KNOWN[resource], peer.space.name)
 
     def unread(self, needs: Iterable[Need], request: Any) -> Collection[str]:
-        """Return the namespaces named in the request whose grants have to be read before anything is decided."""
+        """Return the namespaces named in the request whose grants have to be read before anything is decided. Those of
+        spaces are read all the time.
+        """
         grants, canonical = self._grants, self._topics.canonical_name
         if grants is None:
             return ()
@@ -232,6 +253,20 @@ class AccessControl:
             if isinstance(name, str) and "/" in name
         ]
         return grants.unread(names) if names else ()
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
+        needs some right in it.
+        """
+        authorizer = self._authorizer
+        if authorizer is None or space.is_home:
+            return ""
+        return await authorizer.enter(principal, space, proven=proven)
+
+    def follow(self, space: Space) -> None:
+        """Have what decides in a space read from now on."""
+        if self._grants is not None and not space.is_home:
+            self._grants.follow(space)
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Read the grants of namespaces."""
@@ -312,4 +347,6 @@ class AccessControl:
         operations = OPERATIONS[resource]
         if self._authorizer is None:
             return operations
+        if resource is ResourceType.CLUSTER and not peer.space.is_home:
+            operations = operations - {AclOperation.CLUSTER_ACTION}
         return {operation for operation in operations if self.may(peer, operation, resource, name)}

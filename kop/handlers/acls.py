@@ -3,7 +3,7 @@
 Without an authorizer that goes by ACLs each is SECURITY_DISABLED, whoever asks: a client that believes in an ACL that
 is not enforced would be worse off. A topic goes by its canonical name in ACLs, whatever name a client gives; a prefix
 of names does, too. What Kafka takes is taken: hosts that no client has, other types of principals, operations that the
-type of the resource has not.
+type of the resource has not. Clients of a tenant make and see those of their namespace, by their own names.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.security.acls import WILDCARD, Acl, AclFilter
+from kop.security.acls import WILDCARD, Acl, AclFilter, seen, stored
 from kop.security.records import KeyValue, of_acl
-from kop.security.rights import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
+from kop.security.rights import (
+    CLUSTER_NAME,
+    RESOURCES_OF_SPACES,
+    AclOperation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kop.security.tenants import Space, is_namespace
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _NO_AUTHORIZER: Final = "No Authorizer is configured."
-_DENIED: Final = "Cluster authorization failed."
 _KAFKA_GO_SLACK: Final = 1
 """segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
 _LONGEST: Final = 32_767
@@ -35,14 +42,17 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Return the ACLs that the filter describes, those of a resource together."""
     if not gw.acls_decide:
         return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
-    if denied := ctx.cluster(AclOperation.DESCRIBE):
-        return ctx.response(error_code=denied, error_message=_DENIED, resources=[])
+    if denied := ctx.namespace(AclOperation.DESCRIBE):
+        return ctx.response(error_code=denied, error_message=ctx.cluster_denial, resources=[])
     try:
         which = _filter(gw, ctx, request)
     except KopError as error:
         return ctx.response(error_code=error.code, error_message=error.message, resources=[])
     resources: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
-    for acl in gw.security.acls.matching(which):
+    space = ctx.conn.space
+    for kept in gw.security.acls.matching(which, space):
+        acl = seen(kept, space)
+        assert acl is not None
         resources.setdefault((acl.resource, acl.name, acl.pattern), []).append(
             dict(principal=acl.principal, host=acl.host, operation=acl.operation, permission_type=acl.permission)
         )
@@ -97,9 +107,10 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         except KopError as error:
             filters.append(error)
     doomed: list[list[Acl]] = []
+    space = ctx.conn.space
 
     def decide() -> Sequence[KeyValue]:
-        doomed[:] = [[] if isinstance(each, KopError) else gw.security.acls.matching(each) for each in filters]
+        doomed[:] = [[] if isinstance(each, KopError) else gw.security.acls.matching(each, space) for each in filters]
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
     failure = await _written(gw, decide)
@@ -107,7 +118,7 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     results = []
     for index, which in enumerate(filters):
         refused = which if isinstance(which, KopError) else failure
-        matching = [_deleted(acl) for acl in doomed[index]] if refused is None else []
+        matching = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
         results.append(_error(refused) | dict(matching_acls=matching))
     return ctx.response(filter_results=results)
 
@@ -116,8 +127,8 @@ def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
     """Return why no ACL of the request is changed; None if it may be."""
     if not gw.acls_decide:
         return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
-    if denied := ctx.cluster(AclOperation.ALTER):
-        return PeerError(_DENIED, denied)
+    if denied := ctx.namespace(AclOperation.ALTER):
+        return PeerError(ctx.cluster_denial, denied)
     return None
 
 
@@ -175,8 +186,9 @@ def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
             _code(AclOperation, row.operation, "operation"),
             _code(Permission, row.permission_type, "permissionType"),
         )
-        _check(acl)
-        return acl._replace(name=_name(gw, ctx, acl.resource, acl.pattern, acl.name))
+        _check(acl, ctx.conn.space)
+        kept = stored(acl, ctx.conn.space)
+        return kept._replace(name=_name(gw, ctx, kept.resource, kept.pattern, kept.name))
     except KopError as error:
         return error.fresh_copy()
 
@@ -199,9 +211,13 @@ def _filter_code(kind: type[_Code], code: int, what: str) -> _Code:
     return value
 
 
-def _check(acl: Acl) -> None:
-    if acl.resource is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
+def _check(acl: Acl, space: Space) -> None:
+    if acl.resource is ResourceType.CLUSTER and not _is_cluster(acl.name, space):
         raise PeerError(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
+    if not space.is_home and acl.resource not in RESOURCES_OF_SPACES:
+        raise PeerError(f"ACLs of {acl.resource.name} are not of {space.name} alone: super users make them")
+    if not space.is_home and "/" in acl.name:
+        raise PeerError(f"The resource name has a slash, and names of {space.name} have none")
     if not acl.name:
         raise PeerError("Invalid empty resource name")
     if ":" not in acl.principal:
@@ -209,9 +225,17 @@ def _check(acl: Acl) -> None:
             f"Could not parse principal from `{acl.principal}` (no colon is present separating the principal type from "
             "the principal name)"
         )
-    for what, text in (("resource name", acl.name), ("principal", acl.principal), ("host", acl.host)):
+    for what, text in (("resource name", space.inward(acl.name)), ("principal", acl.principal), ("host", acl.host)):
         if len(text.encode()) > _LONGEST:
             raise PeerError(f"The {what} is longer than {_LONGEST} bytes")
+
+
+def _is_cluster(name: str, space: Space) -> bool:
+    """Return true if the name is that of the cluster, or, for those who give full names, of the namespace that a tenant
+    has for one.
+    """
+    namespace, slash, local = name.rpartition("/")
+    return name == CLUSTER_NAME or bool(space.is_home and slash and local == CLUSTER_NAME and is_namespace(namespace))
 
 
 def _name(gw: Gateway, ctx: Context, resource: ResourceType, pattern: PatternType, name: str) -> str:
@@ -228,7 +252,7 @@ def _filter(gw: Gateway, ctx: Context, row: Any) -> AclFilter:
     name = row.resource_name_filter
     return AclFilter(
         resource,
-        None if name is None else _name(gw, ctx, resource, pattern, name),
+        name if name is None or not ctx.conn.space.is_home else _name(gw, ctx, resource, pattern, name),
         pattern,
         row.principal_filter,
         row.host_filter,

@@ -71,6 +71,8 @@ class ConnectionInfo:
     """True if the client has logged in by a delegation token."""
     space: Space = HOME
     """The space of names in which the client works."""
+    is_by_claim: bool = False
+    """True if the client is of its space by more than its principal."""
     is_valid: Callable[[], bool] | None = None
     """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
@@ -150,6 +152,29 @@ class Context:
         """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
+    @property
+    def namespace_name(self) -> str:
+        """The name of the cluster as the client's namespace, in rights to that as a whole."""
+        return self.conn.space.inward(CLUSTER_NAME)
+
+    def namespace(self, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this operation on its namespace as a whole, else
+        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster.
+        """
+        allowed = self.access.allows(self.conn, operation, ResourceType.CLUSTER, self.namespace_name)
+        return NONE if allowed else CLUSTER_REFUSED
+
+    @property
+    def cluster_denial(self) -> str:
+        """The text of CLUSTER_AUTHORIZATION_FAILED."""
+        space = self.conn.space
+        more = (
+            ""
+            if space.is_home
+            else f" To clients of {space.name} the cluster is that namespace; the rest is for super users."
+        )
+        return f"Cluster authorization failed.{more}"
+
     def may(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation, without an audit; see `AccessControl.may`."""
         return self.access.may(self.conn, operation, resource, name)
@@ -161,7 +186,7 @@ class Context:
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
         access, conn = self.access, self.conn
-        return access.may(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
+        return access.may(conn, AclOperation.CREATE, ResourceType.CLUSTER, self.namespace_name) or access.allows(
             conn, AclOperation.CREATE, ResourceType.TOPIC, name
         )
 

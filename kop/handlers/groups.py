@@ -268,7 +268,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     code = gw.groups.refusal
     listed = []
     if not code:
-        sees_all = ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER)
+        sees_all = ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER, ctx.namespace_name)
         if not sees_all:
             ctx.access.check_known(ctx.conn, ResourceType.GROUP)
         listed = [

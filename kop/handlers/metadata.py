@@ -34,7 +34,7 @@ from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
-from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import MetadataRequest
@@ -203,8 +203,8 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
         for code, name, topic_id, internal, partitions in _topics(gw, ctx, request, failed or {})
     ]
     asks_for_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
-    operations = ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asks_for_cluster)
-    if asks_for_cluster and not ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER):
+    operations = ctx.operations(ResourceType.CLUSTER, ctx.namespace_name, asked=asks_for_cluster)
+    if asks_for_cluster and not ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER, ctx.namespace_name):
         operations = set()
     return ctx.response(
         brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address, ctx.conn.listener)],

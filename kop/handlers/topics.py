@@ -267,7 +267,7 @@ def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
     """Return the topic if the client may delete it, by its right to the cluster or to the topic; else raise the
     error.
     """
-    whole_cluster = ctx.may(AclOperation.DELETE, ResourceType.CLUSTER)
+    whole_cluster = ctx.may(AclOperation.DELETE, ResourceType.CLUSTER, ctx.namespace_name)
     return ctx.topic(name_or_id, None if whole_cluster else AclOperation.DELETE)
 
 

@@ -205,6 +205,7 @@ class Audit:
                 "event": event,
                 "principal": peer.principal,
                 "host": peer.client_host,
+                **({} if peer.space.is_home else {"space": peer.space.name}),
                 "operation": operation,
                 "resource": resource,
                 "name": name,

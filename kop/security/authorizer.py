@@ -12,7 +12,15 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls, plain_host
-from kop.security.rights import ALLOWED_BY, AclOperation, PatternType, Permission, ResourceType
+from kop.security.rights import (
+    ALLOWED_BY,
+    RESOURCES_OF_SPACES,
+    AclOperation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kop.security.tenants import Space
 
 MOST_REMEMBERED: Final = 50_000
 """Decisions that are remembered. Names come from clients, so there is no end of them."""
@@ -74,6 +82,20 @@ class AclAuthorizer:
             f"ACL {acl.permission.name} {acl.operation.name} {acl.resource.name} {pattern}{acl.name} "
             f"to {acl.principal} from {acl.host}"
         )
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of a space; empty if it can: if that is `proven`, or if some ACL allows it
+        something there.
+        """
+        if proven or any(
+            acl.permission is Permission.ALLOW
+            and acl.principal in {principal, EVERYBODY}
+            and acl.resource in RESOURCES_OF_SPACES
+            and space.outward(acl.name) is not None
+            for acl in self._acls
+        ):
+            return ""
+        return f"no ACL allows {principal} anything in {space.name}"
 
     def _remember(self, question: _Question, allowed: bool) -> bool:
         name = question[-1]

@@ -73,6 +73,7 @@ def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None) 
         audiences=(audience,) if audience else (),
         audience_claim=settings.kop_pulsar_token_audience_claim,
         name_claim=settings.kop_pulsar_token_auth_claim,
+        namespace_claim=settings.kop_tenant_claim,
         skew=0.0,
     )
     return PulsarTokens(keys, rules, authority)

@@ -110,6 +110,17 @@ class SecuritySettings(Settings):
     kop_pulsar_token_audience_claim: str = setting(
         "kop.pulsar.token.audience.claim", "aud", "The claim of such tokens that has their audience."
     )
+    kop_tenant_rules: str = setting(
+        "kop.tenant.rules",
+        "",
+        "Which namespace a principal belongs to, TENANT/NAMESPACE: rules RULE:PATTERN/REPLACEMENT/ as those of "
+        "ssl.principal.mapping.rules, over names such as User:alice; whom none fits, or DEFAULT, is of no tenant.",
+    )
+    kop_tenant_claim: str = setting(
+        "kop.tenant.claim",
+        "",
+        "The claim of tokens that has the namespace, TENANT/NAMESPACE, of their bearer; empty: none does.",
+    )
     kop_audit_file: str = setting(
         "kop.audit.file", "", "File of the audit, a line of JSON for each denial and change; empty: the log."
     )

@@ -52,8 +52,13 @@ HOME: Final = Space("")
 """The space of those whom no rule puts into another one, of super users and of brokers."""
 
 
+def is_namespace(text: str) -> bool:
+    """Return true if the text can be the name of a namespace, TENANT/NAMESPACE."""
+    return bool(_NAMESPACE.fullmatch(text)) and {".", ".."}.isdisjoint(text.split("/"))
+
+
 def space_of(namespace: str) -> Space:
     """Return the space of a namespace, given as TENANT/NAMESPACE. ValueError if it is none."""
-    if not _NAMESPACE.fullmatch(namespace) or {".", ".."} & set(namespace.split("/")):
+    if not is_namespace(namespace):
         raise ValueError(f"{namespace[:100]!r} is no namespace: TENANT/NAMESPACE, of letters, digits and - _ . = :")
     return Space(f"{namespace}/")

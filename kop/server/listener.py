@@ -12,7 +12,7 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
@@ -126,7 +126,7 @@ class Server:
 
         def accepted() -> asyncio.BufferedProtocol:
             connection = ClientConnection(self, advertised, security)
-            return connection if security.tls is None else self._with_tls(security.tls, security.name_of, connection)
+            return connection if security.tls is None else self._with_tls(security.tls, security, connection)
 
         if security.tls is not None:
             self.watch(security.tls)
@@ -149,15 +149,13 @@ class Server:
         tls.look()
         self._certificates.append(tls)
 
-    def _with_tls(
-        self, tls: TlsContext, name_of: Callable[[bytes], str] | None, connection: ClientConnection
-    ) -> TlsTransport:
+    def _with_tls(self, tls: TlsContext, security: ListenerSecurity, connection: ClientConnection) -> TlsTransport:
         def failed(reason: str) -> None:
             self.bad_frame(connection, reason, "tls")
 
         def shown(certificate: bytes) -> None:
-            if name_of is not None:
-                connection.info.principal = name_of(certificate)
+            if (identified := security.identified(certificate)) is not None:
+                connection.info.principal, connection.info.space = identified
 
         return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 

@@ -212,7 +212,7 @@ class RequestPipeline:
         Brokers are not held for the time that their calls take.
         """
         api_key, version, _, client_id, _ = request_header(frame)
-        served, quotas = self._served.get(api_key), self.throttling.of(conn.principal, client_id)
+        served, quotas = self._served.get(api_key), self.throttling.of(conn.principal, client_id, conn.space)
         if quotas is None or served is None:
             return None
         if quotas.requests is not None and broker_that_asks(self._access, conn, client_id) is not None:

@@ -14,11 +14,13 @@ from functools import partial
 
 from kop import clock
 from kop.errors import ConfigError
+from kop.handlers.access import ANONYMOUS
 from kop.security.dialing import Dialer, broker_login
 from kop.security.jaas import parse_jaas
 from kop.security.keystores import Store
 from kop.security.listener import ListenerSecurity
 from kop.security.login import Offer
+from kop.security.membership import Membership
 from kop.security.passwords import Passwords
 from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import ClientIdentity, Exchange
@@ -26,6 +28,7 @@ from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange, TokenLogins
 from kop.security.state import SecurityState
+from kop.security.tenants import HOME, Space
 from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism
@@ -51,6 +54,10 @@ class LoginParts:
     """Says whose a token of Pulsar is; None: none is taken."""
     bearers: TokenLogins | None = None
     """Delegation tokens; None: none is taken."""
+    membership: Membership | None = None
+    """Says to which tenant clients belong; None: all are of the home space."""
+    tenant_claim: str = ""
+    """The claim of tokens that has the namespace of their bearer; empty: none does."""
 
 
 def listener_security(
@@ -76,7 +83,17 @@ def listener_security(
         mechanisms,
         server.sasl_server_max_receive_size,
         _name_of(endpoint, settings),
+        parts.membership,
+        HOME if parts.membership is None or endpoint.has_sasl else _space_of_anybody(parts.membership),
     )
+
+
+def _space_of_anybody(membership: Membership) -> Space:
+    """Return where clients belong that say nothing of who they are. ConfigError if the rules are wrong about that."""
+    try:
+        return membership.at_once(ANONYMOUS)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
 
 
 def _mechanisms(
@@ -120,6 +137,7 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
         audiences=tuple(audiences),
         name_claim=settings.sasl_oauthbearer_sub_claim_name,
         scope_claim=settings.sasl_oauthbearer_scope_claim_name,
+        namespace_claim=parts.tenant_claim,
         skew=settings.sasl_oauthbearer_clock_skew_seconds,
         longest=settings.kop_oauthbearer_max_token_seconds,
     )

@@ -580,6 +580,8 @@ class NamespaceGrants:
     """By the name of a subscription, the only roles that may use it. One that is not here is anybody's."""
     begins_with_role: bool = False
     """True if the name of each subscription has to begin with the role that uses it."""
+    is_there: bool = True
+    """False if the server has no such namespace."""
 
     @cached_property
     def users(self) -> frozenset[str]:
@@ -618,6 +620,9 @@ class Grants(Protocol):
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Read the grants of namespaces; what cannot be read is not known then."""
+
+    def follow(self, namespace: str) -> None:
+        """Read the grants of a namespace from now on until the engine is closed."""
 
 
 @dataclass(frozen=True, slots=True)

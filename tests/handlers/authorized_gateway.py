@@ -28,6 +28,7 @@ from kop.security.authorizer import AclAuthorizer
 from kop.security.quotas import QuotaMatch
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
+from kop.security.tenants import Space
 from kop.server.request import RequestPipeline
 
 IMPLY_DESCRIBE = {AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}
@@ -81,6 +82,10 @@ class Rights:
     def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
         """Return the rule by which it is allowed, or not."""
         return self._of(principal, host).decides.rule(principal, host, operation, resource, name)
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of the space."""
+        return await self._of(principal, "").decides.enter(principal, space, proven=proven)
 
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from kop import app
 from kop.app import Serving
-from kop.cluster.client_topics import ClientTopics
 from kop.handlers.api import ConnectionInfo
 from kop.security.tenants import HOME, Space
 from kop.server import connection
@@ -40,11 +37,9 @@ async def spaces(path: Path, **settings: str) -> AsyncIterator[Serving]:
         "listeners": ",".join(f"{name}://127.0.0.1:0" for name in _LISTENERS),
         "listener_security_protocol_map": ",".join(f"{name}:PLAINTEXT" for name in _LISTENERS),
         "inter_broker_listener_name": "HOME",
+        "kop_tenant_claim": "tenant",
     }
-    with (
-        mock.patch.object(connection, "ConnectionInfo", _client),
-        mock.patch.object(app, "ClientTopics", partial(ClientTopics, has_spaces=True)),
-    ):
+    with mock.patch.object(connection, "ConnectionInfo", _client):
         async with gateway(path, **chosen, **settings) as serving:
             yield serving
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, NamespaceClaim
 
 LONGEST_MESSAGE: Final = 65_536
 _FIRST: Final = re.compile(r"n,(?:a=((?:[^,=]|=2C|=3D)*))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]*\x01)*)\x01")
@@ -46,6 +46,11 @@ class OAuthBearerExchange:
     def expires_ms(self) -> int | None:
         """When the token ends; None if it does not."""
         return None if self._identity is None else self._identity.expires_ms
+
+    @property
+    def claim(self) -> NamespaceClaim | None:
+        """Where the client belongs, by its token; None if that says nothing of it."""
+        return None if self._identity is None else self._identity.claim
 
     def is_valid(self) -> bool:
         """Return true: the end of the token is that of the session."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
 LONGEST_MESSAGE: Final = 65_536
@@ -47,6 +48,11 @@ class PlainExchange:
         """When a token that was the password ends; None for any other password."""
         return None if self._identity is None else self._identity.expires_ms
 
+    @property
+    def claim(self) -> NamespaceClaim | None:
+        """The namespace in place of a user name, beside a token; None beside any other password."""
+        return None if self._identity is None else self._identity.claim
+
     def is_valid(self) -> bool:
         """Return true if the user has the same password as at the login."""
         return self._identity is not None and self._identity.is_valid()
@@ -71,9 +77,14 @@ class PlainExchange:
         if not _NAMESPACE.fullmatch(name):
             raise AuthenticationError("with a token for a password the user name has to be TENANT/NAMESPACE")
         try:
-            return await check(token)
+            identity = await check(token)
         except TokenError as error:
             raise AuthenticationError(f"the token is refused: {error}") from None
+        if identity.claim is None:
+            return replace(identity, claim=NamespaceClaim(name, is_own_word=True))
+        if identity.claim.namespace != name:
+            raise AuthenticationError("the user name has to be the namespace that the token says")
+        return identity
 
 
 def _read(message: bytes) -> tuple[str, str]:
