@@ -311,8 +311,7 @@ async def start(
     if config.kop_security_users_file:
         await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
     throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
-    has_spaces = bool(config.kop_tenant_rules or config.kop_tenant_claim or config.kop_pulsar_tokens)
-    topics = ClientTopics(engine, has_spaces=has_spaces)
+    topics = ClientTopics(engine, has_spaces=config.of(SecuritySettings).has_tenants)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
@@ -475,8 +474,12 @@ def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
     return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
-def _membership(config: Config, gateway: Gateway) -> Membership:
-    """Return what says to which tenant clients belong. ConfigError if the rules are wrong."""
+def _membership(config: Config, gateway: Gateway) -> Membership | None:
+    """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
+    wrong.
+    """
+    if not gateway.security_settings.has_tenants:
+        return None
     home, reserved = "", list[str]()
     if gateway.topics.has_namespaces:
         home = config.kop_pulsar_namespace

@@ -20,7 +20,7 @@ from kop.errors import ErrorCode, KopError
 from kop.security.audit import Audit, Peer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
-from kop.security.tenants import Space
+from kop.security.tenants import Space, prefix_of
 from kop.storage.base import TopicInfo
 
 ANONYMOUS: Final = "User:ANONYMOUS"
@@ -116,8 +116,11 @@ class Need(NamedTuple):
 class AccessControl:
     """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 
-    def __init__(self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset()) -> None:
-        """`super_users` are principals that may do everything."""
+    def __init__(
+        self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset(), *, has_tenants: bool = False
+    ) -> None:
+        """`super_users` are principals that may do everything. `has_tenants`: clients may belong to tenants."""
+        self._has_tenants = has_tenants
         self._topics = topics
         self._audit = audit
         self._super_users = super_users
@@ -253,6 +256,10 @@ class AccessControl:
             if isinstance(name, str) and "/" in name
         ]
         return grants.unread(names) if names else ()
+
+    def reaches(self, peer: Peer, name: str) -> bool:
+        """Return true if a right to the whole cluster, which the client has, is one to what has that stored name."""
+        return not self._has_tenants or peer.principal in self._super_users or not prefix_of(name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
         """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it

@@ -216,8 +216,8 @@ def _check(acl: Acl, space: Space) -> None:
         raise PeerError(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
     if not space.is_home and acl.resource not in RESOURCES_OF_SPACES:
         raise PeerError(f"ACLs of {acl.resource.name} are not of {space.name} alone: super users make them")
-    if not space.is_home and "/" in acl.name:
-        raise PeerError(f"The resource name has a slash, and names of {space.name} have none")
+    if not space.is_home and acl.resource is ResourceType.TOPIC and "/" in acl.name:
+        raise PeerError(f"The name of a topic has a slash, and topics of {space.name} have none")
     if not acl.name:
         raise PeerError("Invalid empty resource name")
     if ":" not in acl.principal:

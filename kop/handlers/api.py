@@ -185,10 +185,17 @@ class Context:
 
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
-        access, conn = self.access, self.conn
-        return access.may(conn, AclOperation.CREATE, ResourceType.CLUSTER, self.namespace_name) or access.allows(
-            conn, AclOperation.CREATE, ResourceType.TOPIC, name
-        )
+        by_whole = self.may_by_whole(AclOperation.CREATE, self.canonical_name(name))
+        return by_whole or self.access.allows(self.conn, AclOperation.CREATE, ResourceType.TOPIC, name)
+
+    def may_by_whole(self, operation: AclOperation, name: str) -> bool:
+        """Return true if the client may do this operation on what has that stored name by its right to the cluster,
+        or, if it is of a tenant, to the whole namespace. A right to the cluster does not reach into those of tenants.
+        """
+        space = self.conn.space
+        if not self.access.may(self.conn, operation, ResourceType.CLUSTER, self.namespace_name):
+            return False
+        return name.startswith(space.prefix) and (not space.is_home or self.access.reaches(self.conn, name))
 
     def listed(self) -> Sequence[TopicInfo]:
         """Return the topics for a client that asks for all, before its rights are looked at."""

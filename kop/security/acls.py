@@ -79,8 +79,10 @@ def seen(acl: Acl, space: Space) -> Acl | None:
     if space.is_home:
         return acl
     name = space.outward(acl.name)
-    if name is None or acl.resource not in RESOURCES_OF_SPACES or "/" in name:
+    if name is None or acl.resource not in RESOURCES_OF_SPACES:
         return None
+    if acl.resource is ResourceType.TOPIC and "/" in name:
+        return None  # no topic has such a name there
     literal = acl.pattern is PatternType.LITERAL
     if not name:
         return None if literal else acl._replace(pattern=PatternType.LITERAL, name=WILDCARD)

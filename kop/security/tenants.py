@@ -52,6 +52,13 @@ HOME: Final = Space("")
 """The space of those whom no rule puts into another one, of super users and of brokers."""
 
 
+def prefix_of(name: str) -> str:
+    """Return what all stored names begin with of the space that a stored name is of; empty for the home space."""
+    tenant, _, rest = name.partition("/")
+    namespace, slash, _ = rest.partition("/")
+    return f"{tenant}/{namespace}/" if slash else ""
+
+
 def is_namespace(text: str) -> bool:
     """Return true if the text can be the name of a namespace, TENANT/NAMESPACE."""
     return bool(_NAMESPACE.fullmatch(text)) and {".", ".."}.isdisjoint(text.split("/"))

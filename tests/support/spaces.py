@@ -14,6 +14,7 @@ from unittest import mock
 
 from kop.app import Serving
 from kop.handlers.api import ConnectionInfo
+from kop.security.settings import SecuritySettings
 from kop.security.tenants import HOME, Space
 from kop.server import connection
 from support.gateway import gateway
@@ -37,9 +38,9 @@ async def spaces(path: Path, **settings: str) -> AsyncIterator[Serving]:
         "listeners": ",".join(f"{name}://127.0.0.1:0" for name in _LISTENERS),
         "listener_security_protocol_map": ",".join(f"{name}:PLAINTEXT" for name in _LISTENERS),
         "inter_broker_listener_name": "HOME",
-        "kop_tenant_claim": "tenant",
     }
-    with mock.patch.object(connection, "ConnectionInfo", _client):
+    has_tenants = mock.patch.object(SecuritySettings, "has_tenants", True)  # without an authorizer
+    with has_tenants, mock.patch.object(connection, "ConnectionInfo", _client):
         async with gateway(path, **chosen, **settings) as serving:
             yield serving
 
