@@ -46,11 +46,11 @@ from kop.handlers.settings import HandlerSettings
 from kop.metrics import Metrics
 from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
-from kop.security.membership import Membership
 from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.tenant_membership import TenantMembership
 from kop.security.throttling import Throttling
 from kop.security.token_expiry import TokenExpiry
 from kop.security.token_keys import KeySources
@@ -474,7 +474,7 @@ def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
     return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
-def _membership(config: Config, gateway: Gateway) -> Membership | None:
+def _membership(config: Config, gateway: Gateway) -> TenantMembership | None:
     """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
     wrong.
     """
@@ -484,7 +484,7 @@ def _membership(config: Config, gateway: Gateway) -> Membership | None:
     if gateway.topics.has_namespaces:
         home = config.kop_pulsar_namespace
         reserved = [config.kop_pulsar_metadata_namespace, SYSTEM_TENANT]
-    return Membership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)
+    return TenantMembership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)
 
 
 def _store_path(config: Config) -> Path:

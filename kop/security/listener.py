@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kop.security.login import Login, Mechanisms
-from kop.security.membership import Membership
+from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import HOME, Space
 from kop.security.tls import TlsContext
 
@@ -32,7 +32,7 @@ class ListenerSecurity:
     the client is not taken.
     """
 
-    membership: Membership | None = None
+    membership: TenantMembership | None = None
     """Says where clients belong; None: all are of the home space."""
 
     space: Space = HOME

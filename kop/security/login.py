@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode
-from kop.security.membership import Membership
 from kop.security.sasl.exchange import AuthenticationError, Exchange
+from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import HOME
 
 _SASL_HANDSHAKE: Final = 17
@@ -55,7 +55,7 @@ class Turn(Enum):
 class Login:
     """The login of one connection, and each further one by which the client goes on (KIP-368)."""
 
-    def __init__(self, mechanisms: Mechanisms, membership: Membership | None = None) -> None:
+    def __init__(self, mechanisms: Mechanisms, membership: TenantMembership | None = None) -> None:
         """`membership` says where clients belong; None: all are of the home space."""
         self._mechanisms = mechanisms
         self._membership = membership

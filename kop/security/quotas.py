@@ -214,12 +214,12 @@ class Quotas:
 
     def matching(self, which: QuotaMatch, space: Space = HOME) -> Iterator[tuple[Entity, Mapping[QuotaKind, float]]]:
         """Yield the entities that a filter describes in the words of the space, in order, with their quotas."""
-        found = [
+        in_its_words = [
             (shown, values)
             for entity, values in self._values.items()
             if (shown := seen(entity, space)) is not None and which.finds(shown)
         ]
-        yield from sorted(found, key=lambda item: [(name is not None, name or "") for name in item[0]])
+        yield from sorted(in_its_words, key=lambda item: [(name is not None, name or "") for name in item[0]])
 
     def put(self, entity: Entity, kind: QuotaKind, value: float | None) -> None:
         """Set a quota; None: there is none any more."""

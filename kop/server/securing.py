@@ -20,7 +20,6 @@ from kop.security.jaas import parse_jaas
 from kop.security.keystores import Store
 from kop.security.listener import ListenerSecurity
 from kop.security.login import Offer
-from kop.security.membership import Membership
 from kop.security.passwords import Passwords
 from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import ClientIdentity, Exchange
@@ -28,6 +27,7 @@ from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange, TokenLogins
 from kop.security.state import SecurityState
+from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import HOME, Space
 from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.token_keys import KeySources
@@ -54,7 +54,7 @@ class LoginParts:
     """Says whose a token of Pulsar is; None: none is taken."""
     bearers: TokenLogins | None = None
     """Delegation tokens; None: none is taken."""
-    membership: Membership | None = None
+    membership: TenantMembership | None = None
     """Says to which tenant clients belong; None: all are of the home space."""
     tenant_claim: str = ""
     """The claim of tokens that has the namespace of their bearer; empty: none does."""
@@ -88,7 +88,7 @@ def listener_security(
     )
 
 
-def _space_of_anybody(membership: Membership) -> Space:
+def _space_of_anybody(membership: TenantMembership) -> Space:
     """Return where clients belong that say nothing of who they are. ConfigError if the rules are wrong about that."""
     try:
         return membership.at_once(ANONYMOUS)

@@ -9,8 +9,8 @@ import pytest
 
 from kop.errors import ErrorCode
 from kop.security.login import Login, Offer, Turn
-from kop.security.membership import Membership
 from kop.security.sasl.exchange import AuthenticationError, Exchange, NamespaceClaim
+from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import Space
 
 METADATA, HANDSHAKE, VERSIONS, AUTHENTICATE = 3, 17, 18, 36
@@ -208,7 +208,7 @@ class InSpaces:
 
 @pytest.mark.parametrize("again", ["acme/sales", "acme/hr", None])
 def test_a_session_does_not_move_to_another_namespace(again: str | None) -> None:
-    membership = Membership("", (), "", (), InSpaces())
+    membership = TenantMembership("", (), "", (), InSpaces())
     it = Login({"M": Offer(Accepting, 1000)}, membership)
     CLAIMS[0] = NamespaceClaim("acme/sales")
     it.handshake("M", 1)

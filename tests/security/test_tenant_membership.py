@@ -11,9 +11,9 @@ from kop.errors import ConfigError
 from kop.security.acls import Acl, Acls
 from kop.security.authorizer import AclAuthorizer
 from kop.security.grants import GrantsAuthorizer
-from kop.security.membership import Membership
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
+from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import HOME, Space, space_of
 from kop.storage.base import NamespaceGrants
 
@@ -36,9 +36,9 @@ class Rights:
         self.followed.append(space.name)
 
 
-def membership(rules: str = RULES, rights: Rights | None = None) -> Membership:
+def membership(rules: str = RULES, rights: Rights | None = None) -> TenantMembership:
     reserved = ["public/__kop", "pulsar"]
-    return Membership(rules, ["User:root-svc"], "public/default", reserved, rights or Rights())
+    return TenantMembership(rules, ["User:root-svc"], "public/default", reserved, rights or Rights())
 
 
 def space(principal: str, claim: NamespaceClaim | None = None, rights: Rights | None = None) -> Space:

@@ -35,7 +35,7 @@ class RightsInSpaces(Protocol):
         """Have what decides in a space read from now on."""
 
 
-class Membership:
+class TenantMembership:
     """Where clients belong."""
 
     def __init__(
