@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from handlers.authorized_gateway import Client
@@ -255,7 +256,7 @@ def test_transactional_ids_are_listed_by_a_pattern_of_the_clients_names(tmp_path
 def test_what_is_of_a_space_is_there_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         store = f"sqlite:{tmp_path / 'kop.db'}"
-        ids = []
+        ids: list[UUID] = []
         for _ in range(2):
             async with clients(tmp_path, store=store) as at:
                 if not ids:
