@@ -109,7 +109,7 @@ class Client:
 
     def __init__(self, pipeline: RequestPipeline, principal: str, host: str = "192.0.2.1") -> None:
         self._pipeline = pipeline
-        self._conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
+        self.conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
         self.directly = 0
         """Requests that compiled code took."""
 
@@ -117,7 +117,7 @@ class Client:
         """Send a request and return its answer."""
         frame = memoryview(bytearray(request_frame(key, version, fields)))[4:]
         self._pipeline.look_at_clocks()
-        answer = self._pipeline.start(frame, self._conn, owned=True)
+        answer = self._pipeline.start(frame, self.conn, owned=True)
         self.directly += NATIVE is not None and isinstance(answer, NATIVE.DirectAnswer)
         await until(lambda: answer.ready)
         assert answer.error is None

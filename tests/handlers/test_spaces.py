@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from handlers.authorized_gateway import Place, changed
 from handlers.test_authorization import VECTORS, expected, name_of, shown
 from support.gateway import run
-from support.spaces import FIRST, SECOND, spaces
+from support.side_by_side import GROUP, TOPIC, TRANSACTIONAL_ID, side_by_side
+from support.spaces import FIRST, SECOND, bootstrap, spaces
 
 from conformance.authorization.world import Closed, Connection, World
 
@@ -76,3 +78,20 @@ def _is_of_first(place: tuple[str, ...]) -> bool:
 def test_recorded_requests_are_answered_in_a_space_as_by_kafka_and_nothing_of_another_is_told(tmp_path: Path) -> None:
     wrong = run(_differing(tmp_path, [vector for vector in VECTORS if vector["key"] not in _OF_RIGHTS]))
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite"])
+def test_clients_of_two_spaces_with_equal_names_see_nothing_of_one_another(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        more = {"store": store} if store == "memory:" else {}
+        async with spaces(tmp_path, **more) as serving:
+            await side_by_side(bootstrap(serving, 1), bootstrap(serving, 2))
+            gw = serving.gateway
+            own = {topic.name for topic in gw.engine.topics.all() if not topic.internal}
+            assert own == {space.inward(TOPIC) for space in (FIRST, SECOND)}
+            assert {group.group_id for group in gw.groups.list()} == {space.inward(GROUP) for space in (FIRST, SECOND)}
+            of_both = {space.inward(TRANSACTIONAL_ID) for space in (FIRST, SECOND)}
+            assert {name for name, _ in gw.transactions.all()} == of_both
+            assert all(topic.internal for topic in gw.topics.listed())
+
+    run(main())

@@ -19,8 +19,8 @@ from kop.security.tenants import HOME, Space
 from kop.server import connection
 from support.gateway import gateway
 
-FIRST: Final = Space("first/space/")
-SECOND: Final = Space("second/space/")
+FIRST: Final = Space("acme.org/space/")
+SECOND: Final = Space("acme_org/space/")
 _SPACES: Final = {"FIRST": FIRST, "SECOND": SECOND}
 _LISTENERS: Final = ("HOME", *_SPACES)
 
