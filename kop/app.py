@@ -371,7 +371,7 @@ async def start(
     token_keys = KeySources()
     turns = checks_at_once()
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
-    membership = _membership(config, gateway)
+    membership = _membership(config, gateway, has_namespaces=topics.has_namespaces)
     check_token = _pulsar_token_check(config, engine)
     logins = LoginParts(security, turns, token_keys, check_token, bearers, membership, config.kop_tenant_claim)
     securities = [
@@ -474,14 +474,14 @@ def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
     return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
 
 
-def _membership(config: Config, gateway: Gateway) -> TenantMembership | None:
+def _membership(config: Config, gateway: Gateway, *, has_namespaces: bool) -> TenantMembership | None:
     """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
     wrong.
     """
-    if not gateway.security_settings.has_tenants:
+    if not config.of(SecuritySettings).has_tenants:
         return None
     home, reserved = "", list[str]()
-    if gateway.topics.has_namespaces:
+    if has_namespaces:
         home = config.kop_pulsar_namespace
         reserved = [config.kop_pulsar_metadata_namespace, SYSTEM_TENANT]
     return TenantMembership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)
