@@ -28,9 +28,13 @@ pytestmark = pytest.mark.pulsar
 def namespaces(interop: Interop) -> tuple[str, str]:
     """Two namespaces that are no gateway's home; they go with the home one."""
     names = f"{interop.pulsar.namespace}-first", f"{interop.pulsar.namespace}-second"
-    for name in names:
-        interop.admin(lambda admin, name=name: admin.create_namespace(name))
-        interop.admin(lambda admin, name=name: admin.set_namespace_retention(name, FOREVER))
+
+    async def make(admin: PulsarAdmin) -> None:
+        for name in names:
+            await admin.create_namespace(name)
+            await admin.set_namespace_retention(name, FOREVER)
+
+    interop.admin(make)
     return names
 
 
