@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -99,6 +99,9 @@ checker: $(VENV)/.test ## five minutes of transactions under faults, then their 
 
 checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
 	$(BIN)/python -m conformance.checker --start-kop --fast $(ARGS)
+
+checker-tenants: $(VENV)/.test ## the same load by two tenants with equal names, side by side, in short
+	$(BIN)/python -m conformance.checker --start-kop --tenants --seconds 16 --spacing 2.5 $(ARGS)
 
 functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 15 minutes (ARGS=--help)
 	$(BIN)/python -m conformance.functions $(ARGS)

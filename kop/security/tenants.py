@@ -16,6 +16,8 @@ from typing import Final
 
 LONGEST_PART: Final = 120
 """Characters of the longest tenant, and of the longest namespace of one."""
+_OF_FUNCTIONS: Final = "kop.functions"
+"""No tenant: begins the transactional ids of `kop functions`, which have slashes, and are no tenant's."""
 _PART: Final = rf"[-\w.=:]{{1,{LONGEST_PART}}}"
 _NAMESPACE: Final = re.compile(f"{_PART}/{_PART}", re.ASCII)
 
@@ -56,12 +58,12 @@ def prefix_of(name: str) -> str:
     """Return what all stored names begin with of the space that a stored name is of; empty for the home space."""
     tenant, _, rest = name.partition("/")
     namespace, slash, _ = rest.partition("/")
-    return f"{tenant}/{namespace}/" if slash else ""
+    return f"{tenant}/{namespace}/" if slash and tenant != _OF_FUNCTIONS else ""
 
 
 def is_namespace(text: str) -> bool:
     """Return true if the text can be the name of a namespace, TENANT/NAMESPACE."""
-    return bool(_NAMESPACE.fullmatch(text)) and {".", ".."}.isdisjoint(text.split("/"))
+    return bool(_NAMESPACE.fullmatch(text)) and {".", "..", _OF_FUNCTIONS}.isdisjoint(text.split("/"))
 
 
 def space_of(namespace: str) -> Space:

@@ -175,9 +175,17 @@ class Server:
         now = self.snapshot()
         return (
             self._days_left(),
+            self._of_tenants(),
             counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
         )
+
+    def _of_tenants(self) -> Metric:
+        family = gauge_family("kop_tenant_connections", "Connections of clients of each tenant.", ["namespace"])
+        for name, count in Counter(connection.info.space.name for connection in self._connections).items():
+            if name:
+                family.add_metric([name], count)
+        return family
 
     def _days_left(self) -> Metric:
         family = gauge_family(

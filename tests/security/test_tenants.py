@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kop.security.tenants import HOME, Space, space_of
+from kop.security.tenants import HOME, Space, prefix_of, space_of
 
 
 def test_a_space_puts_its_namespace_before_names_and_takes_it_away_again() -> None:
@@ -21,6 +21,21 @@ def test_names_of_other_spaces_have_no_name_in_a_space(stored: str) -> None:
     assert space_of("acme/sales").outward(stored) is None
 
 
+@pytest.mark.parametrize(
+    ("stored", "prefix"),
+    [
+        ("acme/sales/orders", "acme/sales/"),
+        ("acme/sales/a/b", "acme/sales/"),
+        ("acme/sales/", "acme/sales/"),
+        ("acme/sales", ""),
+        ("orders", ""),
+        ("kop.functions/acme/sales/shout/0", ""),
+    ],
+)
+def test_the_space_that_a_stored_name_is_of(stored: str, prefix: str) -> None:
+    assert prefix_of(stored) == prefix
+
+
 def test_in_the_home_space_names_are_the_stored_ones() -> None:
     assert HOME.is_home
     assert HOME.name == ""
@@ -30,7 +45,19 @@ def test_in_the_home_space_names_are_the_stored_ones() -> None:
 
 @pytest.mark.parametrize(
     "namespace",
-    ["", "acme", "acme/", "/sales", "a/b/c", "acme/sa les", "acme/..", "./sales", "acme/s\n", "a" * 121 + "/b"],
+    [
+        "",
+        "acme",
+        "acme/",
+        "/sales",
+        "a/b/c",
+        "acme/sa les",
+        "acme/..",
+        "./sales",
+        "kop.functions/sales",
+        "acme/s\n",
+        "a" * 121 + "/b",
+    ],
 )
 def test_what_is_no_namespace_makes_no_space(namespace: str) -> None:
     with pytest.raises(ValueError, match="TENANT/NAMESPACE"):
