@@ -246,6 +246,14 @@ class ClientTopics:
             return [topic for topic in self.all() if topic.name.startswith(prefix)]
         return [topic for topic in self.all() if "/" not in topic.name]
 
+    def is_listed(self, prefix: str) -> bool:
+        """Return true if `listed` has all topics of the space whose stored names begin with `prefix`."""
+        return not prefix or self._engine.topics.is_listed(prefix.removesuffix("/"))
+
+    async def list_space(self, prefix: str) -> None:
+        """Have storage find all topics of a space. BackendError if it cannot."""
+        await self._engine.topics.list_namespace(prefix.removesuffix("/"))
+
     def all(self) -> Sequence[TopicInfo]:
         """Return every topic that is known and that clients may see, ordered by the client's name."""
         topics = (topic for topic in self._engine.topics.all() if topic.name != SECURITY_TOPIC)

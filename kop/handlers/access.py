@@ -161,8 +161,8 @@ class AccessControl:
         """
         space = peer.space
         if self._authorizer is None:
-            return None if space.is_home else space
-        return (peer.principal, peer.client_host) if space.is_home else (peer.principal, peer.client_host, space)
+            return space if space.prefix else None
+        return (peer.principal, peer.client_host, space) if space.prefix else (peer.principal, peer.client_host)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation on the resource. A topic may go by any of its names.

@@ -15,7 +15,8 @@ Metadata
 - Authorized operations are -2147483648 unless asked for. A name that is no topic has those that the client has on it,
   an unknown id none.
 - A topic that the client may not see is TOPIC_AUTHORIZATION_FAILED, with nothing but the name or the id that was asked.
-- A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
+- A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace, or
+  that in which it works, which is listed then.
 - Answers are kept encoded, by client, version, address and topics, until a topic or a right changes: Spark and Connect
   ask all the time.
 """
@@ -64,19 +65,26 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     request = _decoded(ctx, body)
     if _asks_for_ids_too_early(ctx.version, request):
         return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
-    if ctx.access.unread(_NEEDS[:1], request) or _to_find(ctx, request) or _to_create(gw, ctx, request):
+    if (
+        ctx.access.unread(_NEEDS[:1], request)
+        or _to_find(ctx, request)
+        or _to_create(gw, ctx, request)
+        or not _is_listed(gw, ctx, request)
+    ):
         return InTask(_find_and_answer(gw, ctx, request))
     response = _answer(gw, ctx, request)
-    may_be_kept = _is_kept(ctx, response)
+    may_be_kept = _is_kept(gw, ctx, request, response)
     answer = _encoded(ctx, response)
     if may_be_kept:
         gw.metadata_cache.put(version, key, answer)
     return _framed(ctx.correlation_id, answer)
 
 
-def _is_kept(ctx: Context, response: Response) -> bool:
+def _is_kept(gw: Gateway, ctx: Context, request: Any, response: Response) -> bool:
     """Return true if no decision in the answer has to be audited when the same is asked again."""
     # Of other namespaces no version would show that a topic was made, or a right to it given.
+    if ctx.conn.space.prefix and gw.topics.has_namespaces and _asks_for_all(ctx, request):
+        return False
     if any(code and name and "/" in name for code, name, *_ in response.fields["topics"]):
         return False
     if ctx.access.is_open:
@@ -106,6 +114,15 @@ def _decoded(ctx: Context, body: memoryview) -> Any:
     if ctx.conn.space.prefix:
         inward(ctx.api_key, request, ctx.conn.space)
     return request
+
+
+def _asks_for_all(ctx: Context, request: Any) -> bool:
+    return request.topics is None or (ctx.version == 0 and not request.topics)
+
+
+def _is_listed(gw: Gateway, ctx: Context, request: Any) -> bool:
+    """Return true if the topics of the client's space are all known, as far as the request asks for them."""
+    return not _asks_for_all(ctx, request) or gw.topics.is_listed(ctx.conn.space.prefix)
 
 
 def _asks_for_ids_too_early(version: int, request: Any) -> bool:
@@ -165,6 +182,8 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
     await ctx.access.read(ctx.access.unread(_NEEDS[:1], request))
     if to_find := _to_find(ctx, request):
         await gw.topics.find(to_find)
+    if not _is_listed(gw, ctx, request):
+        await gw.topics.list_space(ctx.conn.space.prefix)
     names = _to_create(gw, ctx, request)
     refused = {name: ctx.access.refusal(ResourceType.TOPIC, name) for name in names if not ctx.may_create(name)}
     wanted = [name for name in names if name not in refused]
@@ -238,7 +257,7 @@ def _topics(
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
     """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions."""
     version, wanted = ctx.version, request.topics
-    if wanted is None or (version == 0 and not wanted):
+    if _asks_for_all(ctx, request):
         for topic in ctx.visible(ctx.listed()):
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, ctx, topic)
         return
@@ -281,6 +300,17 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
 
     A cursor before the first partition, or at a topic that the request does not name, is INVALID_REQUEST.
     """
+    if request.topics or gw.topics.is_listed(ctx.conn.space.prefix):
+        return _described(gw, ctx, request)
+    return InTask(_list_and_describe(gw, ctx, request))
+
+
+async def _list_and_describe(gw: Gateway, ctx: Context, request: Any) -> Response:
+    await gw.topics.list_space(ctx.conn.space.prefix)
+    return _described(gw, ctx, request)
+
+
+def _described(gw: Gateway, ctx: Context, request: Any) -> Response:
     limit = max(1, min(request.response_partition_limit, 2000))
     named = sorted({topic.name for topic in request.topics})
     names = named or [topic.name for topic in ctx.visible(ctx.listed())]

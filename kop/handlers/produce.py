@@ -278,7 +278,7 @@ def _submit_all(
             answer.unanswered += 1
             try:
                 header = _submit(answer, target.rules, partition_log, batch, place)
-                if answer.acks and not peer.space.prefix:
+                if answer.acks:
                     gw.direct_produce.offer(peer, name_or_id, target.rules, partition_log, header)
             except KopError as error:
                 answer.unanswered -= 1

@@ -494,6 +494,12 @@ class Topics(Protocol):
         broker may have made, deleted or made again a moment ago. Then `get` knows them, or `missing` has the error.
         """
 
+    def is_listed(self, namespace: str) -> bool:
+        """Return true if all topics of a namespace are known, or were a moment ago."""
+
+    async def list_namespace(self, namespace: str) -> None:
+        """Find all topics of a namespace that are not known. BackendError if it cannot be listed."""
+
     def missing(self, name: str) -> ErrorCode | None:
         """Return the error for which `find` did not find that topic a moment ago; None if it did not look lately."""
 

@@ -4,6 +4,7 @@ their own names may be.
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from handlers.authorized_gateway import Client
-from support.gateway import RawClient, batch, fetch_fields, produce_fields, run
+from handlers.authorized_gateway import NATIVE, Client
+from support.direct_engine import DirectStore
+from support.gateway import RawClient, batch, fetch_fields, log_of, produce_fields, run
 from support.side_by_side import TOPIC
 from support.spaces import FIRST, SECOND, spaces
 
@@ -175,6 +177,32 @@ def test_what_is_kept_for_a_client_is_kept_by_its_space(tmp_path: Path) -> None:
                 assert await client.produce(TOPIC) == (0 if space is FIRST else UNKNOWN)
                 assert await client.produce(topic.topic_id) == (0 if space in {FIRST, HOME} else UNKNOWN_ID)
             assert told == [{topic.topic_id}, set(), {topic.topic_id}, set()]
+
+    run(main())
+
+
+@pytest.mark.skipif(NATIVE is None, reason="kop._native was not built: nothing goes this way")
+def test_a_compiled_produce_goes_into_the_space_of_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectStore(random.Random(1))
+    store.hands_over = 0
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
+
+    async def main() -> None:
+        async with clients(tmp_path) as at:
+            for conn in at.all[:2]:
+                await made(conn, TOPIC)
+            pipeline = RequestPipeline(at.serving.gateway)
+            ends = {HOME.inward(TOPIC): 0, FIRST.inward(TOPIC): 0}
+            for space in (HOME, FIRST, SECOND, HOME, FIRST, SECOND):
+                client = Client(pipeline, ANONYMOUS)
+                client.conn.space = space
+                before = client.directly
+                for _ in range(4):
+                    assert await client.produce(TOPIC) == (UNKNOWN if space is SECOND else 0)
+                    if space is not SECOND:
+                        ends[space.inward(TOPIC)] += 1
+                assert (client.directly > before) == (space is not SECOND)
+                assert {name: log_of(at.serving, name).high_watermark for name in ends} == ends
 
     run(main())
 

@@ -6,8 +6,8 @@ Must not know: who is in which space by which rule.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -22,25 +22,33 @@ from support.gateway import gateway
 FIRST: Final = Space("acme.org/space/")
 SECOND: Final = Space("acme_org/space/")
 _SPACES: Final = {"FIRST": FIRST, "SECOND": SECOND}
-_LISTENERS: Final = ("HOME", *_SPACES)
 
 
-def _client(*args: Any, **fields: Any) -> ConnectionInfo:
-    client = ConnectionInfo(*args, **fields)
-    client.space = _SPACES.get(client.listener, HOME)
-    return client
+@contextmanager
+def by_listener(of_listeners: Mapping[str, Space]) -> Iterator[dict[str, str]]:
+    """Put the clients of gateways that start meanwhile into a space by the listener that they come by; return the
+    settings of such a gateway. By its first listener, HOME, they come into the home space.
+    """
+
+    def client(*args: Any, **fields: Any) -> ConnectionInfo:
+        made = ConnectionInfo(*args, **fields)
+        made.space = of_listeners.get(made.listener, HOME)
+        return made
+
+    names = ("HOME", *of_listeners)
+    has_tenants = mock.patch.object(SecuritySettings, "has_tenants", True)  # without an authorizer
+    with has_tenants, mock.patch.object(connection, "ConnectionInfo", client):
+        yield {
+            "listeners": ",".join(f"{name}://127.0.0.1:0" for name in names),
+            "listener_security_protocol_map": ",".join(f"{name}:PLAINTEXT" for name in names),
+            "inter_broker_listener_name": "HOME",
+        }
 
 
 @asynccontextmanager
 async def spaces(path: Path, **settings: str) -> AsyncIterator[Serving]:
     """Serve clients of the home space by the first listener, of two other spaces by the second and third one."""
-    chosen = {
-        "listeners": ",".join(f"{name}://127.0.0.1:0" for name in _LISTENERS),
-        "listener_security_protocol_map": ",".join(f"{name}:PLAINTEXT" for name in _LISTENERS),
-        "inter_broker_listener_name": "HOME",
-    }
-    has_tenants = mock.patch.object(SecuritySettings, "has_tenants", True)  # without an authorizer
-    with has_tenants, mock.patch.object(connection, "ConnectionInfo", _client):
+    with by_listener(_SPACES) as chosen:
         async with gateway(path, **chosen, **settings) as serving:
             yield serving
 
