@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Final
+from typing import Any, Final
 
 _UNSHOWN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Controls: of terminals, of lines, of the direction of text."""
@@ -28,7 +28,7 @@ class LogFormat(logging.Formatter):
         record.exc_text = None  # what another handler has kept is of another form
         return super().format(record)
 
-    def formatException(self, ei: logging._SysExcInfoType) -> str:
+    def formatException(self, ei: Any) -> str:
         """Return the lines of a traceback, which are not at the beginning of a line: an error may quote a client."""
         return "\n".join(_MARGIN + _escaped(line) for line in super().formatException(ei).split("\n"))
 
