@@ -43,6 +43,7 @@ from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
+from kop.log_format import LogFormat
 from kop.metrics import Metrics
 from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
@@ -102,11 +103,7 @@ def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, 
 
     KopError where storage cannot be opened, OSError where an address cannot be bound.
     """
-    logging.basicConfig(
-        level=config.kop_log_level.upper(),
-        format=_LOG_FORMAT,
-        stream=sys.stderr,
-    )
+    _log_to_stderr(config)
     allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
     allocator.share_arenas()
     _raise_file_limit()
@@ -118,7 +115,7 @@ def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, 
 
 def run_workers(config: Config) -> None:
     """Serve with `kop.workers` processes until SIGINT or SIGTERM."""
-    logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    _log_to_stderr(config)
     _tell_of_slower_parts()
     shared = endpoints(config.of(ServerSettings))
     first = shared[0].port + 1
@@ -129,6 +126,12 @@ def run_workers(config: Config) -> None:
     )  # fmt: skip
     served = multiprocessing.get_context("spawn").Value("i", 0)
     supervise(config.kop_workers, partial(_run_worker, config, served))
+
+
+def _log_to_stderr(config: Config) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormat(_LOG_FORMAT))
+    logging.basicConfig(level=config.kop_log_level.upper(), handlers=[handler])
 
 
 def _tell_of_slower_parts() -> None:

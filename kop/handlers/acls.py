@@ -107,28 +107,28 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         return ctx.response(filter_results=[_error(refusal) | dict(matching_acls=[]) for _ in request.filters])
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
     room, space = max(most, len(acls)), ctx.conn.space
-    found: list[list[Acl] | KopError] = []
+    described: list[list[Acl] | KopError] = []
     for each in request.filters:
         try:
             matching = acls.matching(_filter(gw, ctx, each), space)
             if len(matching) > room:
                 raise PeerError(f"More than {max(most, len(acls))} ACLs cannot be removed by a request")
         except KopError as error:
-            found.append(error.fresh_copy())
+            described.append(error.fresh_copy())
         else:
             room -= len(matching)
-            found.append(matching)
+            described.append(matching)
         await asyncio.sleep(0)  # one may look at all ACLs
     doomed: list[list[Acl]] = []
 
     def decide() -> Sequence[KeyValue]:
-        doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in found]
+        doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in described]
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
     failure = await _written(gw, decide)
     _audit(gw, ctx, "DELETE", dict.fromkeys(acl for some in doomed for acl in some), failure)
     results = []
-    for index, which in enumerate(found):
+    for index, which in enumerate(described):
         refused = which if isinstance(which, KopError) else failure
         gone = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
         results.append(_error(refused) | dict(matching_acls=gone))

@@ -142,7 +142,10 @@ class RequestPipeline:
 
     def api(self, frame: memoryview) -> Api | None:
         """Return the API that the first two bytes of a frame name; None if it is not served."""
-        served = self._served.get(frame[0] << 8 | frame[1])
+        try:
+            served = self._served.get(frame[0] << 8 | frame[1])
+        except IndexError:  # a token without a header may be as short as that
+            return None
         return None if served is None else served.api
 
     def check_size(self, start: memoryview, size: int) -> None:
