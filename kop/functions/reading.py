@@ -139,7 +139,7 @@ class ReadAhead:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let `take` return now, or the next one at once."""
+        """Let the `take` that waits return now; if none waits, let the next one return at once."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()

@@ -140,7 +140,7 @@ class Stats:
     # -- for any thread
 
     def snapshot(self) -> StatsSnapshot:
-        """Return what there is now."""
+        """Return all counts, the latest exceptions, the lag, and the record that is being called, as of now."""
         of_minute = self._minute_before(int(clock.wall() // 60))
         place = place_of(self._calling, self._partitions)
         return StatsSnapshot(

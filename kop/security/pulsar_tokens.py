@@ -37,7 +37,7 @@ class PulsarTokens:
         self._lines = Repeats()
 
     async def check(self, token: str) -> ClientIdentity:
-        """Return whose token it is. TokenError."""
+        """Return whose token it is. TokenError if it is not valid."""
         if self._keys:
             return checked(token, self._keys, self._rules, clock.wall())
         identity = identity_of(unchecked_claims(token), self._rules, clock.wall())
@@ -79,7 +79,7 @@ def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None) 
 
 
 def _content(place: str) -> bytes:
-    """Return the key at a place that is given in one of Pulsar's forms. OSError, ValueError."""
+    """Return the key at a place that is given in one of Pulsar's forms. OSError or ValueError if there is none."""
     if place.startswith("data:"):
         form, comma, text = place.partition(",")
         try:

@@ -128,7 +128,8 @@ class KeySources:
         return self._sources[key]
 
     async def open(self) -> None:
-        """Ask all once, and go on with that; who cannot be asked keeps nobody waiting for long."""
+        """Ask every source once, then again and again in the background. One that does not answer delays this little.
+        """
         if not self._sources:
             return
         await self._look()
