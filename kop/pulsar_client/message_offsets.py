@@ -26,8 +26,7 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; MessageOffsetError if it is none.
-        """
+        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; else MessageOffsetError."""
         parts = text.split(":")
         if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
             raise MessageOffsetError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")

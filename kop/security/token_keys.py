@@ -128,8 +128,7 @@ class KeySources:
         return self._sources[key]
 
     async def open(self) -> None:
-        """Ask every source once, then again and again in the background. One that does not answer delays this little.
-        """
+        """Ask every source once, then again and again in the background. A silent one delays this little."""
         if not self._sources:
             return
         await self._look()

@@ -617,9 +617,7 @@ def test_partitions_that_came_while_the_function_was_away_are_read_from_their_be
 # -- secrets
 
 
-def test_a_secret_that_is_missing_is_said_before_anything_is_made(
-    kop_broker: Broker, kop_functions: Functions
-) -> None:
+def test_a_secret_that_is_missing_is_said_before_anything_is_made(kop_broker: Broker, kop_functions: Functions) -> None:
     secrets = '{"KEY": {"env": "NO_SUCH_VARIABLE"}}'
     with pytest.raises(ClientError, match="set the variable NO_SUCH_VARIABLE: it has the secret KEY"):
         kop_functions(lambda text: text, inputs="never-made", secrets=secrets)

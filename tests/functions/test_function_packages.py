@@ -189,7 +189,7 @@ def mistakes(tmp_path: Path, code: str, class_name: str = "checked", seconds: fl
         (
             "class Shouter:\n  def process(self, i, c): pass\n",
             "checked.Shuter",
-            "checked has no Shuter; is it Shouter?",
+            "checked has no class or function Shuter; is it Shouter?",
         ),
         (SHOUT, "chekced.F", "there is no module chekced in the files of the function; is it checked?"),
         ("def process(): pass\n", "checked", "called as process(input, context), and takes ()"),

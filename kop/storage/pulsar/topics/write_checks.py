@@ -129,8 +129,7 @@ class WriteChecks:
         return False
 
     async def mark_raw(self, topic_id: UUID) -> None:
-        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError if that fails.
-        """
+        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError if it fails."""
         if self._is_marked(topic_id) or topic_id in self._marking:
             return
         self._marking.add(topic_id)
