@@ -193,6 +193,9 @@ class FunctionPaths:
                 status["error"] = "stopped"
             elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
+            elif number not in told and assignment is None:
+                missing = f"there is no topic of its inputs, {', '.join(definition.spec.inputs)}. Create one"
+                status["error"] += f": {self._service.not_ready() or missing}"
             status["loop"] = None if loop is None else {"text": loop.text, "since": loop.since_ms}
         return told, statuses
 

@@ -188,7 +188,11 @@ def test_instances_that_nobody_runs_are_in_the_status(api: Rest) -> None:
     ]
     assert api("GET", f"{F}/stats").json()["receivedTotal"] == 0
     api.service.statuses.clear()
-    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it"
+    error = "no worker has it: there is no topic of its inputs, in. Create one"
+    assert api("GET", f"{F}/0/status").json()["error"] == error
+    api.service.why_not_ready = "no worker leads at the moment"
+    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it: no worker leads at the moment"
+    api.service.why_not_ready = None
     api("POST", f"{F}/stop")
     assert api("GET", f"{F}/0/status").json()["error"] == "stopped"
 
