@@ -152,7 +152,7 @@ def localrun(
         spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
         if not Path(spec.py).is_file():
             raise CliUsageError(f"{spec.py}: there is no such file")
-        settings, patience = _connection(bootstrap, client_config)
+        settings, patience = read_connection(bootstrap, client_config)
         spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
@@ -201,7 +201,7 @@ def _begun(spec: FunctionSpec) -> str:
     return f"{spec.fqfn} takes {', '.join(spec.inputs)}{output}, {spec.processing_guarantees.value}; Ctrl-C ends it"
 
 
-def _connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
+def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
     """Return kafka-python's settings, and for how many seconds what fails for a time is tried again."""
     from kop.client.errors import ClientError
     from kop.client.properties import connection, parse_properties
@@ -311,7 +311,7 @@ def worker(
         check_namespace(topic_namespace)
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
-    settings, patience = _connection(bootstrap, client_config)
+    settings, patience = read_connection(bootstrap, client_config)
     name = worker_id or default_worker_id(address.port)
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
     _log_to_stderr()

@@ -322,7 +322,7 @@ class Instance:
         self._fresh = new.keys()
         if new:
             starts = reader.list_offsets(new, READ_COMMITTED)
-            commit(writer, identity, self._spec.group, starts)
+            commit(writer, identity, [self._spec.group], starts)
             positions |= starts
         return positions
 
@@ -410,16 +410,16 @@ class Instance:
         positions: Offsets,
         state: FunctionState,
     ) -> BatchEnd:
-        guarantee, group = self._spec.processing_guarantees, self._spec.group
+        guarantee, groups = self._spec.processing_guarantees, [self._spec.group]
         end: BatchEnd
         if guarantee is Guarantee.EFFECTIVELY_ONCE:
             assert identity is not None
-            end = InOneTransaction(writer, identity, group, outputs, positions)
+            end = InOneTransaction(writer, identity, groups, outputs, positions)
         elif guarantee is Guarantee.ATMOST_ONCE:
-            end = Before(writer, identity, group, outputs, positions)
+            end = Before(writer, identity, groups, outputs, positions)
         else:
             client = self._new_writer()
-            end = Beside(client, identity, group, outputs, positions, self._fail)
+            end = Beside(client, identity, groups, outputs, positions, self._fail)
 
         def switch(committed: Offsets) -> BatchEnd:
             """Return the end of a batch with state, which has only been opened if there are transactions."""
@@ -431,7 +431,7 @@ class Instance:
             outputs.use(identity)
             if guarantee is Guarantee.ATMOST_ONCE:
                 return end
-            return InOneTransaction(writer, identity, group, outputs, committed)
+            return InOneTransaction(writer, identity, groups, outputs, committed)
 
         return WithState(end, state, outputs, positions, switch)
 

@@ -156,7 +156,7 @@ class Worker:
     # -- requests and questions
 
     def _begun(self) -> _Parts:
-        if self._parts is None:
+        if self._parts is None or self._follower is None:  # until then its clients are the start's alone
             raise ClientError("wait until the worker has started")
         return self._parts
 
