@@ -94,7 +94,7 @@ def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None, 
 
 
 def _keys(place: str, read: ReadKeys, sources: KeySources) -> Callable[[], tuple[TokenKey, ...]]:
-    """Return what returns the keys at a place that is given in one of Pulsar's forms. OSError or ValueError if none is."""
+    """Return what returns the keys at a place, given in one of Pulsar's forms. OSError or ValueError if it has none."""
     if not place:
         return tuple
     if place.startswith("data:"):
