@@ -220,7 +220,7 @@ class _Properties:
 
 
 def connection(properties: Mapping[str, str], client_id: str) -> ConnectionProperties:
-    """Return what the properties say of a connection; PropertyError.
+    """Return what the properties say of a connection; PropertyError says which is wrong.
 
     What else they have is left out, and named, but for `ssl.`, `sasl.` and `security.`: no connection is less secure
     than it was asked to be. `client_id` is the name by which servers know the client, unless `client.id` is another.

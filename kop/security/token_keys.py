@@ -139,7 +139,7 @@ class KeySources:
         return source
 
     async def open(self) -> None:
-        """Ask all once, and go on with that; who cannot be asked keeps nobody waiting for long."""
+        """Ask every source once, then again and again in the background. A silent one delays this little."""
         if not self._sources:
             return
         await self.look()

@@ -133,7 +133,7 @@ def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
 
 
 def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return whose token it is, at `now` in seconds since the epoch. TokenError."""
+    """Return whose token it is, at `now` in seconds since the epoch. TokenError if it is not valid."""
     with claimed_by(token, rules):
         return _checked(token, keys, rules, now)
 
@@ -233,7 +233,7 @@ def _header(token: str) -> Mapping[str, Any]:
 
 
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return who has a token with these claims. TokenError."""
+    """Return who has a token with these claims. TokenError if they name nobody."""
     name = claims.get(rules.name_claim)
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")

@@ -175,7 +175,7 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
 
 
 def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
-    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError."""
+    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError if it is wrong."""
     setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
     if not jaas:
         return {}

@@ -88,7 +88,7 @@ class ForeignTopics:
 
     async def named(self) -> set[str]:
         """Return Pulsar's names of the topics of other namespaces that clients of this or another broker have named.
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
         """
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
