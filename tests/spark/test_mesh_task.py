@@ -166,6 +166,15 @@ def test_two_functions_read_one_topic_and_one_of_them_is_ahead(meshes: Meshes) -
     assert meshes.broker.committed("public/default/right5") == {("in5", 0): 3}
 
 
+def test_several_functions_are_called_with_what_another_gives(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in10", partitions=1)
+    steps = [meshes.step(A.format("a"), "in10", "mid10")]
+    steps += [meshes.step(A.format(name), "mid10", f"out10{name}", inner=True) for name in "bc"]
+    meshes.broker.produce("in10", ["1", "2"])
+    meshes.drain(meshes.work(*steps))
+    assert (meshes.values("out10b"), meshes.values("out10c")) == (["1ab", "2ab"], ["1ac", "2ac"])
+
+
 def test_a_private_topic_is_not_written(meshes: Meshes) -> None:
     meshes.broker.create_topic("in6", partitions=1)
     steps = meshes.step(A.format("a"), "in6", "mid6"), meshes.step(A.format("b"), "mid6", "out6", inner=True)

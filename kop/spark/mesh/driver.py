@@ -461,7 +461,7 @@ class MeshDriver:
                 for query in self._queries
             ],
             "parts": [
-                *(self._part_report(query, query.part) for query in self._queries if query.part is not None),
+                *(self._part_report(query, query.part) for query in self._queries if query.part),
                 *(
                     {
                         "name": step.spec.fqfn,
