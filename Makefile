@@ -110,10 +110,10 @@ functions-faults: $(VENV)/.test ## functions and their workers, killed, paused a
 functions-fast: $(VENV)/.test ## one minute of it on the embedded engine (ARGS=--start-kop-pulsar: Java, Maven)
 	$(BIN)/python -m conformance.functions --fast $(ARGS)
 
-rights: $(VENV)/.test ## a hundred changes each of users, ACLs and certificates under load (ARGS=--start-kop-pulsar: Java, Maven)
+rights: $(VENV)/.test ## a hundred changes each of users, ACLs, quotas and certificates under load (ARGS=--start-kop-pulsar: grants too; Java, Maven)
 	$(BIN)/python -m conformance.rights $(ARGS)
 
-rights-fast: $(VENV)/.test ## twelve of each: the part that CI runs
+rights-fast: $(VENV)/.test ## eight of each: the part that CI runs
 	$(BIN)/python -m conformance.rights --fast $(ARGS)
 
 copier: $(VENV)/.test ## Kafka's own copier over Pulsar, while it and gateways are killed (ARGS=--help; Java, Maven)

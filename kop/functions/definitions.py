@@ -71,6 +71,8 @@ class Definition(_RecordJson):
     """Offset of the request that made it what it is. It grows, and no other definition ever has it."""
     version: int
     """Revision of the last request that changed configuration or code: what its instances run."""
+    version_ms: int = 0
+    """When that was asked for, in milliseconds since the epoch; 0 in definitions of workers that did not note it."""
     package: str = ""
     """The SHA-256 of its code."""
     package_name: str = ""

@@ -32,7 +32,8 @@ from kop.functions.changelog import FunctionState, KeptState, topic_of
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
-from kop.functions.instance import TRANSACTION_TIMEOUT_MS, input_of, logger_of, read_secrets
+from kop.functions.input_topics import input_of
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS, logger_of, read_secrets
 from kop.functions.reading import READ_COMMITTED, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
