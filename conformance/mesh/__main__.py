@@ -214,7 +214,7 @@ def crashes(python: str, kills: int, trigger: str, seed: int, *, blind: bool = F
             try:
                 for kill in range(kills):
                     _wait(output, output.read() + BETWEEN, driver, folder)
-                    victim = VICTIMS[kill % len(VICTIMS)]
+                    victim = "worker" if blind else VICTIMS[kill % len(VICTIMS)]
                     time.sleep(chance.random())  # a moment of a transaction that nobody chooses
                     if victim == "driver":
                         driver.kill()
