@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kop.cli import mesh_files
 from kop.cli.common import (
     CliUsageError,
     Ordered,
@@ -28,6 +29,8 @@ EPILOG = """\b
 Examples:
   kop mesh run orders.yaml
   kop mesh run orders.yaml --once
+  kop mesh validate orders.yaml
+  kop mesh draw orders.yaml --output orders.svg
   kop mesh status orders
   kop mesh stop orders
 
@@ -42,6 +45,10 @@ LOOK_SECONDS = 0.5
 @click.group("mesh", cls=Ordered, epilog=EPILOG)
 def command() -> None:
     """Run meshes of functions, sources and sinks on PySpark."""
+
+
+command.add_command(mesh_files.validate)
+command.add_command(mesh_files.draw)
 
 
 RUN_EPILOG = """\b
