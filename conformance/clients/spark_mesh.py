@@ -70,7 +70,7 @@ class Words:
         return sorted(found)
 
 
-@case(kop=True, kafka=False, limit=180)
+@case(kop=True, kafka=False, limit=180, alone=True)
 def a_mesh_gives_the_same_fused_and_apart(run: Run) -> None:
     with folder() as path:
         for fuse in ("true", "false"):
@@ -82,7 +82,7 @@ def a_mesh_gives_the_same_fused_and_apart(run: Run) -> None:
             same(words.counted(), ["BE=1", "BE=2", "NOT=1", "OR=1", "TO=1", "TO=2"], f"fuse: {fuse}")
 
 
-@case(kop=True, kafka=False, limit=120)
+@case(kop=True, kafka=False, limit=120, alone=True)
 def a_mesh_goes_on_until_it_is_stopped(run: Run) -> None:
     with folder() as path:
         words = Words(run, path, "true", "continuous")

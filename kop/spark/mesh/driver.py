@@ -106,10 +106,12 @@ class MeshDriver:
         text: str = "",
         properties: Mapping[str, str] | None = None,
         checkpoints: str = "",
+        spare: int = 0,
     ) -> None:
         """`properties` are Kafka's client properties, as `settings` were made of; `checkpoints` is the folder for those
-        of sources and sinks.
+        of sources and sinks. `spare`: how many cores are left to others of the session, if there are enough.
         """
+        self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
         self._checkpoints = checkpoints or str(checkpoints_folder())
         self._spark = spark
@@ -189,7 +191,8 @@ class MeshDriver:
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        slots = self._spark.sparkContext.defaultParallelism
+        cores = self._spark.sparkContext.defaultParallelism
+        slots = max(cores - self._spare, min(cores, len(components)))
         others = len(mesh.sources) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
