@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
 REPORT_SECONDS: Final = 1.0
+REPORT_PATIENCE_SECONDS: Final = 2.0
+"""How long a report is tried that cannot be written: nothing waits for it."""
 END_SECONDS: Final = 30.0
 """How long the calls that are under way may take when a mesh is to end."""
 WELL_SECONDS: Final = 180.0
@@ -130,6 +132,7 @@ class MeshDriver:
         self._stopping = threading.Event()
         self._queries: list[_Query] = []
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
+        self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
         self._started_ms = clock.wall_ms()
         self._reported = float("-inf")
         self._state = records.STARTING
@@ -171,6 +174,7 @@ class MeshDriver:
             self._membership.close(1.0)
             self._hub.close()
             self._topic.close()
+            self._reports.close()
 
     def _wait_for_turn(self) -> bool:
         """Wait until this driver has the mesh; False: it is to end."""
@@ -357,7 +361,7 @@ class MeshDriver:
         """Do what others have asked for since the last look."""
         wanted = records.key(records.REQUEST, self._mesh.full_name)
         try:
-            changes = self._topic.changes(0)
+            changes = self._reports.changes(0)
         except Exception as error:
             log.warning("requests to %s are looked for again in a moment: %s", self._mesh.full_name, error)
             return
@@ -434,7 +438,7 @@ class MeshDriver:
     def _report(self) -> None:
         try:
             value = records.encode(self.report())
-            self._topic.put({records.key(records.REPORT, self._mesh.full_name): value})
+            self._reports.put({records.key(records.REPORT, self._mesh.full_name): value})
         except Exception as error:
             log.warning("the report of %s is written again in a moment: %s", self._mesh.full_name, error)
 
