@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,14 @@ def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
     assert ended.wait(5), "the line is cut"
     assert meshes.hub.tasks() == 0
     link.close()
+
+
+def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in12", partitions=1)
+    deadly = "def process(text: str) -> str:\n    if text == 'x':\n        raise KeyboardInterrupt\n    return text\n"
+    work = meshes.work(meshes.step(deadly, "in12", "out12"))
+    meshes.broker.produce("in12", ["1", "2", "x"])
+    for suspects, there in (({}, []), ({("in12", 0): 2}, ["1", "2"])):
+        with pytest.raises(KeyboardInterrupt):
+            meshes.drain(replace(work, suspects=suspects))
+        assert meshes.values("out12") == there

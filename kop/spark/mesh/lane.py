@@ -275,7 +275,9 @@ class Lane:
         new_writer: Callable[[], WriteClient],
         new_reader: Callable[[], ReadClient],
         patience: Callable[[], float],
+        suspect: int = -1,
     ) -> None:
+        """`suspect`: the record at which an earlier process has ended."""
         self.place = place
         self.position = 0
         """The offset up to which all is committed."""
@@ -291,7 +293,7 @@ class Lane:
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
         self._size = 1
-        self._single_until = -1
+        self._single_until = suspect + 1
         """Records before this offset go through the functions one at a time."""
         self._begin()
 
