@@ -114,6 +114,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
     "kop/cli/mesh.py": {"client", "functions", "mesh"},
+    "kop/cli/mesh_files.py": {"client", "functions", "mesh"},
     "kop/cli/functions_admin.py": {"functions"},
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/older_entries.py": {"pulsar_client"},

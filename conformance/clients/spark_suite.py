@@ -1,6 +1,7 @@
 """PySpark and its `format("kafka")`, or `format("kop")`: batch reads and writes.
 
-Streams are in spark_streams.py, transactions in spark_transactions.py, what format("kop") alone has in spark_beyond.py.
+Streams are in spark_streams.py, transactions in spark_transactions.py, what format("kop") alone has in spark_beyond.py,
+meshes in spark_mesh.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from typing import Any
 
 import spark_beyond  # noqa: F401  (declares its cases)
+import spark_mesh  # noqa: F401  (declares its cases)
 import spark_streams  # noqa: F401  (declares its cases)
 import spark_transactions  # noqa: F401  (declares its cases)
 from checks import CODECS, ODD_RECORDS, check_codec, check_idempotent, stored, values
