@@ -17,6 +17,7 @@ import spark_beyond  # noqa: F401  (declares its cases)
 import spark_mesh  # noqa: F401  (declares its cases)
 import spark_streams  # noqa: F401  (declares its cases)
 import spark_transactions  # noqa: F401  (declares its cases)
+import spark_typed  # noqa: F401  (declares its cases)
 from checks import CODECS, ODD_RECORDS, check_codec, check_idempotent, stored, values
 from kafka import TopicPartition
 from kafka_python_kit import admin, consumer, fill, make_topic, producer, take

@@ -20,7 +20,8 @@ from typing import IO, Any, Final, NamedTuple
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import WriteClient
 from kop.spark.clients import write_client
-from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, Given, connection_options, refuse_unknown
+from kop.spark.given import Given
+from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, connection_options, refuse_unknown
 from kop.spark.write_options import PRODUCER_OPTIONS
 
 _log = logging.getLogger(__name__)

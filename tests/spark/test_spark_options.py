@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kop.client.offsets import EARLIEST, LATEST
-from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
+from kop.spark.given import OptionError
+from kop.spark.options import ReadOptions, batch_options, stream_options
 
 SERVER = {"kafka.bootstrap.servers": "a:9092, b:9093"}
 
