@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from conformance.security import Security
-from conformance.servers import Kop, StartFailed, free_port
+from conformance.servers import Kop, StartFailed, free_ports
 
 USER = "conformance"
 SECONDS = 120.0
@@ -31,7 +31,9 @@ class Lock:
         self._kop = kop
         self._folder = folder
         self._call("certs", str(folder), "--client", USER)
-        kop.address, plain, with_certificate, without_tls = (f"127.0.0.1:{free_port()}" for _ in range(4))
+        first = free_ports(4 * kop.ports)
+        addresses = [f"127.0.0.1:{first + number * kop.ports}" for number in range(4)]
+        kop.address, plain, with_certificate, without_tls = addresses
         self.security = Security(
             USER,
             secrets.token_hex(16),
