@@ -71,9 +71,7 @@ def _options() -> argparse.Namespace:
     where.add_argument("--start-kop-pulsar", action="store_true", help="the same over an Apache Pulsar, started, too")
     where.add_argument("--start-kafka", action="store_true", help="start an Apache Kafka and drive that")
     parser.add_argument("--secure", action="store_true", help="clients of a started gateway come by SASL_SSL")
-    parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="of a gateway over Pulsar (1)"
-    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of a gateway over Pulsar (1)")
     parser.add_argument("--security", default="", metavar="FILE", help="how to log in at that server (security.py)")
     parser.add_argument("--target", choices=TARGETS, help="whose known gaps count (kafka with --start-kafka, else kop)")
     parser.add_argument(
