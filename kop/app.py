@@ -370,7 +370,7 @@ async def start(
     token_keys = KeySources()
     turns = checks_at_once()
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
-    logins = LoginParts(security, turns, token_keys, _pulsar_token_check(config, engine), bearers)
+    logins = LoginParts(security, turns, token_keys, _pulsar_token_check(config, engine, token_keys), bearers)
     securities = [
         listener_security(
             endpoint,
@@ -462,13 +462,13 @@ async def _open_engine(
     )
 
 
-def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
+def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> TokenCheck | None:
     """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
     if not config.kop_pulsar_tokens:
         return None
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
 
-    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
+    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority, keys).check
 
 
 def _store_path(config: Config) -> Path:

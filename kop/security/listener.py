@@ -25,7 +25,7 @@ class ListenerSecurity:
     """How clients may log in; empty if they need not."""
     largest_before_login: int = 0
     """Bytes of the largest request before a client has logged in."""
-    name_of: Callable[[bytes], str] | None = None
+    name_of: Callable[[str], str] | None = None
     """Returns the principal of a client with this certificate; None if certificates name nobody. ValueError tells why
     the client is not taken.
     """

@@ -34,6 +34,7 @@ class Accepting:
         self.expires_ms: int | None = EXPIRES[0]
         self.is_by_token = False
         self.refusal: str | None = None
+        self.claimed: str | None = None
         self.is_valid = lambda: True
         self._left = 2
 

@@ -64,7 +64,11 @@ class Pair:
         self.inner, self.socket = inner, Socket()
         buffer = memoryview(bytearray(BUFFER_BYTES))
         loop = asyncio.get_running_loop()
-        self.tls = TlsTransport(of_server, inner, self.failures.append, loop, buffer, lambda _: None)
+
+        def failed(reason: str, _of_certificate: bool) -> None:
+            self.failures.append(reason)
+
+        self.tls = TlsTransport(of_server, inner, failed, loop, buffer, lambda _: None)
         self.tls.connection_made(self.socket)
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         of_client = ssl.create_default_context(cafile=files[0])
