@@ -24,6 +24,8 @@ _LONGEST_SALT: Final = 1024
 """Bytes of a salt, which each client that names the user is told."""
 _LONGEST_NAME: Final = 32_767
 """Bytes of a user's name."""
+_LIBRDKAFKA_SLACK: Final = 1
+"""librdkafka ends AlterUserScramCredentials with the tagged fields of the request twice."""
 
 
 def describe_credentials(gw: Gateway, ctx: Context, request: Message) -> Response:
@@ -160,5 +162,5 @@ def _refusal(ctx: Context, change: _Change) -> KopError | None:
 
 APIS: tuple[Api, ...] = (
     Api(50, 0, 0, describe_credentials, (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER),)),
-    Api(51, 0, 0, alter_credentials, (Need(AclOperation.ALTER, ResourceType.CLUSTER),)),
+    Api(51, 0, 0, alter_credentials, (Need(AclOperation.ALTER, ResourceType.CLUSTER),), slack=_LIBRDKAFKA_SLACK),
 )

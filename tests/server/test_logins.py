@@ -381,7 +381,7 @@ def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status":"invalid_token"}')
             answer = await client.call(36, 2, auth_bytes=b"\x01")
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-            assert answer.error_message == "the token is refused: it has another issuer"
+            assert answer.error_message == "the token is refused (invalid_token): it has another issuer"
             assert await is_closed(client)
             assert count(serving, "OAUTHBEARER") == 1
             client = await client_of(serving)
