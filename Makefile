@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -73,6 +73,10 @@ conformance-spark-crashes: $(VENV)/.test ## kop's own sink for PySpark while dri
 conformance-spark-crashes-full: $(VENV)/.test ## the same with 50 batches and 20 kills
 	$(BIN)/python -m conformance.spark --batches 50 --kills 20 $(ARGS)
 
+mesh-crashes: $(VENV)/.test ## a mesh while its driver, workers and gateway are killed, both triggers: exactly once (Java 17)
+	$(BIN)/python -m conformance.mesh --kills 10 --proof $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 10 --trigger batch $(ARGS)
+
 bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
 	$(BIN)/python -m conformance.spark.speed $(ARGS)
 
@@ -109,10 +113,10 @@ functions-faults: $(VENV)/.test ## functions and their workers, killed, paused a
 functions-fast: $(VENV)/.test ## one minute of it on the embedded engine (ARGS=--start-kop-pulsar: Java, Maven)
 	$(BIN)/python -m conformance.functions --fast $(ARGS)
 
-rights: $(VENV)/.test ## a hundred changes each of users, ACLs and certificates under load (ARGS=--start-kop-pulsar: Java, Maven)
+rights: $(VENV)/.test ## a hundred changes each of users, ACLs, quotas and certificates under load (ARGS=--start-kop-pulsar: grants too; Java, Maven)
 	$(BIN)/python -m conformance.rights $(ARGS)
 
-rights-fast: $(VENV)/.test ## twelve of each: the part that CI runs
+rights-fast: $(VENV)/.test ## eight of each: the part that CI runs
 	$(BIN)/python -m conformance.rights --fast $(ARGS)
 
 copier: $(VENV)/.test ## Kafka's own copier over Pulsar, while it and gateways are killed (ARGS=--help; Java, Maven)

@@ -211,8 +211,11 @@ class KopOverPulsar(Kop):
         folder: Path | None = None,
         checkout: Path = HERE.parent,
         settings: Mapping[str, str] = SETTINGS,
+        token: str = "",
     ) -> None:
+        """`token`: a superuser's, of a Pulsar that asks for tokens."""
         super().__init__(folder, checkout=checkout, settings=settings)
+        self._token = token
         self._urls = urls
         self._namespace = namespace
         self._cluster = cluster
@@ -223,9 +226,13 @@ class KopOverPulsar(Kop):
         service, admin = self._urls
         if not self._namespace:
             self._namespace = f"public/conformance-{secrets.token_hex(4)}"
-            request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{self._namespace}", method="PUT")
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            url = f"{admin}/admin/v2/namespaces/{self._namespace}"
+            request = urllib.request.Request(url, headers=headers, method="PUT")
             urllib.request.urlopen(request, timeout=30).close()
         command = ["--store", service, "--admin-url", admin, "--cluster", self._cluster or f"{self._namespace}-kop"]
+        if self._token:
+            command += ["--set", f"kop.pulsar.auth=token:{self._token}"]
         return [*command, "--set", f"kop.pulsar.namespace={self._namespace}"]
 
     @property

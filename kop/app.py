@@ -371,8 +371,8 @@ async def start(
     token_keys = KeySources()
     turns = checks_at_once()
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
-    membership = _membership(config, gateway)
-    check_token = _pulsar_token_check(config, engine)
+    membership = _membership(config, gateway, has_namespaces=topics.has_namespaces)
+    check_token = _pulsar_token_check(config, engine, token_keys)
     logins = LoginParts(security, turns, token_keys, check_token, bearers, membership, config.kop_tenant_claim)
     securities = [
         listener_security(
@@ -465,23 +465,23 @@ async def _open_engine(
     )
 
 
-def _pulsar_token_check(config: Config, engine: Engine) -> TokenCheck | None:
+def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> TokenCheck | None:
     """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
     if not config.kop_pulsar_tokens:
         return None
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
 
-    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority).check
+    return pulsar_tokens(config.of(SecuritySettings), engine.token_authority, keys).check
 
 
-def _membership(config: Config, gateway: Gateway) -> TenantMembership | None:
+def _membership(config: Config, gateway: Gateway, *, has_namespaces: bool) -> TenantMembership | None:
     """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
     wrong.
     """
-    if not gateway.security_settings.has_tenants:
+    if not config.of(SecuritySettings).has_tenants:
         return None
     home, reserved = "", list[str]()
-    if gateway.topics.has_namespaces:
+    if has_namespaces:
         home = config.kop_pulsar_namespace
         reserved = [config.kop_pulsar_metadata_namespace, SYSTEM_TENANT]
     return TenantMembership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)

@@ -91,6 +91,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": {"records"},
     "functions": {"client", "records"},
+    "mesh": {"functions.config_fields", "functions.config_reading", "functions.spec", "functions.topics"},
     "spark": {"client", "records"},
     "app": {
         "cluster",
@@ -110,6 +111,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/certs.py": {"security"},
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
+    "kop/cli/mesh.py": {"client", "functions", "mesh"},
     "kop/cli/functions_admin.py": {"functions"},
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/older_entries.py": {"pulsar_client"},
@@ -117,6 +119,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/users.py": {"app", "security"},
     "kop/cli/pulsar.py": {"pulsar_client"},
     "kop/cli/pulsar_rights.py": {"pulsar_client"},
+    "kop/spark/mesh/": {"functions", "mesh"},
     "kop/spark/message_ids.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }

@@ -291,7 +291,8 @@ class Leading:
         console.print(
             f"workers: {counts['won']} requests won, {counts['lost']} lost; {counts['unknown']} of {counts['calls']} "
             f"calls had no answer; answers took {counts['median_ms']} ms, at most {counts['longest_ms']} ms; "
-            f"{counts['functions']} functions in the end; {counts['steady']} messages of the one that moved",
+            f"{counts['functions']} functions in the end; {counts['steady']} messages of the one that moved; "
+            f"{counts['revived']} workers ended by themselves",
             highlight=False,
         )
         return f"{counts['won'] + counts['lost']} requests"
@@ -343,8 +344,14 @@ class Leading:
 
         steady = self._steady_inputs[0][0], STEADY_PARTITIONS
         source = Source(self._target.bootstrap, steady, steady, self._part.seed, 2 * RATE)
-        beside = [*(writer.run for writer in self.writers), self._mover.run, source.write_plain]
+        beside = [*(writer.run for writer in self.writers), self._mover.run, source.write_plain, self._keep_workers]
         under_faults(self._part.seconds, self.executor, self.faults, progress, state, *beside)
+
+    def _keep_workers(self, stop: threading.Event) -> None:
+        """Start workers again that ended by themselves, until stop."""
+        while not stop.wait(1.0):
+            for worker in self._workers:
+                worker.revive()
 
     def _calls(self) -> list[Call]:
         return [*self._mover.calls, *(call for writer in self.writers for call in list(writer.calls))]
@@ -450,6 +457,7 @@ class Leading:
         with (self._folder / "calls.jsonl").open("w") as out:
             out.writelines(json.dumps(call._asdict()) + "\n" for call in calls)
         self.counts["calls"] = len(calls)
+        self.counts["revived"] = sum(worker.revived for worker in self._workers)
         self.counts["unknown"] = sum(not call.status or call.status >= 500 for call in calls)
         took = sorted(call.end - call.begin for call in calls if 0 < call.status < 500)
         if not self.counts["won"] or (len(calls) >= _ENOUGH_CALLS and not self.counts["lost"]):

@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,8 +48,12 @@ class WorkerProcess:
         """The marks of those that were ended, whose processes have to be gone."""
         self._bootstrap = bootstrap
         self._folder = folder / name
+        self.revived = 0
+        """The number of times that it was started again after it had ended by itself."""
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
+        self._wanted = False
+        self._turn = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -63,6 +68,7 @@ class WorkerProcess:
 
     def start(self) -> str:
         """Start it, and return its address."""
+        self._wanted = True
         self._mark = f"{self.name}-{secrets.token_hex(4)}"
         command = [sys.executable, "-m", "kop.cli.main", "functions", "worker", "--bootstrap", self._bootstrap]
         command += ["--worker-id", self.name, "--listen", f"127.0.0.1:{self.port}", "--folder", str(self._folder)]
@@ -77,8 +83,17 @@ class WorkerProcess:
             )
         return f"127.0.0.1:{self.port}"
 
+    def revive(self) -> None:
+        """Start it again if it ended by itself, as a service manager does (a server that stays away for a minute)."""
+        with self._turn:
+            gone = self._wanted and not self.running
+        if gone:
+            self.revived += 1
+            self.start()
+
     def await_ready(self) -> None:
         """Wait until it says that it works. StartFailed."""
+        self.revive()
         until = time.monotonic() + START_SECONDS
         while (answer := self.ask("GET", "/readyz", seconds=5)).status != 200:
             if not self.running or time.monotonic() > until:
@@ -88,6 +103,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it by SIGKILL."""
+        with self._turn:
+            self._wanted = False
         if self._process is not None:
             self.ended.append(self._mark)
             self._process.kill()
@@ -95,6 +112,8 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """End it by SIGTERM. OSError if it does not."""
+        with self._turn:
+            self._wanted = False
         if self._process is None or not self.running:
             return
         self.ended.append(self._mark)

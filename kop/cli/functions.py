@@ -137,11 +137,12 @@ def localrun(
         signal.signal(number, _end_at_once)
     from kop.client.errors import ClientError, FencedError, UnreachableError
     from kop.functions import stand_in
+    from kop.functions.config_reading import from_flags
     from kop.functions.function import FunctionLoadError
     from kop.functions.localrun import Changes, Running, load_here, names_of
     from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
-    from kop.functions.spec import SpecError, from_flags
+    from kop.functions.spec import SpecError
     from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 
     file = config_file(function_config_file)
@@ -151,7 +152,7 @@ def localrun(
         spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
         if not Path(spec.py).is_file():
             raise CliUsageError(f"{spec.py}: there is no such file")
-        settings, patience = _connection(bootstrap, client_config)
+        settings, patience = read_connection(bootstrap, client_config)
         spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
@@ -199,7 +200,7 @@ def _begun(spec: FunctionSpec) -> str:
     return f"{spec.fqfn} takes {', '.join(spec.inputs)}{output}, {spec.processing_guarantees.value}; Ctrl-C ends it"
 
 
-def _connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
+def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
     """Return kafka-python's settings, and for how many seconds what fails for a time is tried again."""
     from kop.client.errors import ClientError
     from kop.client.properties import connection, parse_properties
@@ -302,13 +303,14 @@ def worker(
     quiet_client()
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.topics import TopicNameError, check_namespace
-    from kop.functions.worker import WorkerOptions, default_worker_id, run_worker
+    from kop.functions.worker_options import WorkerOptions, default_worker_id
+    from kop.functions.worker_process import run_worker
 
     try:
         check_namespace(topic_namespace)
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
-    settings, patience = _connection(bootstrap, client_config)
+    settings, patience = read_connection(bootstrap, client_config)
     name = worker_id or default_worker_id(address.port)
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
     _log_to_stderr()
@@ -358,11 +360,12 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
     """
     from kop.client.errors import ClientError
     from kop.functions import stand_in
+    from kop.functions.config_reading import from_flags
     from kop.functions.function import FunctionLoadError
     from kop.functions.localrun import load_here
     from kop.functions.packages import PackageError
     from kop.functions.serdes import SerdeError
-    from kop.functions.spec import SpecError, from_flags
+    from kop.functions.spec import SpecError
     from kop.functions.topics import TopicNames
     from kop.functions.try_out import TryOut
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "offsets": "Turn Pulsar's message ids into offsets and back.",
     "spark": 'Run PySpark with format("kop").',
     "functions": "Run Pulsar's Python functions.",
+    "mesh": "Run meshes of functions on PySpark.",
     "check": "Run a round trip against a server and say what works.",
     "completion": "Print the script by which bash, zsh or fish completes kop.",
 }

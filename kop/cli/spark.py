@@ -28,40 +28,16 @@ Examples:
 A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
-def _checked(settings: tuple[str, ...]) -> tuple[str, ...]:
+def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return settings of Spark that are NAME=VALUE; wrong use if one is not."""
     for setting in settings:
         if not setting.partition("=")[0] or "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")
     return settings
 
 
-@click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
-@server_option
-@click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[2]. Default: here.")
-@click.option(
-    "--conf",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda _context, _option, settings: _checked(settings),
-    help="A setting of Spark; may be repeated.",
-)
-@click.option("--packages", metavar="GROUP:NAME:VERSION,...", help="Jars that Spark fetches from Maven Central.")
-@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(
-    bootstrap: str,
-    master: str | None,
-    settings: tuple[str, ...],
-    packages: str | None,
-    script: str | None,
-    arguments: tuple[str, ...],
-) -> None:
-    """Run a PySpark script, or the PySpark shell, with format("kop"). What comes behind SCRIPT is the script's.
-
-    Spark's workers get this Python, which has kop; on a cluster it has to be there, under the same path or the one of
-    --conf spark.pyspark.python. What a script itself sets wins over these options. Needs Java 17 or 21.
-    """
+def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, str]:
+    """Return the environment of a process that runs PySpark with kop in it; ends with what is missing."""
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
         fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'pyspark>=4.0,<4.4' 'pyarrow>=18'")
@@ -80,6 +56,40 @@ def command(
     if folder not in sys.path:  # an editable install: PySpark looks through the folders of the path alone
         paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+@click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@server_option
+@click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[2]. Default: here.")
+@click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda _context, _option, settings: checked_settings(settings),
+    help="A setting of Spark; may be repeated.",
+)
+@click.option("--packages", metavar="GROUP:NAME:VERSION,...", help="Jars that Spark fetches from Maven Central.")
+@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    bootstrap: str,
+    master: str | None,
+    settings: tuple[str, ...],
+    packages: str | None,
+    script: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a PySpark script, or the PySpark shell, with format("kop"). What comes behind SCRIPT is the script's.
+
+    Spark's workers get this Python, which has kop; on a cluster it has to be there, under the same path or the one of
+    --conf spark.pyspark.python. What a script itself sets wins over these options. Needs Java 17 or 21.
+    """
+    environment = spark_environment(bootstrap, settings)
+    pyspark = importlib.util.find_spec("pyspark")
+    assert pyspark is not None
+    assert pyspark.origin is not None
     options = [*(["--master", master] if master else []), *(["--packages", packages] if packages else [])]
     for setting in settings:
         options += ["--conf", setting]

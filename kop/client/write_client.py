@@ -116,7 +116,9 @@ class WriteClient:
 
         try:
             return self._patiently(ask)
-        except (errors.UnknownTopicOrPartitionError, errors.InvalidTopicError) as error:
+        except errors.InvalidTopicError as error:
+            raise ClientError(f"name another topic than {topic}: none can have this name ({error})") from error
+        except errors.UnknownTopicOrPartitionError as error:
             raise ClientError(
                 f"create the topic {topic}, or name another one: the cluster has none of this name, and makes none by "
                 f"its first use ({error})"

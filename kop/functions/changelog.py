@@ -59,6 +59,15 @@ def topic_of(spec: FunctionSpec) -> str:
     return PREFIX + ".".join(parts) + (".partition" if spec.state_scope == "partition" else "")
 
 
+@dataclass(slots=True)
+class KeptState:
+    """A copy of the state that outlives who used it: the next one reads on in the changelog."""
+
+    local: LocalState
+    positions: dict[int, int]
+    """The offset up to which each partition of the changelog was read."""
+
+
 class FunctionState:
     """The state of one instance. `query` and `put` are for any thread, the rest for the one that calls.
 
@@ -78,7 +87,9 @@ class FunctionState:
         failed: Callable[[BaseException], None],
         wake: Callable[[], None],
         patience: Callable[[], float],
+        kept: KeptState | None = None,
     ) -> None:
+        """`kept`: a copy of these partitions; everything of it must be in the changelog."""
         self._spec = spec
         self._by_partition = spec.state_scope == "partition"
         self._numbers = sorted({partition for _, partition in partitions}) if self._by_partition else [0]
@@ -90,6 +101,8 @@ class FunctionState:
         self._patience = patience
         self._topic = topic_of(spec)
         self._local: LocalState | None = None
+        self._kept = kept
+        self._positions: dict[int, int] = {}
         self._questions: deque[_Question] = deque()
         self._unwritten: list[_Question] = []
         self._lock = threading.Lock()
@@ -112,9 +125,25 @@ class FunctionState:
         if self._refused:
             raise ClientError(self._refused)
         self._writer.partitions_at_least(self._topic, max(self._numbers) + 1, CONFIGS)
-        local = LocalState()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._positions = dict(kept.positions)
+        local = LocalState() if kept is None else kept.local
         self._restore(local, self._numbers)
         self._local = local
+
+    def reset(self) -> None:
+        """Forget what was changed since the last batch was written; the copy is made again when it is used."""
+        if self._local is not None:
+            self._local.close()
+        self._local = None
+        self._positions.clear()
+        self.find()
+
+    def detach(self) -> KeptState | None:
+        """Return the copy for the next one that uses it, None if there is none. The last batch has been written."""
+        local, self._local = self._local, None
+        return None if local is None else KeptState(local, dict(self._positions))
 
     def _restore(self, local: LocalState, numbers: Iterable[int]) -> None:
         reader = self._new_reader()
@@ -148,7 +177,9 @@ class FunctionState:
         """Read a partition of the changelog to its end."""
         place = self._topic, number
         end = reader.list_offsets({place: LATEST}, 0)[place]
-        position = reader.list_offsets({place: EARLIEST}, 0)[place]
+        position = self._positions.get(number, -1)
+        if position < 0:
+            position = reader.list_offsets({place: EARLIEST}, 0)[place]
         fetch = FetchSettings(isolation=READ_COMMITTED, wait_ms=100)
         moved = clock.monotonic()
         while position < end:
@@ -174,6 +205,7 @@ class FunctionState:
                     f"end the transaction that is open in {place[0]}-{number} at offset {position}: the state of "
                     f"{self._spec.fqfn} cannot be read beyond it, and no instance of the function has one open"
                 )
+        self._positions[number] = position
 
     # -- for the calls
 

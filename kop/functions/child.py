@@ -31,10 +31,10 @@ from kop.functions import shapes, stand_in
 from kop.functions.function import CodePlace, FunctionLoadError, load_place
 from kop.functions.instance import Instance, ReplacedError
 from kop.functions.logs import LogTopic
+from kop.functions.poison_record import PoisonRecord
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateError
-from kop.functions.suspect import Suspect
 from kop.functions.triggers import ABSENT
 
 GRACE_SECONDS: Final = 10.0
@@ -59,7 +59,7 @@ class Start:
     settings: Mapping[str, Any]
     """kafka-python's."""
     patience: float
-    suspect: Suspect | None = None
+    poison: PoisonRecord | None = None
     """The record at which the process before this one has ended."""
 
 
@@ -166,7 +166,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
                 end_seconds=0,
                 calling=numbers,
                 version=start.version,
-                suspect=start.suspect,
+                poison=start.poison,
             )
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()

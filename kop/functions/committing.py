@@ -8,13 +8,12 @@ Must not know: which offsets may be committed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
 
 from kop import clock
 from kop.client.offsets import Offsets, TopicPartition
 from kop.client.write_client import Identity, WriteClient
-from kop.functions.changelog import FunctionState
 from kop.functions.reading import Taken
 from kop.functions.writing import Outputs
 
@@ -25,13 +24,34 @@ RENEW_SECONDS: Final = 60.0
 was replaced notices it though it has nothing to do."""
 
 
-def commit(client: WriteClient, identity: Identity | None, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Commit offsets of a group: in a transaction of the identity, so that an instance that was replaced cannot."""
+class WrittenState(Protocol):
+    """The part of a state, or of several, that the end of a batch needs."""
+
+    @property
+    def is_open(self) -> bool:
+        """True once there is state."""
+
+    def serve(self) -> None:
+        """Answer what other threads have asked."""
+
+    def flush(self, outputs: Outputs) -> None:
+        """Add what has changed to the outputs."""
+
+    def written(self) -> None:
+        """Note that what was flushed is committed."""
+
+
+def commit(
+    client: WriteClient, identity: Identity | None, groups: Collection[str], offsets: Mapping[TopicPartition, int]
+) -> None:
+    """Commit offsets of groups: in a transaction of the identity, so that an instance that was replaced cannot."""
     if identity is None:
-        for error in client.commit(group, offsets).values():
-            raise error
+        for group in groups:
+            for error in client.commit(group, offsets).values():
+                raise error
         return
-    client.commit_in_transaction(identity, group, offsets)
+    for group in groups:
+        client.commit_in_transaction(identity, group, offsets)
     client.end_transaction(identity)
 
 
@@ -69,14 +89,14 @@ class Beside(BatchEnd):
         self,
         client: WriteClient,
         identity: Identity | None,
-        group: str,
+        groups: Sequence[str],
         outputs: Outputs,
         positions: Offsets,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._client = client
         self._identity = identity
-        self._group = group
+        self._groups = groups
         self._outputs = outputs
         self._failed = failed
         self._committed = dict(positions)
@@ -111,7 +131,7 @@ class Beside(BatchEnd):
     def _run(self) -> None:
         try:
             while offsets := self._next():
-                commit(self._client, self._identity, self._group, offsets)
+                commit(self._client, self._identity, self._groups, offsets)
                 self._committed.update(offsets)
                 with self._changed:
                     self._is_committing = False
@@ -140,11 +160,16 @@ class Before(BatchEnd):
     """Offsets first: ATMOST_ONCE."""
 
     def __init__(
-        self, client: WriteClient, identity: Identity | None, group: str, outputs: Outputs, positions: Offsets
+        self,
+        client: WriteClient,
+        identity: Identity | None,
+        groups: Sequence[str],
+        outputs: Outputs,
+        positions: Offsets,
     ) -> None:
         self._client = client
         self._identity = identity
-        self._group = group
+        self._groups = groups
         self._outputs = outputs
         self._committed = dict(positions)
         self._done = dict(positions)
@@ -156,7 +181,7 @@ class Before(BatchEnd):
         if not offsets and clock.monotonic() < self._due:
             return
         self._committed |= offsets
-        commit(self._client, self._identity, self._group, offsets or self._committed)
+        commit(self._client, self._identity, self._groups, offsets or self._committed)
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -173,29 +198,31 @@ class Before(BatchEnd):
         """Commit that messages are not done which were taken and are not going to be called."""
         left = {partition: offset for partition, offset in self._done.items() if offset < self._committed[partition]}
         if left:
-            commit(self._client, self._identity, self._group, left)
+            commit(self._client, self._identity, self._groups, left)
 
 
 class InOneTransaction(BatchEnd):
     """Outputs and offsets of a batch together: EFFECTIVELY_ONCE."""
 
     def __init__(
-        self, client: WriteClient, identity: Identity, group: str, outputs: Outputs, positions: Offsets
+        self, client: WriteClient, identity: Identity, groups: Sequence[str], outputs: Outputs, positions: Offsets
     ) -> None:
         self._client = client
         self._identity = identity
-        self._group = group
+        self._groups = groups
         self._outputs = outputs
         self._committed = dict(positions)
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
-        wrote = self._outputs.write(self._group)
+        wrote = self._outputs.write(self._groups[0])
         if not wrote and not offsets and clock.monotonic() < self._due:
             return
         self._committed |= offsets
-        self._client.commit_in_transaction(self._identity, self._group, offsets or self._committed, added=wrote)
+        for group in self._groups:
+            added = wrote and group == self._groups[0]
+            self._client.commit_in_transaction(self._identity, group, offsets or self._committed, added=added)
         self._outputs.end_transaction()
         self._due = clock.monotonic() + RENEW_SECONDS
 
@@ -213,7 +240,7 @@ class WithState(BatchEnd):
     def __init__(
         self,
         end: BatchEnd,
-        state: FunctionState,
+        state: WrittenState,
         outputs: Outputs,
         positions: Offsets,
         switch: Callable[[Offsets], BatchEnd],

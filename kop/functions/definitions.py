@@ -19,8 +19,8 @@ from pydantic_core import from_json, to_json
 
 from kop.address import Address, is_loopback
 from kop.client.offsets import TopicPartition
+from kop.functions.config_reading import read as read_spec
 from kop.functions.spec import FunctionSpec
-from kop.functions.spec import read as read_spec
 from kop.functions.topics import HOME, TopicNames
 
 InstanceName: TypeAlias = tuple[str, int]
@@ -71,6 +71,8 @@ class Definition(_RecordJson):
     """Offset of the request that made it what it is. It grows, and no other definition ever has it."""
     version: int
     """Revision of the last request that changed configuration or code: what its instances run."""
+    version_ms: int = 0
+    """When that was asked for, in milliseconds since the epoch; 0 in definitions of workers that did not note it."""
     package: str = ""
     """The SHA-256 of its code."""
     package_name: str = ""

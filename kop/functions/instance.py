@@ -21,7 +21,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, MutableSequence
@@ -43,13 +42,13 @@ from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
-from kop.functions.inputs import LaterPartitions
+from kop.functions.input_topics import PartitionDiscovery, input_of
+from kop.functions.poison_record import PoisonRecord, divided
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateError, StateValue
 from kop.functions.stats import Stats
-from kop.functions.suspect import Suspect, divided
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.watch import NOT_CALLING
 from kop.functions.windowing import WindowCalls, extractor_of, of_elements
@@ -104,9 +103,9 @@ class Instance:
         calling: MutableSequence[int] | None = None,
         look_seconds: float | None = None,
         version: str = "0",
-        suspect: Suspect | None = None,
+        poison: PoisonRecord | None = None,
     ) -> None:
-        """`look_seconds`: how often partitions are looked for that came later; None for never. `suspect`: the record at
+        """`look_seconds`: how often partitions are looked for that came later; None for never. `poison`: the record at
         which the process before this one has ended.
         """
         self.started = threading.Event()
@@ -125,7 +124,7 @@ class Instance:
         self._process = os.getpid()
         self._instance_id = instance_id
         self._version = version
-        self._suspect = None if code.is_batch else suspect
+        self._poison = None if code.is_batch else poison
         self._id = f"{ID_PREFIX}/{spec.fqfn}/{instance_id}"
         self._patience = patience
         self._end_seconds = end_seconds
@@ -216,8 +215,8 @@ class Instance:
             end = self._end(writer, identity, outputs, positions, state)
             stack.callback(end.close)
             if self._look_seconds is not None:
-                later = LaterPartitions(spec, self._settings, self.add, self._look_seconds)
-                stack.callback(later.close)
+                discovery = PartitionDiscovery(spec, self._settings, self.add, self._look_seconds)
+                stack.callback(discovery.close)
             self.started.set()
             self._work(calls, self._reader, end)
             if self._failure is None:
@@ -323,7 +322,7 @@ class Instance:
         self._fresh = new.keys()
         if new:
             starts = reader.list_offsets(new, READ_COMMITTED)
-            commit(writer, identity, self._spec.group, starts)
+            commit(writer, identity, [self._spec.group], starts)
             positions |= starts
         return positions
 
@@ -411,16 +410,16 @@ class Instance:
         positions: Offsets,
         state: FunctionState,
     ) -> BatchEnd:
-        guarantee, group = self._spec.processing_guarantees, self._spec.group
+        guarantee, groups = self._spec.processing_guarantees, [self._spec.group]
         end: BatchEnd
         if guarantee is Guarantee.EFFECTIVELY_ONCE:
             assert identity is not None
-            end = InOneTransaction(writer, identity, group, outputs, positions)
+            end = InOneTransaction(writer, identity, groups, outputs, positions)
         elif guarantee is Guarantee.ATMOST_ONCE:
-            end = Before(writer, identity, group, outputs, positions)
+            end = Before(writer, identity, groups, outputs, positions)
         else:
             client = self._new_writer()
-            end = Beside(client, identity, group, outputs, positions, self._fail)
+            end = Beside(client, identity, groups, outputs, positions, self._fail)
 
         def switch(committed: Offsets) -> BatchEnd:
             """Return the end of a batch with state, which has only been opened if there are transactions."""
@@ -432,7 +431,7 @@ class Instance:
             outputs.use(identity)
             if guarantee is Guarantee.ATMOST_ONCE:
                 return end
-            return InOneTransaction(writer, identity, group, outputs, committed)
+            return InOneTransaction(writer, identity, groups, outputs, committed)
 
         return WithState(end, state, outputs, positions, switch)
 
@@ -457,7 +456,7 @@ class Instance:
                 if taken.partition in calls.waiting():
                     later.append(taken)
                     continue
-                if self._suspect is not None and (before := self._suspect.place_in(taken)) is not None:
+                if self._poison is not None and (before := self._poison.place_in(taken)) is not None:
                     settles = before == 0 and not is_settled
                     if settles:
                         pending.appendleft(taken)
@@ -469,7 +468,7 @@ class Instance:
                         deadline = 0.0
                 done = calls.take(taken, deadline)
                 if deadline == 0.0:
-                    self._suspect = None
+                    self._poison = None
                 if done < len(taken.records):
                     pending.appendleft(taken._replace(records=taken.records[done:]))
                     if clock.monotonic() >= deadline:
@@ -504,13 +503,6 @@ def check_batches(spec: FunctionSpec) -> None:
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
     if named or spec.output_serde_class_name or spec.output_schema_type:
         raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
-
-
-def input_of(spec: FunctionSpec, topic: str) -> str:
-    """Return the input, a name or a pattern, by which a function has a topic."""
-    if topic in spec.inputs:
-        return topic
-    return next(name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic))
 
 
 def read_secrets(spec: FunctionSpec) -> dict[str, str]:

@@ -41,16 +41,25 @@ from kop.functions.definitions import (
     instance_key,
     to_log,
 )
-from kop.functions.inputs import partitions_of, reads, topics_of
+from kop.functions.input_topics import partitions_of, reads, topics_of
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
 from kop.functions.leader import Effects, Leader, losers
+from kop.functions.metadata import (
+    ASSIGNMENTS,
+    CONFIGS,
+    DEFINITIONS,
+    PACKAGES,
+    REQUESTS,
+    WORKER,
+    FunctionsMetadata,
+    Record,
+)
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.scheduler import Assignments, Scheduler, Wish, mistake, schedule
 from kop.functions.spec import FunctionSpec
 from kop.functions.topics import TopicNames
-from kop.functions.view import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS, WORKER, Record, View
 from kop.records.batch import Codec, add_sequence
 
 log = logging.getLogger(__name__)
@@ -89,7 +98,7 @@ class Term:
 class Leading:
     """The part of a worker that leads if its turn has come. `settings` are kafka-python's.
 
-    All but `leads`, `failure` and `hurry` is for the thread that follows the topics, which `view` tells of.
+    All but `leads`, `failure` and `hurry` is for the thread that follows the topics, which `metadata` tells of.
     `read_to_end` follows some of them to their ends, `read_requests` the requests from an offset on, if that was not
     done yet.
     """
@@ -98,7 +107,7 @@ class Leading:
         self,
         settings: Mapping[str, Any],
         worker_id: str,
-        view: View,
+        metadata: FunctionsMetadata,
         membership: Membership,
         *,
         workers: Callable[[], Collection[WorkerInfo]],
@@ -112,7 +121,7 @@ class Leading:
         """Why this worker, whose turn it is to lead, takes no requests at the moment."""
         self._settings = dict(settings)
         self._worker_id = worker_id
-        self._view = view
+        self._metadata = metadata
         self._membership = membership
         self._workers = workers
         self._read_to_end = read_to_end
@@ -203,13 +212,13 @@ class Leading:
         self._read_requests(committed)
         if self._membership.holding() != holding:
             return None
-        view = self._view
+        metadata = self._metadata
         log.info(
             "%s leads the workers: %d functions, %d requests wait; this took %.0f ms",
-            self._worker_id, len(view.definitions), len(view.pending), (clock.monotonic() - began) * 1000,
+            self._worker_id, len(metadata.definitions), len(metadata.pending), (clock.monotonic() - began) * 1000,
         )  # fmt: skip
-        leader = Leader(view.definitions, view.answers.values(), view.drained, self._topic_names)
-        return Term(leader, identity, committed, dict(view.assignments))
+        leader = Leader(metadata.definitions, metadata.answers.values(), metadata.drained, self._topic_names)
+        return Term(leader, identity, committed, dict(metadata.assignments))
 
     # -- decisions
 
@@ -218,8 +227,8 @@ class Leading:
         alive = {worker.worker_id for worker in self._workers()}
         if self._worker_id not in alive:
             return  # who is there was not asked yet
-        view = self._view
-        due = sorted((offset, request) for offset, request in view.pending.items() if offset >= term.cursor)
+        metadata = self._metadata
+        due = sorted((offset, request) for offset, request in metadata.pending.items() if offset >= term.cursor)
         due = due[:BATCH_REQUESTS]
         if any(request.package for _, request in due):
             self._read_to_end([PACKAGES])  # it may have come since, and it may be gone since
@@ -227,7 +236,7 @@ class Leading:
             term.leader.take(
                 offset,
                 request,
-                is_whole=view.packages.is_whole,
+                is_whole=metadata.packages.is_whole,
                 workers=alive,
                 refused=self._refused.get(request.id),
             )
@@ -337,7 +346,7 @@ class Leading:
         gone: Collection[str],
     ) -> list[Record]:
         """Return the records of all that was decided."""
-        view = self._view
+        metadata = self._metadata
         records: list[Record] = []
         fqfns = {request.id: request.fqfn for request in requests.values()}
         in_use = {definition.package for definition in term.leader.definitions.values()}
@@ -347,7 +356,7 @@ class Leading:
                 for fqfn, made in effect.definitions.items()
             ]
             unused = set(effect.packages) - in_use
-            records += [(PACKAGES, key, None) for digest in unused for key in view.removable(digest)]
+            records += [(PACKAGES, key, None) for digest in unused for key in metadata.removable(digest)]
             records += [
                 (ASSIGNMENTS, f"{WORKER}{worker}".encode(), b"{}" if drained else None)
                 for worker, drained in effect.drained.items()
@@ -357,13 +366,13 @@ class Leading:
         records += list(_changes(term.assignments, then))
         if wishes is not None:
             unused = self._orphans() - in_use
-            records += [(PACKAGES, key, None) for digest in unused for key in view.removable(digest)]
+            records += [(PACKAGES, key, None) for digest in unused for key in metadata.removable(digest)]
         return records
 
     def _orphans(self) -> set[str]:
         """Return packages that are old: if nobody names one, its request was lost, or never came."""
         old = clock.wall_ms() - SWEEP_MS
-        return {digest for digest, at_ms in self._view.stored_at.items() if at_ms < old}
+        return {digest for digest, at_ms in self._metadata.stored_at.items() if at_ms < old}
 
     def _starts(
         self, term: Term, begins: Mapping[str, FunctionSpec | None], wishes: Mapping[str, Wish]

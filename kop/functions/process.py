@@ -33,8 +33,8 @@ from kop.functions.child import GRACE_SECONDS, Start, run
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.logs import log_end
+from kop.functions.poison_record import PoisonRecord
 from kop.functions.spec import FunctionSpec
-from kop.functions.suspect import Suspect
 from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
@@ -319,7 +319,7 @@ class Processes:
             str(wanted.revision),
             self._settings,
             self._patience,
-            None if slot.at is None else Suspect(slot.at[:2], slot.at[2]),
+            None if slot.at is None else PoisonRecord(slot.at[:2], slot.at[2]),
         )
         mine, its = socket.socketpair()
         try:

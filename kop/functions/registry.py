@@ -1,6 +1,7 @@
 """The topics that workers of functions share: followed, asked, and written to by users' requests and packages.
 
-Owns: the tail of the topics, which keeps what they say (`View`) as of now; the membership in the group of workers.
+Owns: the tail of the topics, which keeps what they say (`FunctionsMetadata`) as of now; the membership in
+the group of workers.
 Must not know: processes, REST, what is decided and how that is written (`leading`).
 """
 
@@ -21,17 +22,18 @@ from kop.client.membership import Membership
 from kop.client.offsets import EARLIEST, LATEST, Offsets
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
-from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, from_log, to_log
-from kop.functions.inputs import named
+from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, to_log
+from kop.functions.history import read_history
+from kop.functions.input_topics import named
 from kop.functions.instance import ID_PREFIX
 from kop.functions.leader import KNOWN_REQUESTS
 from kop.functions.leading import GROUP, Leading, produce
+from kop.functions.metadata import CONFIGS, PACKAGES, REQUESTS, UPLOAD, FunctionsMetadata, Record
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.scheduler import Scheduler, schedule
 from kop.functions.spec import FunctionSpec
 from kop.functions.topics import HOME, TopicNames
-from kop.functions.view import CONFIGS, PACKAGES, REQUESTS, UPLOAD, Record, View
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class Registry:
         scheduler: Scheduler = schedule,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.view = View(packages)
+        self.metadata = FunctionsMetadata(packages)
         self.packages = packages
         self._settings = dict(settings)
         self._me = me
@@ -107,7 +109,7 @@ class Registry:
         self._leading = Leading(
             self._settings,
             me.worker_id,
-            self.view,
+            self.metadata,
             membership,
             workers=self.workers,
             read_to_end=self._read_to_end,
@@ -216,30 +218,10 @@ class Registry:
             assert self._writer is not None
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
 
-    def history(self, fqfn: str) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return all requests for a function, the oldest first, with their answers."""
-        reader = ReadClient(self._settings, int(self._patience * 1000))
-        requests: dict[str, Request] = {}
-        answers: dict[str, LeaderAnswer] = {}
-        try:
-            place = REQUESTS, 0
-            position = reader.list_offsets({place: EARLIEST}, READ_COMMITTED)[place]
-            end = reader.list_offsets({place: LATEST}, READ_COMMITTED)[place]
-            while position < end:
-                stored = StoredRecords(reader.fetch(place, None, position, _FETCH), place, position)
-                for records in stored:
-                    for _, _, key, value, _ in records:
-                        if key == fqfn.encode():
-                            with suppress(DamagedRecordError):
-                                said = from_log(value)
-                                if isinstance(said, Request):
-                                    requests.setdefault(said.id, said)
-                                else:
-                                    answers.setdefault(said.request, said)
-                position = stored.next_offset
-        finally:
-            reader.close()
-        return [(request, answers.get(name)) for name, request in requests.items()]
+    def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
+        """Return the last requests for a function, the oldest of them first, with their answers."""
+        there = self.metadata.definitions.get(fqfn)
+        return read_history(self._settings, self._patience, fqfn, None if there is None else there.revision, limit)
 
     # -- the tail
 
@@ -312,7 +294,7 @@ class Registry:
                 for offset, at_ms, key, value, _ in records:
                     changed = True
                     try:
-                        answer = self.view.take(place[0], offset, at_ms, key, value)
+                        answer = self.metadata.take(place[0], offset, at_ms, key, value)
                         if answer is not None:
                             self._answered(answer)
                     except DamagedRecordError as error:

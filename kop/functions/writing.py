@@ -45,6 +45,10 @@ class Outputs:
         self._sequences.clear()
         self._added.clear()
 
+    def discard(self) -> None:
+        """Forget what was taken and not written."""
+        self._waiting = {}
+
     def count(self, topic: str) -> int:
         """Return how many partitions a topic has."""
         count = self._counts.get(topic)

@@ -10,18 +10,23 @@ that a client may not see is TOPIC_AUTHORIZATION_FAILED, existing or not.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
 from uuid import UUID
 
+from kop import clock
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode, KopError
+from kop.repeats import Repeats
 from kop.security.audit import Audit, Peer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.security.tenants import Space, prefix_of
 from kop.storage.base import TopicInfo
+
+log = logging.getLogger(__name__)
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of a client that has not authenticated."""
@@ -135,6 +140,7 @@ class AccessControl:
         self._authorizer: Authorizer | None = None
         self._grants: GrantsAuthorizer | None = None
         self._replaced = 0
+        self._lines = Repeats()
 
     @property
     def authorizer(self) -> Authorizer | None:
@@ -217,6 +223,18 @@ class AccessControl:
         if _is_of_brokers(peer, resource, name):
             rule = partial(str, "what concerns brokers is for super users alone")
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
+
+    def logged_in(self, principal: str) -> None:
+        """Warn if a client that has logged in is no super user for the case of its name alone."""
+        if self.is_open or principal in self._super_users:
+            return
+        for name in self._super_users:
+            if name.casefold() == principal.casefold() and self._lines.say(name, clock.monotonic()) is not None:
+                log.warning(
+                    "%r has logged in, who is no super user: super.users has %r, and names are told apart by case",
+                    principal,
+                    name,
+                )
 
     def changes_user(self, peer: Peer, name: str) -> bool:
         """Return true if the client, which may change users, may change this one: of super users super users alone."""

@@ -8,6 +8,7 @@ type of the resource has not. Clients of a tenant make and see those of their na
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -16,6 +17,7 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.pauses import with_pauses
 from kop.security.acls import WILDCARD, Acl, AclFilter, seen, stored
 from kop.security.records import KeyValue, of_acl
 from kop.security.rights import (
@@ -71,7 +73,7 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     refusal = _refusal(gw, ctx)
     if refusal is not None:
         return ctx.response(results=[_error(refusal) for _ in request.creations])
-    wanted = [_created(gw, ctx, creation) for creation in request.creations]
+    wanted = [_created(gw, ctx, creation) async for creation in with_pauses(request.creations)]
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
     new: list[Acl] = []
     too_many: set[Acl] = set()
@@ -96,30 +98,40 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Remove the ACLs that each filter describes, and name them."""
+    """Remove the ACLs that each filter describes, and name them.
+
+    A filter is refused that would make the answer longer than there may be ACLs: it would have no bound.
+    """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
         return ctx.response(filter_results=[_error(refusal) | dict(matching_acls=[]) for _ in request.filters])
-    filters: list[AclFilter | KopError] = []
+    acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
+    room, space = max(most, len(acls)), ctx.conn.space
+    found: list[list[Acl] | KopError] = []
     for each in request.filters:
         try:
-            filters.append(_filter(gw, ctx, each))
+            matching = acls.matching(_filter(gw, ctx, each), space)
+            if len(matching) > room:
+                raise PeerError(f"More than {max(most, len(acls))} ACLs cannot be removed by a request")
         except KopError as error:
-            filters.append(error)
+            found.append(error.fresh_copy())
+        else:
+            room -= len(matching)
+            found.append(matching)
+        await asyncio.sleep(0)  # one may look at all ACLs
     doomed: list[list[Acl]] = []
-    space = ctx.conn.space
 
     def decide() -> Sequence[KeyValue]:
-        doomed[:] = [[] if isinstance(each, KopError) else gw.security.acls.matching(each, space) for each in filters]
+        doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in found]
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
     failure = await _written(gw, decide)
     _audit(gw, ctx, "DELETE", dict.fromkeys(acl for some in doomed for acl in some), failure)
     results = []
-    for index, which in enumerate(filters):
+    for index, which in enumerate(found):
         refused = which if isinstance(which, KopError) else failure
-        matching = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
-        results.append(_error(refused) | dict(matching_acls=matching))
+        gone = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
+        results.append(_error(refused) | dict(matching_acls=gone))
     return ctx.response(filter_results=results)
 
 

@@ -15,6 +15,7 @@ from kop.errors import KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.pauses import with_pauses
 from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of, stored
 from kop.security.records import KeyValue, of_quota
 from kop.security.rights import AclOperation, ResourceType
@@ -51,8 +52,10 @@ _Change = tuple[Entity, dict[QuotaKind, float | None]]
 async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Set and remove quotas, or say of an entity why not."""
     denied = ctx.namespace(AclOperation.ALTER_CONFIGS)
-    why = ctx.cluster_denial
-    wanted = [PeerError(why, denied) if denied else _change(entry, ctx.conn.space) for entry in request.entries]
+    why, space = ctx.cluster_denial, ctx.conn.space
+    wanted = [
+        PeerError(why, denied) if denied else _change(entry, space) async for entry in with_pauses(request.entries)
+    ]
     times = Counter(each[0] for each in wanted if not isinstance(each, KopError))
     for place, each in enumerate(wanted):
         if not isinstance(each, KopError) and times[each[0]] > 1:

@@ -26,6 +26,8 @@ _NEVER: Final = -1
 _LONGEST: Final = 32_767
 """Bytes of a principal's name."""
 _MOST_RENEWERS: Final = 1000
+_LONGEST_RENEWERS: Final = 65_536
+"""Bytes of the names of all renewers of a token."""
 _ID_BYTES: Final = 16
 
 
@@ -114,7 +116,7 @@ def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
         tokens=[
             _described(gw, ctx, token)
             for token in gw.security.tokens
-            if owners is None or any(token.is_of(owner) for owner in owners)
+            if owners is None or not owners.isdisjoint((token.owner, token.requester, *token.renewers))
             if token.is_of(ctx.conn.principal)
             or ctx.may(AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.id)
             or ctx.may(AclOperation.DESCRIBE_TOKENS, ResourceType.USER, token.owner)
@@ -168,6 +170,8 @@ def _renewers(rows: Iterable[Any]) -> list[str]:
         renewers.append(f"{USER}:{row.principal_name}")
     if len(renewers) > _MOST_RENEWERS:
         raise PeerError(f"more than {_MOST_RENEWERS} renewers")
+    if sum(len(renewer.encode()) for renewer in renewers) > _LONGEST_RENEWERS:  # they are kept, for as long as it is
+        raise PeerError(f"the names of the renewers are longer than {_LONGEST_RENEWERS} bytes")
     return renewers
 
 

@@ -20,6 +20,8 @@ from kop.security.users import LEAST_ITERATIONS, MOST_ITERATIONS, Mechanism, Scr
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
+_LONGEST_SALT: Final = 1024
+"""Bytes of a salt, which each client that names the user is told."""
 _LONGEST_NAME: Final = 32_767
 """Bytes of a user's name."""
 
@@ -149,6 +151,8 @@ def _refusal(ctx: Context, change: _Change) -> KopError | None:
             unacceptable = "Too few iterations"
         elif row.iterations > MOST_ITERATIONS:
             unacceptable = "Too many iterations"
+        elif len(row.salt) > _LONGEST_SALT:
+            unacceptable = f"The salt is longer than {_LONGEST_SALT} bytes"
         elif not row.salted_password:
             unacceptable = "The salted password must not be empty"
     return None if unacceptable is None else PeerError(unacceptable, ErrorCode.UNACCEPTABLE_CREDENTIAL)

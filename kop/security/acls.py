@@ -156,10 +156,23 @@ class Acls:
             self.add(acl)
 
     def matching(self, which: AclFilter, space: Space = HOME) -> list[Acl]:
-        """Return the ACLs that a filter describes in the words of the space, in the order of their names."""
+        """Return the ACLs that a filter describes in the words of the space, in the order of their names.
+
+        It looks at all ACLs, unless the filter has a type of resource and a name, and the space is the home space.
+        """
         if space.is_home:
-            return sorted(filter(which.finds, self._all))
+            return sorted(filter(which.finds, self._candidates(which)))
         return sorted(acl for acl in self._all if (shown := seen(acl, space)) is not None and which.finds(shown))
+
+    def _candidates(self, which: AclFilter) -> Iterable[Acl]:
+        if which.resource is ResourceType.ANY or which.name is None:
+            return self._all
+        if which.pattern is PatternType.MATCH:
+            places: Iterable[ByPrincipal] = self.of(which.resource, which.name)
+        else:
+            place = int(which.resource), which.name
+            places = [named[place] for named in (self._literal, self._prefixed) if place in named]
+        return (acl for by_principal in places for acls in by_principal.values() for acl in acls)
 
     def of(self, resource: ResourceType, name: str) -> Iterator[ByPrincipal]:
         """Yield the ACLs that apply to the resource of that name: those of each pattern by their principals."""

@@ -61,15 +61,15 @@ class GrantsAuthorizer:
         """Return true if the principal may do this to the resource of that name."""
         if principal in self._super_users:
             return True
+        question = principal, operation.value, resource.value, name
+        version = self._grants.version
+        if self._known_of == version and (known := self._known.get(question)) is not None:
+            return known
         if resource is ResourceType.TOPIC and self._is_internal(name):
             return False
         # It may be of a namespace that is not followed; and what is remembered has a bound.
         if "/" in name or len(name) > LONGEST_REMEMBERED:
             return bool(self._grant(principal, operation, resource, name))
-        question = principal, operation.value, resource.value, name
-        version = self._grants.version
-        if self._known_of == version and (known := self._known.get(question)) is not None:
-            return known
         allowed = bool(self._grant(principal, operation, resource, name))
         if self._known_of != version or len(self._known) >= MOST_REMEMBERED:
             self._known.clear()

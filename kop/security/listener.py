@@ -27,7 +27,7 @@ class ListenerSecurity:
     """How clients may log in; empty if they need not."""
     largest_before_login: int = 0
     """Bytes of the largest request before a client has logged in."""
-    name_of: Callable[[bytes], str] | None = None
+    name_of: Callable[[str], str] | None = None
     """Returns the principal of a client with this certificate; None if certificates name nobody. ValueError tells why
     the client is not taken.
     """
@@ -38,13 +38,12 @@ class ListenerSecurity:
     space: Space = HOME
     """Where clients belong that say nothing of who they are."""
 
-    def identified(self, certificate: bytes) -> tuple[str, Space] | None:
-        """Return the principal of a client with this certificate, and where it belongs; None if certificates name
-        nobody. ValueError tells why the client is not taken.
+    def identified(self, subject: str) -> tuple[str, Space]:
+        """Return the principal of a client whose certificate has this subject, and where it belongs, if certificates
+        name clients. ValueError tells why the client is not taken.
         """
-        if self.name_of is None:
-            return None
-        principal = self.name_of(certificate)
+        assert self.name_of is not None
+        principal = self.name_of(subject)
         return principal, HOME if self.membership is None else self.membership.at_once(principal)
 
     def login(self) -> Login | None:

@@ -72,6 +72,8 @@ class Login:
         self._logged_in_by = ""
         self._again_ms: int | None = None
         """When the client began to log in again the last time."""
+        self.claimed: str | None = None
+        """The user that the client said to be in its last exchange; None if it has not said it."""
         self.lifetime_ms: int | None = None
         """Milliseconds from the login on after which the client has to log in again; None: it need not."""
         self.completed: Callable[[], None] | None = None
@@ -93,9 +95,14 @@ class Login:
         return self._principal is not None
 
     @property
-    def is_refused(self) -> bool:
-        """True if the client has been told that its login will fail, and may send another token."""
-        return self._exchange is not None and self._exchange.refusal is not None
+    def has_failed(self) -> bool:
+        """True once nothing is taken of the client any more."""
+        return self._has_failed
+
+    @property
+    def refusal(self) -> str | None:
+        """Why its login will fail, if the client has been told that it will, and may send another token; else None."""
+        return None if self._exchange is None else self._exchange.refusal
 
     @property
     def takes_raw_tokens(self) -> bool:
@@ -132,6 +139,7 @@ class Login:
 
     def handshake(self, mechanism: str, version: int) -> ErrorCode:
         """Begin an exchange; UNSUPPORTED_SASL_MECHANISM if the listener does not have the mechanism."""
+        self.claimed = None
         offer = self._mechanisms.get(mechanism)
         if offer is None:
             self._has_failed = True
@@ -168,6 +176,8 @@ class Login:
         except BaseException:
             self._exchange, self._has_failed = None, True
             raise
+        finally:
+            self.claimed = exchange.claimed
         self._exchange = None
         self._principal, self._logged_in_by = exchange.principal, self._mechanism
         self.lifetime_ms = self._lifetime_ms(exchange.expires_ms, wall_ms())

@@ -13,7 +13,8 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,6 +134,23 @@ def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
 
 def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
     """Return whose token it is, at `now` in seconds since the epoch. TokenError."""
+    with claimed_by(token, rules):
+        return _checked(token, keys, rules, now)
+
+
+@contextmanager
+def claimed_by(token: str, rules: TokenRules) -> Iterator[None]:
+    """Let a TokenError say whose the token says to be."""
+    try:
+        yield
+    except TokenError as error:
+        with suppress(TokenError):
+            name = {} if len(token) > LONGEST_TOKEN else unchecked_claims(token).get(rules.name_claim)
+            error.claimed = name if isinstance(name, str) else None
+        raise
+
+
+def _checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
     header = _header(token)
     algorithm, key_id = header.get("alg"), header.get("kid")
     fitting = [key for key in keys if algorithm in key.algorithms and (key_id is None or key.key_id in (None, key_id))]
@@ -187,9 +205,10 @@ def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
 
 def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
     """Return who an unsigned token says that it is of. TokenError; a signed one is refused, too."""
-    if _header(token).get("alg") != "none" or not token.endswith("."):
-        raise TokenError("it is signed, and there is no key to check that")
-    return identity_of(unchecked_claims(token), rules, now)
+    with claimed_by(token, rules):
+        if _header(token).get("alg") != "none" or not token.endswith("."):
+            raise TokenError("it is signed, and there is no key to check that")
+        return identity_of(unchecked_claims(token), rules, now)
 
 
 def unchecked_claims(token: str) -> Mapping[str, Any]:

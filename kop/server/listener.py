@@ -20,6 +20,7 @@ from prometheus_client.core import Metric
 from kop import allocator, clock
 from kop.background import every
 from kop.metrics import Metrics, counter_value, gauge_family
+from kop.security.certificates import of_der
 from kop.security.listener import OPEN, ListenerSecurity
 from kop.security.tls import TlsContext
 from kop.server.connection import ClientConnection
@@ -48,6 +49,8 @@ _QUIET_SECONDS = 60
 again earlier finds the memory of the last one: fresh pages cost a fifth of its CPU.
 """
 _GROWN_BYTES = 16 * 1024 * 1024
+_BY_CERTIFICATE = "SSL"
+"""The word, in audit lines, for a login by a certificate."""
 _OTHER_FILES = 64
 """The number of open files that connections leave to storage and other parts if the system's limit is low."""
 
@@ -150,12 +153,21 @@ class Server:
         self._certificates.append(tls)
 
     def _with_tls(self, tls: TlsContext, security: ListenerSecurity, connection: ClientConnection) -> TlsTransport:
-        def failed(reason: str) -> None:
+        subject: str | None = None
+
+        def failed(reason: str, of_certificate: bool) -> None:
             self.bad_frame(connection, reason, "tls")
+            if of_certificate:
+                info = connection.info
+                self.requests.audit.login_failed(info, info.listener, _BY_CERTIFICATE, subject, reason)
 
         def shown(certificate: bytes) -> None:
-            if (identified := security.identified(certificate)) is not None:
-                connection.info.principal, connection.info.space = identified
+            nonlocal subject
+            if security.name_of is not None:
+                subject = of_der(certificate).subject
+                info = connection.info
+                info.principal, info.space = security.identified(subject)
+                self.requests.logged_in(info.principal)
 
         return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 

@@ -110,6 +110,8 @@ class RequestPipeline:
         self._gw = gw
         self._access = gw.access
         self.throttling = gw.throttling
+        self.audit = gw.audit
+        self.logged_in = gw.access.logged_in
         """What clients take of quotas."""
         self._quotas = gw.throttling.quotas
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}

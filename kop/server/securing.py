@@ -230,7 +230,7 @@ def _tls_files(settings: ListenerSettings) -> TlsFiles:
     )
 
 
-def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[bytes], str] | None:
+def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[str], str] | None:
     """Return what names clients by their certificates; None if they have none, or log in besides, which counts then."""
     if not endpoint.has_tls or endpoint.has_sasl or settings.ssl_client_auth == "none":
         return None

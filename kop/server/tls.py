@@ -24,13 +24,15 @@ _MOST_PENDING: Final = 256 * 1024
 
 
 class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection. `failed` is given the reason of a failure of TLS; the connection is closed then."""
+    """One connection. `failed` is given the reason of a failure of TLS, and true if it is the client's certificate; the
+    connection is closed then.
+    """
 
     def __init__(
         self,
         context: ssl.SSLContext,
         inner: asyncio.BufferedProtocol,
-        failed: Callable[[str], None],
+        failed: Callable[[str, bool], None],
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
         shown: Callable[[bytes], None],
@@ -73,7 +75,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection."""
         if self._begun and not self._shaken and not self._told:
-            self._failed(_LEFT)
+            self._failed(_LEFT, False)
         self._shake_no_more()
         self._transport = None
         self._inner.connection_lost(exc)
@@ -117,7 +119,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         except ssl.SSLError as error:
             self._send()  # the alert, which tells the client why
-            self._fail(_told(error))
+            self._fail(_told(error), of_certificate=_is_of_certificate(error))
             return False
         self._send()
         self._shake_no_more()
@@ -126,7 +128,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             try:
                 self._shown(certificate)
             except ValueError as error:
-                self._fail(str(error))
+                self._fail(str(error), of_certificate=True)
                 return False
         self._shaken = True
         return True
@@ -140,13 +142,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._timer = None
         self._fail(f"no TLS handshake within {HANDSHAKE_SECONDS:.0f} s")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, of_certificate: bool = False) -> None:
         self._shake_no_more()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self._told = True
-        self._failed(reason)
+        self._failed(reason, of_certificate)
         transport.close()
 
     # --- bytes in
@@ -287,6 +289,7 @@ _LEFT: Final = (
     "it left in the middle of the TLS handshake: see that it trusts the CA (ssl.truststore.location) and that the name "
     "it connects to is in the certificate"
 )
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _REASONS: Final = {
     "HTTP_REQUEST": "this is HTTP on a listener with TLS",
     "HTTPS_PROXY_REQUEST": "this is HTTP on a listener with TLS",
@@ -304,11 +307,16 @@ _REASONS: Final = {
         "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the certificate has expired",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+    _NO_CERTIFICATE: (
         "the client shows no certificate, and ssl.client.auth=required: give it one (ssl.keystore.location)"
     ),
     "EXCESSIVE_MESSAGE_SIZE": "the client sends more in the TLS handshake than any certificate has",
 }
+
+
+def _is_of_certificate(error: ssl.SSLError) -> bool:
+    """Return true if a client is refused for the certificate that it shows, or does not show."""
+    return isinstance(error, ssl.SSLCertVerificationError) or error.reason == _NO_CERTIFICATE
 
 
 def _told(error: ssl.SSLError) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kop.spark.group_progress import print_lag
     from kop.spark.listener import track_progress
+    from kop.spark.mesh.notebook import run_mesh
     from kop.spark.streams import write_stream
 
-__all__ = ["print_lag", "register", "track_progress", "write_stream"]
+__all__ = ["print_lag", "register", "run_mesh", "track_progress", "write_stream"]
 
 
 def register(spark: Any) -> None:
@@ -38,6 +39,7 @@ def register(spark: Any) -> None:
 
 _HOMES = {
     "print_lag": "kop.spark.group_progress",
+    "run_mesh": "kop.spark.mesh.notebook",
     "track_progress": "kop.spark.listener",
     "write_stream": "kop.spark.streams",
 }

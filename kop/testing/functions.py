@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 from kop import clock
 from kop.client.properties import connection
 from kop.functions import stand_in
+from kop.functions.config_reading import from_flags
 from kop.functions.function import load, of_object
 from kop.functions.localrun import Running
-from kop.functions.spec import from_flags
 from kop.functions.state import StateValue
 from kop.functions.triggers import TriggerAnswer, place_for
 

@@ -17,7 +17,7 @@ from cli.preloaded import Preloaded
 from support.waiting import SECONDS, wait_until
 
 from kop.cli.functions_flags import FLAGS
-from kop.functions import spec
+from kop.functions import config_fields
 from kop.security.settings import STANDARD_AUTHORIZER
 from kop.testing import Broker
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
 
 
 def test_the_flags_are_those_of_a_definition(invoke: Invoke) -> None:
-    assert {flag.removeprefix("--") for flag in FLAGS} == spec.FLAGS.keys()
+    assert {flag.removeprefix("--") for flag in FLAGS} == config_fields.FLAGS.keys()
     shown = invoke("functions", "localrun", "--help").output
     assert "--function-config-file" in shown
     assert "--client-config" in shown

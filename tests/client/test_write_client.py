@@ -161,6 +161,11 @@ def test_a_topic_is_made_once_with_the_number_of_partitions_of_the_cluster(
         hasty.leaders("u")
 
 
+def test_a_name_that_no_topic_can_have_is_said(client: WriteClient) -> None:
+    with pytest.raises(ClientError, match="name another topic than bad\\+name: none can have this name"):
+        client.make_topic("bad+name")
+
+
 def test_a_topic_that_another_one_makes_first_is_taken(kop_broker: Broker) -> None:
     kop_broker.create_topic("t")
     with closing(client_of(kop_broker)) as client:

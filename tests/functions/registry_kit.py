@@ -77,7 +77,7 @@ class WorkerOfTest:
         """Create a function, and wait until it is known here: the answer may be seen a moment before."""
         answer = self.create_unseen(fqfn, **config)
         if answer.won:
-            self.until(lambda view: fqfn in view.definitions and (fqfn, 0) in view.assignments)
+            self.until(lambda metadata: fqfn in metadata.definitions and (fqfn, 0) in metadata.assignments)
         return answer
 
     def create_unseen(self, fqfn: str = FQFN, **config: Any) -> LeaderAnswer:
@@ -87,7 +87,7 @@ class WorkerOfTest:
 
     def until(self, condition: Callable[[Any], object], what: str = "") -> None:
         """Wait until what the topics say is as a test wants it."""
-        wait_until(lambda: condition(self.registry.view), what or "the topics to say it", SECONDS)
+        wait_until(lambda: condition(self.registry.metadata), what or "the topics to say it", SECONDS)
 
 
 class WorkersOfTest:

@@ -14,10 +14,11 @@ from dataclasses import replace
 from email.message import Message
 from typing import Any, NamedTuple
 
+from kop.functions.config_reading import read
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
 from kop.functions.packages import Package
 from kop.functions.rest import serve
-from kop.functions.spec import SpecError, read
+from kop.functions.spec import SpecError
 
 STATS: dict[str, Any] = {
     "received": 7,
@@ -155,8 +156,8 @@ class FakeService:
         value = base64.b64decode(question["value"])
         return self.answers.get(value.decode(), {"output": base64.b64encode(value.upper()).decode(), "error": None})
 
-    async def history(self, fqfn: str) -> list[dict[str, Any]]:
-        return [row for row in self.requests if row["fqfn"] == fqfn]
+    async def history(self, fqfn: str, limit: int) -> list[dict[str, Any]]:
+        return [row for row in self.requests if row["fqfn"] == fqfn][-limit:]
 
     async def package(self, fqfn: str) -> Package | None:
         return self.packages.get(fqfn)

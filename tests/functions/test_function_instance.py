@@ -18,8 +18,8 @@ from support.waiting import wait_until
 
 from kop.client.errors import ClientError
 from kop.functions import acks, committing
+from kop.functions.config_reading import from_flags
 from kop.functions.instance import ReplacedError
-from kop.functions.spec import from_flags
 from kop.functions.triggers import LATE, RAISED, TriggerAnswer, TriggerError, fate, place_for
 from kop.records.partitioning import partition_of
 from kop.testing import Broker
@@ -612,3 +612,13 @@ def test_partitions_that_came_while_the_function_was_away_are_read_from_their_be
     produce(broker.bootstrap, "in", [(None, "late")], partition=1)
     functions(exclaim, inputs="in", output="out")
     wait_until(lambda: values(broker, "out") == ["late!"])
+
+
+# -- secrets
+
+
+def test_a_secret_that_is_missing_is_said_before_anything_is_made(kop_broker: Broker, kop_functions: Functions) -> None:
+    secrets = '{"KEY": {"env": "NO_SUCH_VARIABLE"}}'
+    with pytest.raises(ClientError, match="set the variable NO_SUCH_VARIABLE: it has the secret KEY"):
+        kop_functions(lambda text: text, inputs="never-made", secrets=secrets)
+    assert "never-made" not in kop_broker.topics()

@@ -15,11 +15,11 @@ from functions.instance_kit import values
 from support.waiting import wait_until
 
 from kop.client.properties import connection
+from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace
 from kop.functions.instance import logger_of
 from kop.functions.logs import Allowance, LogTopic
 from kop.functions.process import Processes, WantedInstance
-from kop.functions.spec import from_flags
 from kop.testing import Broker
 from kop.testing.functions import Functions
 

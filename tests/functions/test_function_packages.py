@@ -13,10 +13,11 @@ import pytest
 from functions.function_kit import spec_with
 
 from kop.functions.checking import check
+from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace, load_place
 from kop.functions.localrun import load_here
 from kop.functions.packages import CHUNK_BYTES, Assembler, Package, PackageError, chunks, read_package, unpack
-from kop.functions.spec import WindowSpec, from_flags
+from kop.functions.spec import WindowSpec
 
 SHOUT = "def process(text: str) -> str:\n    return text.upper()\n"
 

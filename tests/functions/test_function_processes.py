@@ -16,9 +16,9 @@ from functions.instance_kit import values
 from support.waiting import wait_until
 
 from kop.client.properties import connection
+from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace
 from kop.functions.process import LONGEST_DELAY, WELL_SECONDS, Attempts, InstanceStatus, Processes, WantedInstance
-from kop.functions.spec import from_flags
 from kop.testing import Broker
 
 GOOD = "def process(text: str) -> str:\n    return text.upper()\n"
@@ -275,7 +275,7 @@ def test_the_processes_of_a_worker_that_is_killed_end(machine: Machine, tmp_path
         from kop.client.properties import connection
         from kop.functions.function import CodePlace
         from kop.functions.process import Processes, WantedInstance
-        from kop.functions.spec import from_flags
+        from kop.functions.config_reading import from_flags
 
         if __name__ == "__main__":
             spec, _ = from_flags({{"py": "pid.py", "classname": "pid", "inputs": "in", "output": "out"}})

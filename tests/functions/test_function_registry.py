@@ -22,10 +22,10 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import Definition, Request, WorkerInfo, from_log, to_log
 from kop.functions.instance import ID_PREFIX
+from kop.functions.metadata import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS
 from kop.functions.packages import Assembler
 from kop.functions.registry import Registry
 from kop.functions.scheduler import schedule
-from kop.functions.view import ASSIGNMENTS, CONFIGS, DEFINITIONS, PACKAGES, REQUESTS
 from kop.testing import Broker
 
 
@@ -72,9 +72,9 @@ def check_log(broker: Broker, members: WorkersOfTest) -> None:
             current[request["fqfn"]] = answer["revision"]
     expected = {fqfn: revision for fqfn, revision in current.items() if revision is not None}
     for member in members.all:
-        member.until(lambda view: {f: d.revision for f, d in view.definitions.items()} == expected)
-        member.until(lambda view: {name for name, _ in view.assignments} == set(expected))
-        assert member.registry.view.assignments == members.all[0].registry.view.assignments
+        member.until(lambda metadata: {f: d.revision for f, d in metadata.definitions.items()} == expected)
+        member.until(lambda metadata: {name for name, _ in metadata.assignments} == set(expected))
+        assert member.registry.metadata.assignments == members.all[0].registry.metadata.assignments
 
 
 def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: WorkersOfTest) -> None:
@@ -83,7 +83,7 @@ def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: Worker
     def work(member: WorkerOfTest) -> None:
         for turn in range(8):
             fqfn = names[turn % len(names)]
-            there = member.registry.view.definitions.get(fqfn)
+            there = member.registry.metadata.definitions.get(fqfn)
             if there is None:
                 member.create_unseen(fqfn)
             elif turn == 7:
@@ -107,7 +107,7 @@ def test_a_leader_that_was_paused_and_replaced_commits_nothing(
     asking = members.follower()
     assert asking.create().won
     held = Held(monkeypatch)
-    revision = asking.registry.view.definitions[FQFN].revision
+    revision = asking.registry.metadata.definitions[FQFN].revision
     request = asking.send("update", expects=revision, config={"output": "x"})
     assert held.reached.wait(20)
     first.membership.close()  # as if its session had ended
@@ -137,7 +137,7 @@ def test_a_leader_that_goes_in_the_middle_is_followed_by_another(
     assert asking.answer(request).won
     members.all.remove(first)
     wait_until(lambda: len(asking.registry.workers()) == 2, "one is gone")
-    asking.until(lambda view: {a.worker for a in view.assignments.values()} <= {m.name for m in members.all})
+    asking.until(lambda metadata: {a.worker for a in metadata.assignments.values()} <= {m.name for m in members.all})
     check_log(broker, members)
     held.let_go.set()
 
@@ -190,13 +190,15 @@ def test_topics_and_partitions_that_come_later_are_read_from_their_beginning(
     assert alone.ask("create", config=CONFIG | {"inputs": None, "topicsPattern": "log-.*"}, package=PACKAGE.digest).won
     broker.create_topic("log-b", partitions=1)
     broker.produce("log-b", ["first"])
-    alone.until(lambda view: (FQFN, 0) in view.assignments and ("log-b", 0) in view.assignments[FQFN, 0].partitions)
+    alone.until(
+        lambda metadata: (FQFN, 0) in metadata.assignments and ("log-b", 0) in metadata.assignments[FQFN, 0].partitions
+    )
     wait_until(lambda: broker.committed(FQFN) == {("log-a", 0): 1, ("log-b", 0): 0}, "end and beginning")
     settings = connection({"bootstrap.servers": broker.bootstrap}, "test").settings
     writer = WriteClient(settings)
     writer.partitions_at_least("log-b", 2)
     writer.close()
-    alone.until(lambda view: ("log-b", 1) in view.assignments[FQFN, 0].partitions)
+    alone.until(lambda metadata: ("log-b", 1) in metadata.assignments[FQFN, 0].partitions)
     wait_until(lambda: broker.committed(FQFN).get(("log-b", 1)) == 0, "the beginning")
 
 
@@ -209,7 +211,7 @@ def test_partitions_change_their_instance_behind_a_fence(broker: Broker, alone: 
         alone.ask("update", expects=created.revision, config={"output": "o"})
         running.commit_in_transaction(identity, FQFN, {("in", 3): 5})
         running.end_transaction(identity)
-        revision = alone.registry.view.definitions[FQFN].revision
+        revision = alone.registry.metadata.definitions[FQFN].revision
         alone.ask("update", expects=revision, config={"parallelism": 2})
         with pytest.raises(FencedError):
             running.commit_in_transaction(identity, FQFN, {("in", 3): 6})
@@ -221,19 +223,19 @@ def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Bro
     created = alone.create()
     wait_until(lambda: broker.committed(FQFN), "offsets")
     assert alone.ask("delete", expects=created.revision).won
-    alone.until(lambda view: not view.definitions and not view.assignments)
+    alone.until(lambda metadata: not metadata.definitions and not metadata.assignments)
     alone.until(lambda _: not alone.registry.packages.digests())
     wait_until(lambda: not broker.committed(FQFN), "no offsets")
-    assert [request.kind for request, _ in alone.registry.history(FQFN)] == ["create", "delete"]
+    assert [request.kind for request, _ in alone.registry.history(FQFN, 10)] == ["create", "delete"]
 
 
 def test_a_drained_worker_has_nothing(broker: Broker, members: WorkersOfTest) -> None:
     asking = members.leader()
     asking.create(parallelism=3)
-    asking.until(lambda view: {a.worker for a in view.assignments.values()} == {"w0", "w1", "w2"})
+    asking.until(lambda metadata: {a.worker for a in metadata.assignments.values()} == {"w0", "w1", "w2"})
     asking.ask("drain", "", worker="w1")
-    asking.until(lambda view: {a.worker for a in view.assignments.values()} == {"w0", "w2"})
-    assert "w1" in asking.registry.view.drained
+    asking.until(lambda metadata: {a.worker for a in metadata.assignments.values()} == {"w0", "w2"})
+    assert "w1" in asking.registry.metadata.drained
 
 
 def test_damaged_records_are_told_and_left_out(
@@ -242,7 +244,7 @@ def test_damaged_records_are_told_and_left_out(
     with WorkersOfTest(broker, tmp_path / "first", 1) as members:
         member = members.all[0]
         member.create()
-        good = member.registry.view.definitions[FQFN]
+        good = member.registry.metadata.definitions[FQFN]
         wrong = Definition(fqfn="public/default/h", config={"className": 5}, revision=1, version=1).to_json()
         member.registry.write(
             [(topic, key, value) for topic in CONFIGS for key, value in ((b"\xff", b"x"), (b"x", b"{"), (b"y", None))]
@@ -250,7 +252,7 @@ def test_damaged_records_are_told_and_left_out(
         )
         assert member.create("public/default/g").won
     with WorkersOfTest(broker, tmp_path / "second", 1) as members:
-        assert set(members.all[0].registry.view.definitions) == {FQFN, "public/default/g"}
+        assert set(members.all[0].registry.metadata.definitions) == {FQFN, "public/default/g"}
     for text in (f"of {DEFINITIONS} is left out", f"of {REQUESTS} is left out", f"of {ASSIGNMENTS} is left out"):
         assert text in caplog.text
 
@@ -264,7 +266,7 @@ def test_requests_from_before_there_was_a_leader_are_answered(broker: Broker, tm
         wait_until(lambda: not member.registry.leads, "it leads no more")
         request = member.send("update", expects=created.revision, config={"output": "late"})
     with WorkersOfTest(broker, tmp_path / "second", 1) as members:
-        members.all[0].until(lambda view: view.definitions[FQFN].config.get("output") == "late")
+        members.all[0].until(lambda metadata: metadata.definitions[FQFN].config.get("output") == "late")
         assert members.all[0].answer(request).won
 
 
@@ -284,7 +286,7 @@ def test_a_definition_never_wins_without_its_package(broker: Broker, alone: Work
     alone.registry.write([(REQUESTS, request.fqfn.encode(), to_log(request)) for request in both])
     answer = alone.answer("create")
     assert answer.won
-    alone.until(lambda view: list(view.definitions) == ["public/default/g"])
+    alone.until(lambda metadata: list(metadata.definitions) == ["public/default/g"])
     assert alone.registry.packages.package(PACKAGE.digest, "f.py") == PACKAGE
     assert alone.ask("delete", "public/default/g", expects=answer.revision).won
     assert alone.create().status == 412
@@ -294,12 +296,12 @@ def test_packages_that_nobody_named_for_long_are_deleted(
     broker: Broker, alone: WorkerOfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone.registry.upload(PACKAGE, "kept/f.py")
-    alone.until(lambda view: "kept/f.py" in view.uploads)
+    alone.until(lambda metadata: "kept/f.py" in metadata.uploads)
     monkeypatch.setattr("kop.functions.leading.SWEEP_MS", -1_000)
     alone.ask("rebalance", "")
     assert alone.registry.packages.digests() == {PACKAGE.digest}
     alone.registry.write([(PACKAGES, b"path:kept/f.py", None)])
-    alone.until(lambda view: not view.uploads)
+    alone.until(lambda metadata: not metadata.uploads)
     alone.ask("rebalance", "")
     alone.until(lambda _: not alone.registry.packages.digests())
 
@@ -313,7 +315,7 @@ def test_a_scheduler_that_fails_is_not_used(broker: Broker, tmp_path: Path, capl
     try:
         member.registry.upload(PACKAGE)
         assert member.create().won
-        member.until(lambda view: len(view.assignments) == 1)
+        member.until(lambda metadata: len(metadata.assignments) == 1)
     finally:
         member.registry.close()
     assert "the scheduler that was named is not used this time: no instance of" in caplog.text
@@ -439,7 +441,7 @@ def test_what_the_server_refuses_for_one_function_stops_no_other(
         assert (refused.status, said in refused.reason) == (status, True), refused
         assert alone.answer(good).won
         assert alone.registry.trouble() is None
-    alone.until(lambda view: len(view.definitions) == len(REFUSED))
+    alone.until(lambda metadata: len(metadata.definitions) == len(REFUSED))
     refusing.error = None
     assert alone.create(BAD, inputs=["bad-in"], subName="bad").won
 
@@ -449,15 +451,15 @@ def test_a_function_that_loses_its_rights_keeps_what_it_has_and_holds_nobody_up(
 ) -> None:
     broker.create_topic("bad-in", partitions=2)
     created = alone.create(BAD, inputs=["bad-in"])
-    had = dict(alone.registry.view.assignments)
+    had = dict(alone.registry.metadata.assignments)
     refusing.error, refusing.of = errors.TopicAuthorizationFailedError("topic bad-in"), {"topics"}
     assert alone.create().won
-    assert alone.registry.view.assignments.items() >= had.items()
+    assert alone.registry.metadata.assignments.items() >= had.items()
     refused = alone.ask("update", BAD, expects=created.revision, config={"output": "o"})
     assert refused.status == 403
     assert alone.ask("stop", BAD, expects=created.revision).won
-    alone.until(lambda view: not any(name == BAD for name, _ in view.assignments))
-    assert alone.ask("delete", BAD, expects=alone.registry.view.definitions[BAD].revision).won
+    alone.until(lambda metadata: not any(name == BAD for name, _ in metadata.assignments))
+    assert alone.ask("delete", BAD, expects=alone.registry.metadata.definitions[BAD].revision).won
 
 
 def test_partitions_move_though_the_id_of_an_instance_is_not_the_workers(

@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 
-from kop.functions.spec import (
-    FLAGS,
-    REFUSED,
-    WITHOUT_EFFECT,
-    FunctionConfig,
-    FunctionSpec,
-    Guarantee,
-    InputSpec,
-    SecretPlace,
-    SpecError,
-    WindowSpec,
-    from_flags,
-    read,
-)
+from kop.functions.config_fields import FLAGS, REFUSED, WITHOUT_EFFECT, FunctionConfig
+from kop.functions.config_reading import from_flags, read
+from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, SecretPlace, SpecError, WindowSpec
 
 LEAST = {"py": "w.py", "className": "w.Words", "inputs": ["in"]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,10 @@ from kop.address import Address
 from kop.client.errors import ClientError
 from kop.client.properties import connection
 from kop.functions.packages import Assembler, Package
+from kop.functions.registry import Registry
 from kop.functions.scheduler import schedule
-from kop.functions.worker import Worker, WorkerOptions, default_worker_id, scheduler_named
+from kop.functions.worker import Worker
+from kop.functions.worker_options import WorkerOptions, default_worker_id, scheduler_named
 from kop.records.partitioning import partition_of
 from kop.testing import Broker
 
@@ -41,6 +44,32 @@ async def workers(broker: Broker, folder: Path, count: int = 2) -> AsyncIterator
         yield made
     finally:
         await asyncio.gather(*(worker.close() for worker in made))
+
+
+async def test_nothing_is_asked_of_a_worker_that_has_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client for writing is the start's, which waits for servers that are away."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def start(registry: Registry) -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        raise ClientError("no server answers")
+
+    monkeypatch.setattr(Registry, "start", start)
+    with Broker() as broker:
+        settings = connection({"bootstrap.servers": broker.bootstrap}, "kop-functions").settings
+        worker = Worker(settings, 20.0, WorkerOptions(worker_id="w1", folder=tmp_path, port=0))
+        starting = asyncio.create_task(worker.start())
+        await until(begun.is_set, "the start", SECONDS)
+        try:
+            with pytest.raises(ClientError, match="wait until the worker has started"):
+                await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+        finally:
+            go_on.set()
+        with pytest.raises(ClientError, match="no server answers"):
+            await starting
 
 
 async def values(broker: Broker, topic: str) -> list[bytes]:
@@ -108,7 +137,7 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             deleted = await first.request("delete", FQFN, expects=changed.revision, by="ada")
             assert deleted.won
             assert first.functions() == []
-            told = await first.history(FQFN)
+            told = await first.history(FQFN, 10)
             assert [(row["kind"], row["by"], row["status"]) for row in told] == [
                 ("create", "ada", 200),
                 ("update", "bob", 200),

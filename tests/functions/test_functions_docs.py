@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from kop.cli.main import cli
+from kop.functions.config_reading import read
 from kop.functions.function import load
 from kop.functions.serdes import input_serde, output_serde
-from kop.functions.spec import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "functions.md").read_text()
 

@@ -6,9 +6,10 @@ import pytest
 from functions.function_kit import context_with, spec_with
 
 from kop.client.properties import connection
+from kop.functions.config_reading import read
 from kop.functions.context import Effect, Publish
 from kop.functions.localrun import names_of
-from kop.functions.spec import SpecError, read
+from kop.functions.spec import SpecError
 from kop.functions.topics import TopicNameError, TopicNames, check_namespace
 from kop.testing import Broker
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kop.client.properties import connection
-from kop.functions.worker import Worker, WorkerOptions
+from kop.functions.worker import Worker
+from kop.functions.worker_options import WorkerOptions
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Accepting:
         self.is_by_token = False
         self.refusal: str | None = None
         self.claim = CLAIMS[0]
+        self.claimed: str | None = None
         self.is_valid = lambda: True
         self._left = 2
 

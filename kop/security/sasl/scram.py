@@ -105,6 +105,7 @@ class ScramExchange:
         self._of_client = ""
         """The client's own part of the nonce."""
         self._name = ""
+        self.claimed: str | None = None
         self._header = ""
         self._verifier: ScramVerifier | None = None
         self._first = ""
@@ -143,7 +144,7 @@ class ScramExchange:
         self.is_by_token = extensions is not None and "tokenauth=true" in extensions.split(",")
         if self.is_by_token and self._tokens is None:
             raise AuthenticationError("delegation tokens are not served")
-        self._name = _unescaped(name)
+        self._name = self.claimed = _unescaped(name)
         if not self._name or len(self._name) > _LONGEST_NAME:
             raise AuthenticationError(f"a user name of {len(self._name)} characters")
         if authorization and _unescaped(authorization) != self._name:

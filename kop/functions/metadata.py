@@ -1,4 +1,4 @@
-"""The state that the topics of workers tell: definitions, assignments, requests without an answer, packages.
+"""The metadata of functions, as the topics of workers tell it: definitions, assignments, open requests, packages.
 
 Owns: the names and configs of these topics, keys that are no function's, and what each record changes.
 Must not know: how topics are read and written, what is decided.
@@ -43,8 +43,8 @@ Record: TypeAlias = tuple[str, bytes, bytes | None]
 
 
 @dataclass
-class View:
-    """What the topics say. One thread changes it; others may read single values."""
+class FunctionsMetadata:
+    """What the topics of workers say as of now. One thread changes it; others may read single values."""
 
     packages: Assembler
     definitions: dict[str, Definition] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kop.functions.poison_record import PoisonRecord, divided
 from kop.functions.reading import Taken
-from kop.functions.suspect import Suspect, divided
 
 PLACE = ("in", 0)
 
@@ -28,7 +28,7 @@ def records(*offsets: int) -> list[tuple[int, bytes]]:
 def test_the_record_is_known_by_its_offset(
     partition: tuple[str, int], offsets: tuple[int, ...], place: int | None
 ) -> None:
-    assert Suspect(PLACE, 7).place_in(Taken(partition, records(*offsets), 10)) == place
+    assert PoisonRecord(PLACE, 7).place_in(Taken(partition, records(*offsets), 10)) == place
 
 
 def test_each_part_ends_where_the_next_one_begins() -> None:

@@ -1,4 +1,4 @@
-"""The record at which the process of an instance has ended, for the one that is started after it.
+"""The record that may have ended the process of an instance, for the process that is started after it.
 
 Owns: how the messages around that record are divided.
 Must not know: who calls them, why the process has ended.
@@ -16,8 +16,8 @@ from kop.client.offsets import TopicPartition
 from kop.functions.reading import Taken
 
 
-class Suspect:
-    """A record that may end the process that calls it."""
+class PoisonRecord:
+    """The record that a process was calling when it ended."""
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
         self._partition = partition

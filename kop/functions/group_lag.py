@@ -1,4 +1,4 @@
-"""The lag of instances that do not tell their own: from the offsets of their group and the ends of the logs.
+"""The lag of a consumer group, for instances that do not tell their own: its offsets against the ends of the logs.
 
 Owns: these two questions to the server, and how long they may take.
 Must not know: instances, workers, why one does not tell.

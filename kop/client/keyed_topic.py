@@ -1,0 +1,121 @@
+"""A topic of one partition in which the last record of a key is its value: read to its end, written, followed.
+
+Owns: these reads and writes. Must not know: what keys and values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from kop import clock
+from kop.client.batches import StoredRecords, build
+from kop.client.fixed_topics import ensure_topics
+from kop.client.offsets import EARLIEST, LATEST
+from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
+from kop.client.write_client import Identity, WriteClient
+from kop.records.batch import Codec, add_sequence
+
+CONFIGS: Final = {"cleanup.policy": "compact"}
+_COMMITTED: Final = 1
+
+
+class KeyedTopic:
+    """A topic, for one thread. `settings` are kafka-python's; `patience` seconds are what fails for a time is tried.
+
+    Raises ClientError, UnreachableError, kafka-python's errors.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], topic: str, patience: float) -> None:
+        self._settings = dict(settings)
+        self._place = topic, 0
+        self._patience = patience
+        self._reader: ReadClient | None = None
+        self._writer: WriteClient | None = None
+        self._identity: Identity | None = None
+        self._sequence = 0
+        self._position = -1
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in (self._reader, self._writer):
+            if client is not None:
+                client.close()
+
+    def make(self) -> None:
+        """Make the topic, or check that it is compacted; ClientError."""
+        ensure_topics(self._settings, {self._place[0]: CONFIGS})
+
+    def put(self, values: Mapping[str, bytes | None]) -> None:
+        """Write values; None takes a key away. Returns once they are durable."""
+        if self._writer is None or self._identity is None:
+            self._writer = WriteClient(self._settings, self._patience)
+            self._identity = self._writer.init_producer(None, -1)
+            self._sequence = 0
+        records = [(key.encode(), value, (), None) for key, value in values.items()]
+        try:
+            for batch, count in build(records, self._identity, self._sequence, now=clock.wall_ms(), codec=Codec.NONE):
+                self._writer.produce(self._identity, {self._place: batch})
+                self._sequence = add_sequence(self._sequence, count)
+        except Exception:
+            self._writer.close()
+            self._writer = self._identity = None
+            raise
+
+    def exists(self) -> bool:
+        """Return if the topic is there."""
+        return self._place[0] in self._read_client().topics({self._place[0]})
+
+    def read(self) -> dict[str, bytes]:
+        """Return what each key has now; nothing if the topic is not there. `changes` goes on behind it."""
+        values: dict[str, bytes] = {}
+        if not self.exists():
+            return values
+        self._position = self._ends(EARLIEST)
+        end = self._ends(LATEST)
+
+        def take(key: str, value: bytes | None) -> None:
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+
+        while self._position < end:
+            self._fetch(take, 100)
+        return values
+
+    def changes(self, wait_ms: int) -> list[tuple[str, bytes | None]]:
+        """Return what was written since the last look; waits a moment for something."""
+        if self._position < 0:
+            self._position = self._ends(LATEST)
+        found: list[tuple[str, bytes | None]] = []
+        self._fetch(lambda key, value: found.append((key, value)), wait_ms)
+        return found
+
+    def _read_client(self) -> ReadClient:
+        if self._reader is None:
+            self._reader = ReadClient(self._settings, int(self._patience * 1000))
+        return self._reader
+
+    def _ends(self, which: int) -> int:
+        return self._read_client().list_offsets({self._place: which}, _COMMITTED)[self._place]
+
+    def _fetch(self, take: Callable[[str, bytes | None], None], wait_ms: int) -> None:
+        fetch = FetchSettings(isolation=_COMMITTED, wait_ms=wait_ms)
+        while True:
+            try:
+                fetched = self._read_client().fetch(self._place, None, self._position, fetch)
+            except OUT_OF_RANGE:  # what was there is compacted away
+                self._position = self._ends(EARLIEST)
+                return
+            stored = StoredRecords(fetched, self._place, self._position)
+            for records in stored:
+                for _, _, key, value, _ in records:
+                    if key is not None:
+                        take(key.decode(errors="replace"), value)
+            if stored.next_offset == self._position and stored.cut_off > fetch.partition_bytes:
+                fetch = replace(fetch, partition_bytes=stored.cut_off, max_bytes=stored.cut_off)
+                continue
+            self._position = stored.next_offset
+            return

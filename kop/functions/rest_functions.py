@@ -1,0 +1,350 @@
+"""The paths of a worker that are about functions: Pulsar's /admin/v3/functions, and what it has beside them.
+
+Owns: these paths, what each reads of its request and answers.
+Must not know: who may ask, where functions run: it asks a `Service`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from kop.functions import shapes
+from kop.functions.definitions import Definition
+from kop.functions.loops import Loop, loop_of
+from kop.functions.packages import Package
+from kop.functions.rest_requests import (
+    CONFIG_BYTES,
+    RestError,
+    answered,
+    author_of,
+    etag,
+    fqfn_of,
+    instance_of,
+    raise_error,
+    read_form,
+)
+from kop.functions.service import Json, Service
+
+NOTE: Final = "Kop-Note"
+"""The header of an answer to create and update that has a note."""
+V3: Final = "/admin/v3/functions"
+FUNCTION: Final = "/{tenant}/{namespace}/{name}"
+INSTANCE: Final = FUNCTION + r"/{instance:\d{1,9}}"
+PACKAGE_BYTES: Final = 128 << 20
+"""As large may a package be."""
+VALUE_BYTES: Final = 1 << 20
+"""As large may the message of a trigger be, and a value of the state."""
+TRIGGER_SECONDS: Final = 60.0
+HISTORY_REQUESTS: Final = 100
+"""How many requests a history has, unless another number is asked for."""
+MOST_REQUESTS: Final = 10_000
+ASK_SECONDS: Final = 15.0
+"""How long an instance may take to answer for its state."""
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class FunctionPaths:
+    """The paths below /admin/v3/functions."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def _needed(self, fqfn: str) -> Definition:
+        definition = self._service.definition(fqfn)
+        if definition is None:
+            raise RestError(404, f"Function {fqfn} doesn't exist")
+        return definition
+
+    def _expects(self, request: web.Request, fqfn: str) -> int:
+        """Return the revision that a change is made to: the one that its author has read, else the current one."""
+        given = request.headers.get("If-Match", "").strip('" ')
+        if given in {"", "*"}:
+            return self._needed(fqfn).revision
+        if not given.isdigit():
+            raise RestError(400, f"If-Match must be a revision, not {given!r}")
+        return int(given)
+
+    def _one(self, request: web.Request) -> tuple[str, int | None]:
+        """Return which function, and which of its instances, a request is about."""
+        fqfn, instance = fqfn_of(request), instance_of(request)
+        definition = self._needed(fqfn)
+        if instance is not None and instance >= _count(definition):
+            raise RestError(404, f"Function {fqfn} has no instance {instance}: it has {_count(definition)}")
+        return fqfn, instance
+
+    async def _definition_given(self, request: web.Request, *, is_update: bool) -> tuple[Json, Package | None]:
+        """Return the fields of a FunctionConfig, and the package, of a form."""
+        form = await read_form(request, {"functionConfig": CONFIG_BYTES, "url": CONFIG_BYTES, "data": PACKAGE_BYTES})
+        if "url" in form:
+            raise RestError(400, f"send the file: packages of a URL are not fetched ({form['url'].text()})")
+        config = form["functionConfig"].json() if "functionConfig" in form else {}
+        if request.headers.get("User-Agent", "").startswith("Pulsar"):
+            config = shapes.config_of_pulsar_tools(config, is_update=is_update)
+        for field in ("tenant", "namespace", "name"):
+            if config.get(field) not in {None, "", request.match_info[field]}:
+                raise RestError(400, f"the {field} is {config[field]}, and the path names {request.match_info[field]}")
+            config.pop(field, None)
+            if not is_update:
+                config[field] = request.match_info[field]
+        config.pop("fqfn", None)
+        if "data" not in form:
+            if not is_update:
+                raise RestError(400, "Function package is not provided: send the file of the function")
+            return config, None
+        if not form["data"].file_name:
+            raise RestError(400, "the part 'data' has no file name")
+        package = Package(form["data"].file_name.replace("\\", "/").rpartition("/")[2], form["data"].data)
+        return shapes.config_with_package(config, package.name), package
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Make a function."""
+        config, package = await self._definition_given(request, is_update=False)
+        answer = await self._service.request(
+            "create", fqfn_of(request), config=config, package=package, by=author_of(request)
+        )
+        return self._with_note(answered(answer), fqfn_of(request))
+
+    async def update(self, request: web.Request) -> web.Response:
+        """Change the fields that are given."""
+        config, package = await self._definition_given(request, is_update=True)
+        fqfn = fqfn_of(request)
+        expects = self._expects(request, fqfn)
+        answer = await self._service.request(
+            "update", fqfn, expects=expects, config=config, package=package, by=author_of(request)
+        )
+        return self._with_note(answered(answer), fqfn)
+
+    def _loop(self, fqfn: str) -> Loop | None:
+        return loop_of(fqfn, {definition.fqfn: definition for definition in self._service.functions()})
+
+    def _with_note(self, response: web.Response, fqfn: str) -> web.Response:
+        """Add what the author of a definition should know of it, although it was taken."""
+        loop = self._loop(fqfn)
+        if loop is not None:
+            response.headers[NOTE] = loop.text.encode("ascii", "backslashreplace").decode()
+        return response
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete a function."""
+        fqfn = fqfn_of(request)
+        expects = self._expects(request, fqfn)
+        return answered(await self._service.request("delete", fqfn, expects=expects, by=author_of(request)))
+
+    def state_changes(self, kind: str) -> Handler:
+        """Make the handler that starts, stops or restarts a function, or an instance of it."""
+
+        async def change(request: web.Request) -> web.Response:
+            fqfn, instance = self._one(request)
+            expects = self._expects(request, fqfn)
+            return answered(
+                await self._service.request(kind, fqfn, expects=expects, instance=instance, by=author_of(request))
+            )
+
+        return change
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return the definition; its revision is the ETag."""
+        definition = self._needed(fqfn_of(request))
+        names = {field: request.match_info[field] for field in ("tenant", "namespace", "name")}
+        return web.json_response({**names, **definition.config}, headers=etag(definition.revision))
+
+    async def names(self, request: web.Request) -> web.Response:
+        """Return the names of the functions of a namespace."""
+        return web.json_response(
+            sorted(self._service.names(request.match_info["tenant"], request.match_info["namespace"]))
+        )
+
+    async def history(self, request: web.Request) -> web.Response:
+        """Return who asked for which changes, and what became of them: the last ones, `?limit=N` of them at most."""
+        given = request.query.get("limit", str(HISTORY_REQUESTS))
+        if not given.isdecimal() or not 1 <= int(given) <= MOST_REQUESTS:
+            raise RestError(400, f"limit must be a number from 1 to {MOST_REQUESTS}, not {given!r}")
+        history = list(await self._service.history(fqfn_of(request), int(given)))
+        if not history:
+            self._needed(fqfn_of(request))
+        return web.json_response(history)
+
+    async def _statuses(self, request: web.Request) -> tuple[dict[int, Json], dict[int, Json]]:
+        """Return the InstanceStatus of each instance that told its own, and Pulsar's status of all that are wanted."""
+        fqfn, instance = self._one(request)
+        told = dict(await self._service.status(fqfn, instance))
+        assignments = self._service.assignments()
+        others_run = any(name == fqfn for name, _ in assignments)
+        definition, loop = self._needed(fqfn), self._loop(fqfn)
+        statuses = {}
+        for number in range(_count(definition)) if instance is None else [instance]:
+            assignment = assignments.get((fqfn, number))
+            status = statuses[number] = shapes.instance_status(
+                told.get(number), None if assignment is None else assignment.worker
+            )
+            if number not in told and number in definition.stopped:
+                status["error"] = "stopped"
+            elif number not in told and others_run and (assignment is None or not assignment.partitions):
+                status["error"] = "it has no partition: there are more instances than partitions"
+            status["loop"] = None if loop is None else {"text": loop.text, "since": loop.since_ms}
+        return told, statuses
+
+    async def status(self, request: web.Request) -> web.Response:
+        """Return the status of all instances, or of one."""
+        _, statuses = await self._statuses(request)
+        instance = instance_of(request)
+        return web.json_response(shapes.function_status(statuses) if instance is None else statuses[instance])
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """Return the statistics of all instances, or of one."""
+        told, statuses = await self._statuses(request)
+        stats = {number: told.get(number, {}).get("stats") for number in statuses}
+        instance = instance_of(request)
+        return web.json_response(
+            shapes.function_stats(stats) if instance is None else shapes.instance_stats(stats[instance])
+        )
+
+    async def trigger(self, request: web.Request) -> web.Response:
+        """Send a message, and answer when it is done: with the output, 204 if there is none, or the exception."""
+        fqfn, instance = self._one(request)
+        form = await read_form(
+            request, {"data": VALUE_BYTES, "dataStream": VALUE_BYTES, "topic": CONFIG_BYTES, "key": VALUE_BYTES}
+        )
+        value = form.get("data") or form.get("dataStream")
+        if value is None:
+            raise RestError(400, "Function trigger data is not provided: a part 'data' or 'dataStream'")
+        question = {
+            "ask": "trigger",
+            "value": base64.b64encode(value.data).decode(),
+            "key": base64.b64encode(form["key"].data).decode() if "key" in form else None,
+            "topic": form["topic"].text() if "topic" in form else None,
+            "seconds": TRIGGER_SECONDS,
+        }
+        answer = await self._service.ask(fqfn, instance, question)
+        raise_error(answer)
+        if answer.get("output") is None:
+            return web.Response(status=204)
+        return web.Response(body=base64.b64decode(answer["output"]), content_type="application/octet-stream")
+
+    async def query_state(self, request: web.Request) -> web.Response:
+        """Return a value of the state.
+
+        If each partition has a state of its own, all are asked; `?partition=N` names one.
+        """
+        fqfn, _ = self._one(request)
+        key = request.match_info["key"]
+        values: dict[int | None, Json] = {}
+        for partition in self._state_partitions(request, fqfn):
+            question = {"ask": "state", "key": key, "seconds": ASK_SECONDS}
+            if partition is not None:
+                question["partition"] = partition
+            answer = await self._service.ask(fqfn, None, question)
+            raise_error(answer)
+            if answer.get("value") is not None:
+                values[partition] = answer["value"]
+        if not values:
+            raise RestError(404, f"key '{key}' doesn't exist.")
+        if len(values) > 1:
+            numbers = ", ".join(map(str, values))
+            raise RestError(400, f"key '{key}' is in the states of the partitions {numbers}: name one, ?partition=N")
+        (value,) = values.values()
+        return web.json_response(shapes.state_answer(key, value))
+
+    def _state_partitions(self, request: web.Request, fqfn: str) -> Sequence[int | None]:
+        """Return the partitions whose states are asked; None for the one that the function has."""
+        given = request.query.get("partition")
+        if given is not None:
+            if not given.isdecimal():
+                raise RestError(400, f"partition must be a number, not {given!r}")
+            return [int(given)]
+        if self._needed(fqfn).config.get("stateScope") != "partition":
+            return [None]
+        assigned = [dealt.partitions for (name, _), dealt in self._service.assignments().items() if name == fqfn]
+        return sorted({number for partitions in assigned for _, number in partitions}) or [None]
+
+    async def put_state(self, request: web.Request) -> web.Response:
+        """Set a value of the state."""
+        fqfn, _ = self._one(request)
+        key = request.match_info["key"]
+        form = await read_form(request, {"state": VALUE_BYTES})
+        if "state" not in form:
+            raise RestError(400, "State is not provided: a part 'state'")
+        try:
+            value = shapes.state_given(key, form["state"].json())
+        except ValueError as error:
+            raise RestError(400, str(error)) from None
+        question = {"ask": "putstate", "key": key, "seconds": ASK_SECONDS, **value}
+        if "partition" in request.query:
+            question["partition"] = self._state_partitions(request, fqfn)[0]
+        raise_error(await self._service.ask(fqfn, None, question))
+        return web.Response(status=204)
+
+    async def upload(self, request: web.Request) -> web.Response:
+        """Keep a file under a path."""
+        form = await read_form(request, {"data": PACKAGE_BYTES, "path": CONFIG_BYTES})
+        if "data" not in form or "path" not in form:
+            raise RestError(400, "an upload has the parts 'data' and 'path'")
+        await self._service.upload(form["path"].text(), form["data"].data)
+        return web.Response(status=204)
+
+    async def download(self, request: web.Request) -> web.Response:
+        """Return a file that was uploaded."""
+        path = request.query.get("path", "")
+        data = await self._service.download(path)
+        if data is None:
+            raise RestError(404, f"Path {path} doesn't exist")
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def download_package(self, request: web.Request) -> web.Response:
+        """Return the package of a function."""
+        fqfn = fqfn_of(request)
+        self._needed(fqfn)
+        package = await self._service.package(fqfn)
+        if package is None:
+            raise RestError(404, f"Function {fqfn} has no package")
+        name = "".join(letter if letter.isascii() and letter not in '"\\\r\n' else "_" for letter in package.name)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return web.Response(body=package.data, content_type="application/octet-stream", headers=headers)
+
+    async def built_in(self, _request: web.Request) -> web.Response:
+        """Return no built-in functions: there are none."""
+        return web.json_response([])
+
+    async def reload_built_in(self, _request: web.Request) -> web.Response:
+        """Do nothing: there are no built-in functions."""
+        return web.Response(status=204)
+
+
+def _count(definition: Definition) -> int:
+    return int(definition.config.get("parallelism") or 1)
+
+
+def function_routes(service: Service) -> list[web.RouteDef]:
+    """Return the paths about functions."""
+    function = FunctionPaths(service)
+    changes = [
+        web.post(f"{V3}{which}/{kind}", function.state_changes(kind))
+        for which in (FUNCTION, INSTANCE)
+        for kind in ("start", "stop", "restart")
+    ]
+    return [
+        web.post(f"{V3}/upload", function.upload),
+        web.get(f"{V3}/download", function.download),
+        web.get(f"{V3}/builtins", function.built_in),
+        web.post(f"{V3}/builtins/reload", function.reload_built_in),
+        web.get(f"{V3}/{{tenant}}/{{namespace}}", function.names),
+        web.post(f"{V3}{FUNCTION}", function.create),
+        web.put(f"{V3}{FUNCTION}", function.update),
+        web.delete(f"{V3}{FUNCTION}", function.delete),
+        web.get(f"{V3}{FUNCTION}", function.get),
+        web.get(f"{V3}{FUNCTION}/state/{{key:.+}}", function.query_state),
+        web.post(f"{V3}{FUNCTION}/state/{{key:.+}}", function.put_state),
+        web.get(f"{V3}{FUNCTION}/status", function.status),
+        web.get(f"{V3}{INSTANCE}/status", function.status),
+        web.get(f"{V3}{FUNCTION}/stats", function.stats),
+        web.get(f"{V3}{INSTANCE}/stats", function.stats),
+        web.post(f"{V3}{FUNCTION}/trigger", function.trigger),
+        web.get(f"{V3}{FUNCTION}/download", function.download_package),
+        web.get(f"{V3}{FUNCTION}/history", function.history),
+        *changes,
+    ]

@@ -1,0 +1,76 @@
+"""The paths of a worker that Pulsar has not: what workers ask each other, and the pages of operators.
+
+Owns: these paths, and what each answers.
+Must not know: who may ask, what runs here: it asks a `Service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from kop.functions.metrics import exposition
+from kop.functions.rest_functions import FUNCTION, INSTANCE
+from kop.functions.rest_requests import RestError, fqfn_of
+from kop.functions.service import Service
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""Pages of probes, which have no token."""
+
+
+class InternalPaths:
+    """The paths below /internal, and the pages of operators."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def status(self, request: web.Request) -> web.Response:
+        """Return the InstanceStatus of each instance of a function that runs here."""
+        fqfn = fqfn_of(request)
+        local = await asyncio.to_thread(self._service.local)
+        statuses = {number: status for (name, number), status in local.items() if name == fqfn}
+        return web.json_response(statuses)
+
+    async def ask(self, request: web.Request) -> web.Response:
+        """Ask an instance that runs here."""
+        body = await request.read()
+        try:
+            question = json.loads(body)
+        except ValueError as error:
+            raise RestError(400, f"the question is no JSON: {error}") from None
+        if not isinstance(question, dict):
+            raise RestError(400, "the question is no object of JSON")
+        return web.json_response(
+            await self._service.local_ask(fqfn_of(request), int(request.match_info["instance"]), question)
+        )
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Return the metrics of the instances of this worker, in Prometheus's text format."""
+        local = await asyncio.to_thread(self._service.local)
+        body = exposition(local, self._service.cluster)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Answer 200: the process lives."""
+        return web.Response(text="ok\n")
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """Answer 503 with a reason while the worker does not work."""
+        reason = self._service.not_ready()
+        return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
+
+
+def internal_routes(service: Service) -> list[web.RouteDef]:
+    """Return the paths that Pulsar has not."""
+    internal = InternalPaths(service)
+    return [
+        web.get(f"/internal/status{FUNCTION}", internal.status),
+        web.post(f"/internal/ask{INSTANCE}", internal.ask),
+        web.get("/metrics", internal.metrics),
+        web.get("/healthz", internal.health),
+        web.get("/readyz", internal.ready),
+    ]

@@ -1,0 +1,112 @@
+"""What is read of a request to a worker, and the responses that many paths have in common.
+
+Owns: the parts of paths and forms, how large a part may be, errors with their status.
+Must not know: paths, what is done for a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from aiohttp import BodyPartReader, web
+
+from kop.functions.definitions import LeaderAnswer
+from kop.functions.service import Json
+
+CONFIG_BYTES: Final = 1 << 20
+"""As large may a definition be, and any other part of a request."""
+
+
+class RestError(Exception):
+    """What a request is refused with."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def fqfn_of(request: web.Request) -> str:
+    """Return the full name of the function that a path names."""
+    return "/".join(request.match_info[part] for part in ("tenant", "namespace", "name"))
+
+
+def instance_of(request: web.Request) -> int | None:
+    """Return the number of the instance that a path names; None if it names none."""
+    given = request.match_info.get("instance")
+    return None if given is None else int(given)
+
+
+def author_of(request: web.Request) -> str:
+    """Return who asks: the name that the program gives itself, and its address."""
+    program = request.headers.get("User-Agent", "somebody")[:200]
+    return f"{program} from {request.remote}"
+
+
+class GivenPart(NamedTuple):
+    """A part of a form."""
+
+    data: bytes
+    file_name: str
+
+    def text(self) -> str:
+        """Return it as text; RestError if it is none."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            raise RestError(400, f"a part of the form is no UTF-8: {error}") from None
+
+    def json(self) -> Json:
+        """Return it as an object of JSON; RestError if it is none."""
+        try:
+            value = json.loads(self.text())
+        except ValueError as error:
+            raise RestError(400, f"a part of the form is no JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise RestError(400, f"a part of the form must be an object of JSON, not a {type(value).__name__}")
+        return value
+
+
+async def read_form(request: web.Request, limits: Mapping[str, int]) -> dict[str, GivenPart]:
+    """Return the parts of a form that are known, each up to its limit; others are passed over."""
+    if not request.content_type.startswith("multipart/"):
+        raise RestError(415, "the body must be multipart/form-data")
+    form: dict[str, GivenPart] = {}
+    size = 0
+    reader = await request.multipart()
+    while (part := await reader.next()) is not None:
+        if not isinstance(part, BodyPartReader):
+            raise RestError(400, "a part of the form has parts of its own")
+        name = part.name or ""
+        limit = limits.get(name, CONFIG_BYTES)
+        data = bytearray()
+        while chunk := await part.read_chunk(1 << 16):
+            data += chunk
+            size += len(chunk)
+            if len(data) > limit or size > sum(limits.values()) + CONFIG_BYTES:
+                raise RestError(413, f"the part {name!r} of the form has more than {limit} bytes")
+        if name in form:
+            raise RestError(400, f"the form has two parts {name!r}")
+        if name in limits:
+            form[name] = GivenPart(bytes(data), part.filename or "")
+    return form
+
+
+def answered(answer: LeaderAnswer) -> web.Response:
+    """Return the response to a request that the leader has granted; RestError if it has refused it."""
+    if not answer.won:
+        raise RestError(answer.status, answer.reason)
+    return web.Response(status=204, headers=etag(answer.revision))
+
+
+def etag(revision: int | None) -> dict[str, str]:
+    """Return the header that tells a revision; none if there is no revision."""
+    return {} if revision is None else {"ETag": f'"{revision}"'}
+
+
+def raise_error(answer: Json) -> None:
+    """Raise RestError if an instance has answered with an error; `status` says of which kind it is."""
+    if answer.get("error"):
+        raise RestError(int(answer.get("status") or 400), str(answer["error"]))

@@ -1,0 +1,94 @@
+"""What REST asks of a worker.
+
+Owns: this interface.
+Must not know: who offers it, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Protocol, TypeAlias
+
+from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
+from kop.functions.packages import Package
+
+Json: TypeAlias = dict[str, Any]
+
+
+class Service(Protocol):
+    """What a worker does for those who ask it. `fqfn` is TENANT/NAMESPACE/NAME."""
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster, for metrics."""
+
+    @property
+    def worker_id(self) -> str:
+        """The name of this worker."""
+
+    async def request(
+        self,
+        kind: str,
+        fqfn: str,
+        *,
+        expects: int | None = None,
+        config: Json | None = None,
+        package: Package | None = None,
+        instance: int | None = None,
+        by: str,
+    ) -> LeaderAnswer:
+        """Ask for a change of a definition, and return what the leader says of it."""
+
+    def definition(self, fqfn: str) -> Definition | None:
+        """Return the definition of a function; None if there is none."""
+
+    def names(self, tenant: str, namespace: str) -> list[str]:
+        """Return the names of the functions of a namespace."""
+
+    def functions(self) -> Sequence[Definition]:
+        """Return all definitions."""
+
+    async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
+        """Return the InstanceStatus, as JSON, of all instances or of one, wherever they run."""
+
+    async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
+        """Ask an instance, the one that has the answer if none is named."""
+
+    async def history(self, fqfn: str, limit: int) -> Sequence[Json]:
+        """Return the last requests for a function and their answers, the oldest of them first."""
+
+    async def package(self, fqfn: str) -> Package | None:
+        """Return the package of a function."""
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Keep a file under a path."""
+
+    async def download(self, path: str) -> bytes | None:
+        """Return a file that was uploaded; None if there is none."""
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """Return the workers."""
+
+    def leader(self) -> WorkerInfo | None:
+        """Return the worker that leads; None if nobody does."""
+
+    def assignments(self) -> Mapping[InstanceName, Assignment]:
+        """Return which worker has which instance."""
+
+    def drained(self) -> Set[str]:
+        """Return the workers that are given no instances."""
+
+    async def rebalance(self) -> LeaderAnswer:
+        """Deal the instances anew."""
+
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
+
+    def not_ready(self) -> str | None:
+        """Return why the worker does not work; None if it does."""
+
+    def local(self) -> Mapping[InstanceName, Json]:
+        """Return the InstanceStatus, as JSON, of the instances of this worker. It may block for a second."""
+
+    async def local_ask(self, fqfn: str, instance: int, question: Json) -> Json:
+        """Ask an instance of this worker."""

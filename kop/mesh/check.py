@@ -1,0 +1,242 @@
+"""The check of a whole mesh: how its parts fit together, its code, and the machine that it is to run on.
+
+Owns: what is a mistake of the whole, with line, name and remedy.
+Must not know: files, how code is imported, servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kop.mesh.file import Draft
+from kop.mesh.graph import Graph
+from kop.mesh.nodes import Mistake, Mistakes, near
+from kop.mesh.plan import Facts, Plan, plan
+from kop.mesh.spec import FunctionPart, Mesh, Outline, Part, SinkPart
+
+CodeCheck: TypeAlias = Callable[[FunctionPart], Sequence[str]]
+"""Returns what is wrong with the code of a function."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A mesh that was checked."""
+
+    mesh: Mesh
+    mistakes: tuple[Mistake, ...]
+    """In the order of lines."""
+    notes: tuple[str, ...]
+    plan: Plan | None
+    """None if there are mistakes of the file or of the graph."""
+
+
+def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, code: CodeCheck | None = None) -> Checked:
+    """Return everything that is wrong with a mesh.
+
+    `facts` are what a server knows: a topic that is not among its partitions is not there. None: no server was asked.
+    `cores` is how many tasks may run at once; None: that is not known. Without `code` code is not looked at.
+    """
+    check_of = _Check(draft, facts)
+    made = check_of.graph_and_plan()
+    if code is not None:
+        for part in draft.mesh.functions:
+            for mistake in code(part):
+                check_of.wrong(part, f"code: {mistake}")
+    if made is not None and cores is not None:
+        check_of.cores(made, cores)
+    mistakes = tuple(sorted({*draft.mistakes, *check_of.mistakes}))
+    return Checked(draft.mesh, mistakes, (*draft.mesh.notes, *check_of.notes), made)
+
+
+class _Check:
+    def __init__(self, draft: Draft, facts: Facts | None) -> None:
+        self.mistakes = Mistakes()
+        self.notes: list[str] = []
+        self._draft = draft
+        self._mesh = draft.mesh
+        self._facts = facts
+        parts: list[Part | Outline] = [*draft.mesh.parts, *(part for part in draft.outlines if part.name)]
+        self._parts = tuple(sorted(parts, key=lambda part: part.line))
+        self._graph = Graph(self._parts)
+
+    def wrong(self, part: Part | Outline, text: str) -> None:
+        """Note a mistake of a part."""
+        self.mistakes.add(part.line, f"{part.kind} {part.name}: {text}")
+
+    def graph_and_plan(self) -> Plan | None:
+        """Check how parts fit together; return the components if they do."""
+        self._names()
+        self._cycles()
+        self._inputs()
+        self._schemas()
+        for part in self._mesh.functions:
+            if part.has_state and part.is_whole and part.spec.parallelism > 1:
+                told = f"parallelism {part.spec.parallelism} has no state of the whole function"
+                self.wrong(part, f"stateScope: {told}: let it be partition, or parallelism 1")
+        if self._draft.mistakes or self.mistakes:
+            return None
+        made = plan(self._mesh, self._facts)
+        self._private(made)
+        return made
+
+    def _names(self) -> None:
+        first: dict[str, Part | Outline] = {}
+        for part in self._parts:
+            if part.name in first:
+                other = first[part.name]
+                self.wrong(part, f"name: line {other.line} has a {other.kind} of this name: a name is once in a mesh")
+            first.setdefault(part.name, part)
+
+    def _cycles(self) -> None:
+        for cycle in self._graph.cycles:
+            steps: list[str] = []
+            for name, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+                topic = next(topic for topic in self._graph.parts[name].outputs if after in self._graph.readers[topic])
+                steps.append(f"{name} -({topic})-> ")
+            told = "".join(steps) + cycle[0]
+            self.wrong(self._graph.parts[cycle[0]], f"a cycle, {told}: let one of them write another topic")
+
+    def _inputs(self) -> None:
+        """Check that somebody writes what is read, and that every part is reached."""
+        graph, mesh = self._graph, self._mesh
+        side = graph.side_writers
+        outside = [
+            topic for topic in graph.topics if graph.readers[topic] and not graph.writers[topic] and topic not in side
+        ]
+        missing: set[str] = set()
+        told: list[str] = []
+        for topic in outside:
+            if topic in mesh.external_writers:
+                continue
+            others = [other for other in graph.topics if graph.writers[other]]
+            nearest = near(topic, [*others, *mesh.external_writers])
+            if self._facts is not None and topic not in self._facts.partitions:
+                missing.add(topic)
+                why = "is not on the server, and no part writes it"
+            elif self._facts is None and mesh.external_writers:
+                missing.add(topic)
+                why = "is written by no part, and externalWriters does not name it"
+            else:
+                told.append(topic + (f" ({nearest.removeprefix('; ')})" if nearest else ""))
+                continue
+            remedy = nearest or f"; name {topic} in externalWriters if others write it"
+            for name in graph.readers[topic]:
+                part = graph.parts[name]
+                if topic in part.inputs:
+                    self.wrong(part, f"inputs: {topic} {why}{remedy}")
+        if told:
+            self.notes.append(f"topics that others have to write: {', '.join(told)}")
+        self._reached(missing)
+
+    def _reached(self, missing: set[str]) -> None:
+        graph = self._graph
+        knotted = {name for knot in graph.cycles for name in knot}
+        alive = {topic for topic in graph.topics if not graph.writers[topic] and topic not in missing}
+        alive |= self._mesh.external_writers | graph.side_writers.keys()
+        if self._facts is not None:
+            alive |= self._facts.writers.keys()
+        reached: set[str] = set()
+        while True:
+            more = {
+                name
+                for name, part in graph.parts.items()
+                if name not in reached and (_needs_nothing(part) or alive.intersection(graph.inputs[name]))
+            }
+            if not more:
+                break
+            reached |= more
+            alive |= {topic for name in more for topic in graph.parts[name].outputs}
+        for name, part in graph.parts.items():
+            if name not in reached | knotted and not missing.intersection(part.inputs):
+                before = sorted({writer for topic in graph.inputs[name] for writer in graph.writers[topic]})
+                told = f"nothing reaches it: {', '.join(before)} before it {'get' if len(before) > 1 else 'gets'}"
+                self.wrong(part, f"{told} no messages")
+
+    def _schemas(self) -> None:
+        for topic, writers in self._graph.writers.items():
+            known = [(name, schema) for name in writers if (schema := _schema(self._graph.parts[name]))]
+            for name, schema in known[1:]:
+                first, other = known[0]
+                if schema != other:
+                    told = f"{topic} gets {schema} of it, and {other} of {first}"
+                    remedy = "let both write the same, or give each a topic of its own"
+                    self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
+
+    def _private(self, made: Plan) -> None:
+        """Check that private topics are needed by nobody outside of their component."""
+        for part in self._mesh.functions:
+            component = made.of_function[part.name]
+            topic = part.spec.output
+            if not part.is_private or not self._mesh.fuse or topic in component.unwritten:
+                continue
+            readers = self._graph.readers[topic]
+            cuts = [cut for cut in made.cuts if cut.topic == topic]
+            others = [name for name in self._graph.writers[topic] if name not in component.names]
+            if not readers:
+                self.wrong(part, f"private: nobody reads {topic}: leave private away, or its messages would be lost")
+            elif cuts:
+                told = f"{cuts[0].function} needs the topic {topic}: {cuts[0].reason}"
+                self.wrong(part, f"private: {told}: leave private away")
+            elif away := [name for name in readers if name not in component.names]:
+                reader = self._graph.parts[away[0]]
+                self.wrong(
+                    part, f"private: the {reader.kind} {reader.name} needs the topic {topic}: leave private away"
+                )
+            else:
+                open_one = next(
+                    name
+                    for name in (*others, *self._graph.writers[topic])
+                    if not getattr(self._graph.parts[name], "is_private", False)
+                )
+                self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
+
+    def cores(self, made: Plan, cores: int) -> None:
+        """Check that all tasks of batches that last have a core."""
+        if self._mesh.trigger != "continuous":
+            return
+        partitions: Mapping[str, int] = {} if self._facts is None else self._facts.partitions
+        wanted = {
+            component.name: tasks_of(component.parallelism, component.inputs, partitions)
+            for component in made.components
+        }
+        told = [f"{name} {count}" for name, count in wanted.items()]
+        total = sum(wanted.values())
+        if self._mesh.sources or self._mesh.sinks or self._mesh.queries:
+            total += 1
+            told.append("sources, sinks and queries 1")
+        if total > cores:
+            remedy = f"--master local[{total}], less parallelism, or trigger: batch"
+            self.mistakes.add(
+                self._mesh.line,
+                f"trigger: {total} tasks at once ({', '.join(told)}) need as many cores, of {cores}: {remedy}",
+            )
+
+
+def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:
+    """Return how many tasks a component has, as far as it is known."""
+    counts = [partitions.get(topic) for topic in inputs]
+    known = [count for count in counts if count is not None]
+    return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
+
+
+def _needs_nothing(part: Part | Outline) -> bool:
+    """Return if a part gets messages without a topic that is named: a source, or a function with a pattern."""
+    if isinstance(part, FunctionPart):
+        return any(given.is_regex for given in part.spec.inputs.values())
+    return not part.inputs
+
+
+def _schema(part: Part | Outline) -> str:
+    """Return what a part writes, in a few words; empty if that is not said."""
+    if isinstance(part, Outline | SinkPart):
+        return ""
+    if not isinstance(part, FunctionPart):
+        return part.value_format
+    spec = part.spec
+    if spec.output_serde_class_name:
+        return f"what {spec.output_serde_class_name} writes"
+    if spec.output_schema_type and spec.output_type_class_name:
+        return f"{spec.output_schema_type} of {spec.output_type_class_name}"
+    return spec.output_schema_type

@@ -1,0 +1,357 @@
+"""The file of a mesh: read, every part checked by itself.
+
+Owns: the fields of the file in our own form.
+Must not know: how parts fit together (that is `check`), the other forms (they are translated before).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from kop.functions.config_fields import FunctionConfig
+from kop.functions.config_reading import read as read_function
+from kop.functions.spec import FunctionSpec, SpecError
+from kop.functions.topics import HOME, TopicNameError, TopicNames
+from kop.mesh.mend import is_mendable, mended
+from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of
+from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, QueryPart, SinkPart, SourcePart, Trigger
+from kop.mesh.tables import tables_of
+from kop.mesh.translate import Translated, translated
+
+P = TypeVar("P")
+
+MESH_FIELDS: Final = (
+    "tenant",
+    "namespace",
+    "name",
+    "functions",
+    "sources",
+    "sinks",
+    "queries",
+    "trigger",
+    "batchSeconds",
+    "fuse",
+    "externalWriters",
+    "kopOptions",
+)
+FORMAT_FIELDS: Final = ("valueFormat", "keyFormat")
+SOURCE_FIELDS: Final = ("name", "format", "options", "schema", "output", *FORMAT_FIELDS)
+SINK_FIELDS: Final = ("name", "inputs", "format", "options", *FORMAT_FIELDS)
+QUERY_FIELDS: Final = ("name", "sql", "output", *FORMAT_FIELDS)
+OWN_FUNCTION_FIELDS: Final = ("keepsKey", "private")
+"""The fields that a function has in a mesh alone."""
+FUNCTION_FIELDS: Final = (*(str(field.alias) for field in FunctionConfig.model_fields.values()), *OWN_FUNCTION_FIELDS)
+TRIGGERS: Final[tuple[Trigger, ...]] = ("continuous", "batch")
+_FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
+_MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
+_MARK: Final = "\0"
+"""Stands for the file in mistakes of a function, whose lines are those of a text made for the check."""
+_PLACE: Final = re.compile(r"\0, line (\d+): ")
+_FLAG: Final = re.compile(r"^([\w.]+) \(--[-\w]+\): ")
+_NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A file as far as it could be read."""
+
+    mesh: Mesh
+    """The parts that are right by themselves."""
+    outlines: tuple[Outline, ...]
+    """The others."""
+    mistakes: Mistakes
+
+
+def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Mesh:
+    """Return the mesh of a file's text, each part of it checked by itself; MeshError has every mistake.
+
+    Paths of code go from the folder of the file.
+    """
+    draft = draft_of(text, path, topic_names)
+    if draft.mistakes:
+        raise MeshError(str(path), draft.mistakes)
+    return draft.mesh
+
+
+def draft_of(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Draft:
+    """Return a file as far as it can be read, with what is wrong."""
+    mistakes = Mistakes()
+    nodes = documents(text, mistakes)
+    if not nodes and any(is_mendable(mistake.text) for mistake in mistakes):
+        better, changed = mended(text)
+        if changed:
+            at, told = mistakes[0].line, "\n".join(f"  {number:>4} | {line}" for number, line in changed.items())
+            mistakes[0] = Mistake(at, f"{mistakes[0].text}: {_MENDED}:\n{told}")
+            nodes = documents(better, mistakes)
+    if not nodes:
+        if not mistakes:
+            mistakes.add(1, "is empty: a mesh has name and functions")
+        return Draft(Mesh(name=""), (), mistakes)
+    own = translated(nodes, mistakes)
+    if own is None:
+        return Draft(Mesh(name=""), (), mistakes)
+    return _Reader(Path(path).parent, topic_names, mistakes, own).mesh()
+
+
+class _Reader:
+    """Reads the nodes of our own form."""
+
+    def __init__(self, folder: Path, topic_names: TopicNames, mistakes: Mistakes, own: Translated) -> None:
+        self._own = own
+        self._folder = folder
+        self._topic_names = topic_names
+        self._mistakes = mistakes
+        self._outlines: list[Outline] = []
+        self._notes = list(own.notes)
+        self._tenant = "public"
+        self._namespace = "default"
+
+    def mesh(self) -> Draft:
+        """Return the mesh."""
+        node = self._own.node
+        top = Section(node, "", self._mistakes, MESH_FIELDS, self._own.written)
+        name = top.text("name", is_needed="the name of the mesh") if isinstance(node, yaml.MappingNode) else ""
+        self._tenant = top.text("tenant") or "public"
+        self._namespace = top.text("namespace") or "default"
+        for field, given in (("tenant", self._tenant), ("namespace", self._namespace), ("name", name)):
+            if given and not _NAME.fullmatch(given):
+                top.wrong(top.line_at(field), f"{field}: {given!r} may have letters, digits and -=:_. only")
+        functions = tuple(self._parts(top, "functions", self._function))
+        sources = tuple(self._parts(top, "sources", self._source))
+        sinks = tuple(self._parts(top, "sinks", self._sink))
+        queries = tuple(self._parts(top, "queries", self._query))
+        if not (functions or sources or sinks or queries or self._outlines or self._mistakes):
+            top.wrong(top.line, "has no parts: functions, sources, sinks or queries")
+        external = {self._topic(top, "externalWriters", line, text) for line, text in top.texts("externalWriters")}
+        trigger = top.choice("trigger", TRIGGERS, "continuous")
+        mesh = Mesh(
+            tenant=self._tenant,
+            namespace=self._namespace,
+            name=name,
+            functions=functions,
+            sources=sources,
+            sinks=sinks,
+            queries=queries,
+            trigger="batch" if trigger == "batch" else "continuous",
+            batch_seconds=top.number("batchSeconds", 10.0),
+            fuse=top.truth("fuse", default=True),
+            external_writers=frozenset(external),
+            kop_options=top.options("kopOptions"),
+            notes=tuple(self._notes),
+            line=top.line,
+        )
+        return Draft(mesh, tuple(self._outlines), self._mistakes)
+
+    def _parts(self, top: Section, name: str, read: Callable[[yaml.Node, int], P | None]) -> Iterator[P]:
+        if name not in top.fields:
+            return
+        line, node = top.fields[name]
+        if not isinstance(node, yaml.SequenceNode):
+            top.wrong(line, f"{name}: must be a list, each part begins with a dash: - name: NAME")
+            return
+        for index, item in enumerate(node.value):
+            part = read(item, index)
+            if part is not None:
+                yield part
+
+    def _topic(self, section: Section, field: str, line: int, name: str) -> str:
+        """Return the server's name of a topic."""
+        try:
+            return self._topic_names.kafka_name(name)
+        except TopicNameError as error:
+            section.wrong(line, f"{field}: {error}")
+            return name
+
+    def _section(self, node: yaml.Node, index: int, kind: Kind, names: tuple[str, ...]) -> tuple[Section, str, int]:
+        """Return the fields of a part, its name, and how many mistakes there were before."""
+        before = len(self._mistakes)
+        given = {name: value for name, _, value in items_of(node)}.get("name")
+        name = given.value if isinstance(given, yaml.ScalarNode) and not is_null(given) else ""
+        section = Section(node, f"{kind} {name or index + 1}", self._mistakes, names, self._own.written)
+        if isinstance(node, yaml.MappingNode):
+            section.text("name", is_needed=f"the name of the {kind}")
+        if name and not _NAME.fullmatch(name):
+            section.wrong(section.line_at("name"), f"name: {name!r} may have letters, digits and -=:_. only")
+        return section, name, before
+
+    def _kept(self, part: P, kind: Kind, name: str, section: Section, topics: Any, before: int) -> P | None:
+        """Return a part if nothing was wrong with it; else keep what the others have to know of it."""
+        if len(self._mistakes) == before:
+            return part
+        inputs, outputs = topics
+        self._outlines.append(
+            Outline(kind, name, tuple(filter(None, inputs)), tuple(filter(None, outputs)), section.line)
+        )
+        return None
+
+    def _formats(self, section: Section) -> tuple[str, str]:
+        value, key = (section.choice(name, _FORMATS, "") for name in FORMAT_FIELDS)
+        return value, key
+
+    def _source(self, node: yaml.Node, index: int) -> SourcePart | None:
+        section, name, before = self._section(node, index, "source", SOURCE_FIELDS)
+        output = section.text("output", is_needed="the topic to write")
+        output = self._topic(section, "output", section.line_at("output"), output)
+        value_format, key_format = self._formats(section)
+        part = SourcePart(
+            name=name,
+            format=section.text("format", is_needed="a format that Spark reads, as json, csv or rate"),
+            options=section.options("options"),
+            schema=section.text("schema"),
+            output=output,
+            value_format=value_format,
+            key_format=key_format,
+            line=section.line,
+        )
+        return self._kept(part, "source", name, section, ((), (output,)), before)
+
+    def _sink(self, node: yaml.Node, index: int) -> SinkPart | None:
+        section, name, before = self._section(node, index, "sink", SINK_FIELDS)
+        inputs = tuple(self._topic(section, "inputs", line, text) for line, text in section.texts("inputs"))
+        if not inputs:
+            section.wrong(section.line_at("inputs"), "inputs: is missing: the topics to read")
+        value_format, key_format = self._formats(section)
+        part = SinkPart(
+            name=name,
+            inputs=tuple(dict.fromkeys(inputs)),
+            format=section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc"),
+            options=section.options("options"),
+            value_format=value_format,
+            key_format=key_format,
+            line=section.line,
+        )
+        return self._kept(part, "sink", name, section, (inputs, ()), before)
+
+    def _query(self, node: yaml.Node, index: int) -> QueryPart | None:
+        section, name, before = self._section(node, index, "query", QUERY_FIELDS)
+        sql = section.text("sql", is_needed="what it selects")
+        output = section.text("output", is_needed="the topic to write")
+        output = self._topic(section, "output", section.line_at("output"), output)
+        inputs = tuple(self._topic(section, "sql", section.line_at("sql"), table) for table in tables_of(sql))
+        if sql and not inputs:
+            section.wrong(section.line_at("sql"), "sql: names no topic after FROM or JOIN")
+        value_format, key_format = self._formats(section)
+        part = QueryPart(
+            name=name,
+            sql=sql,
+            inputs=inputs,
+            output=output,
+            value_format=value_format,
+            key_format=key_format,
+            line=section.line,
+        )
+        return self._kept(part, "query", name, section, (inputs, (output,)), before)
+
+    # -- functions
+
+    def _function(self, node: yaml.Node, index: int) -> FunctionPart | None:
+        section, name, before = self._section(node, index, "function", FUNCTION_FIELDS)
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        keeps_key, is_private = section.truth("keepsKey"), section.truth("private")
+        fields = {field: given for field, given in section.fields.items() if field not in OWN_FUNCTION_FIELDS}
+        text, lines = _as_json(section.line, fields, self._fixed(section))
+        spec = self._checked(section, text, lines)
+        config = json.loads(text)
+        if is_private and not config.get("output"):
+            section.wrong(section.line_at("private"), "private: there is no output that could be private")
+        if spec is None or len(self._mistakes) > before:
+            inputs = [text for _, text in section.texts("inputs")] if "inputs" in section.fields else []
+            outlined = (inputs if spec is None else _named(spec)), (section.text("output"),)
+            return self._kept(None, "function", name, section, outlined, before)
+        config = FunctionConfig.model_validate(config).model_dump(
+            by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
+        )
+        return FunctionPart(
+            spec=spec,
+            config=config,
+            keeps_key=keeps_key,
+            is_private=is_private,
+            has_state="stateScope" in config,
+            line=section.line,
+        )
+
+    def _checked(self, section: Section, text: str, lines: list[int]) -> FunctionSpec | None:
+        """Return a function, checked by the code of functions."""
+        try:
+            spec, notes = read_function(text, _MARK, self._topic_names)
+        except SpecError as error:
+            for mistake in error.mistakes:
+                section.wrong(*_placed(mistake, section.line, lines))
+            return None
+        for note in notes:
+            line, told = _placed(note, section.line, lines)
+            self._notes.append(f"line {line}: {section.place}: {told}")
+        return spec
+
+    def _fixed(self, section: Section) -> dict[str, str]:
+        """Return what a function has of its mesh: tenant and namespace, and the folder that its path goes from."""
+        fixed = {} if "fqfn" in section.fields else {"tenant": self._tenant, "namespace": self._namespace}
+        fixed = {name: text for name, text in fixed.items() if name not in section.fields}
+        py = section.text("py")
+        return fixed | ({"py": str(self._folder / py)} if py else {})
+
+
+def _named(spec: FunctionSpec) -> list[str]:
+    return [name for name, given in spec.inputs.items() if not given.is_regex]
+
+
+def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
+    """Return the line of the file, and the text, of what is told of a function."""
+    match = _PLACE.match(told)
+    if match:
+        return lines[int(match[1]) - 1], told[match.end() :]
+    return line, _FLAG.sub(r"\1: ", told)
+
+
+def _as_json(line: int, fields: Fields, fixed: dict[str, str]) -> tuple[str, list[int]]:
+    """Return fields as JSON, and for each line of it the one of the file.
+
+    What YAML takes for numbers and the like stays text, but in `userConfig`. `fixed` goes before the fields.
+    """
+    told: list[str] = []
+    lines: list[int] = []
+    for name, text in fixed.items():
+        told.append(f"{json.dumps(name)}: {json.dumps(text)},")
+        lines.append(fields[name][0] if name in fields else line)
+    for name, (at, node) in fields.items():
+        if name not in fixed:
+            _tell(node, f"{json.dumps(name)}: ", at, told, lines, is_free=name == "userConfig")
+            told[-1] += ","
+    if told:
+        told[-1] = told[-1].removesuffix(",")
+    return "\n".join(["{", *told, "}"]), [line, *lines, line]
+
+
+def _tell(node: yaml.Node, before: str, line: int, told: list[str], lines: list[int], *, is_free: bool) -> None:
+    if isinstance(node, yaml.ScalarNode):
+        told.append(before + json.dumps(_value(node, is_free=is_free)))
+        lines.append(line)
+        return
+    is_mapping = isinstance(node, yaml.MappingNode)
+    inner = [(f"{json.dumps(name)}: ", at, value) for name, at, value in items_of(node)]
+    if not is_mapping:
+        inner = [("", line_of(item), item) for item in node.value]
+    told.append(before + ("{" if is_mapping else "["))
+    lines.append(line)
+    for position, (name, at, value) in enumerate(inner):
+        _tell(value, name, at, told, lines, is_free=is_free)
+        if position < len(inner) - 1:
+            told[-1] += ","
+    told.append("}" if is_mapping else "]")
+    lines.append(line_of(node))
+
+
+def _value(node: yaml.ScalarNode, *, is_free: bool) -> Any:
+    if is_null(node):
+        return None
+    if is_free and node.tag != "tag:yaml.org,2002:timestamp":
+        return yaml.safe_load(yaml.serialize(node))
+    return node.value

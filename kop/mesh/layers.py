@@ -1,0 +1,258 @@
+"""A graph from left to right: which layer a node is in, the order within layers, the heights.
+
+Owns: layers by longest path, order with few crossings, heights that keep edges straight.
+Must not know: what nodes are, how they are drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeAlias
+
+Node: TypeAlias = Hashable
+Arrow: TypeAlias = tuple[Node, Node]
+_ALL_ORDERS: Final = 1500
+"""Up to so many orders all are tried."""
+_SWEEPS: Final = 12
+_WORK: Final = 400_000
+"""How many pairs of links are compared, about, before the best order so far is taken."""
+
+
+@dataclass(frozen=True)
+class Bend:
+    """A place of an arrow in a layer that it passes."""
+
+    arrow: int
+    layer: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A part of an arrow, from a layer to the next one, and where its ends are below the middles of their nodes."""
+
+    start: Node
+    end: Node
+    start_below: float = 0
+    end_below: float = 0
+
+
+@dataclass
+class Layers:
+    """Nodes and bends in layers."""
+
+    rows: list[list[Node]]
+    """Of each layer, from top to bottom."""
+    chains: list[list[Node]]
+    """Of each arrow: its start, its bends, its end."""
+    links: list[list[Link]] = field(default_factory=list)
+    """Of each layer but the last, to the next one."""
+
+
+def layer_numbers(nodes: Sequence[Node], arrows: Iterable[Arrow], first: Mapping[Node, int]) -> dict[Node, int]:
+    """Return the layers of nodes by their longest paths; `first` has the least layer of some. Arrows have no cycle.
+
+    Nodes that nothing leads to are moved next to the first one that they lead to.
+    """
+    after: dict[Node, list[Node]] = {node: [] for node in nodes}
+    before: dict[Node, int] = dict.fromkeys(nodes, 0)
+    for start, end in arrows:
+        after[start].append(end)
+        before[end] += 1
+    free = [node for node in nodes if not before[node]]
+    waits = dict(before)
+    numbers = {node: first.get(node, 0) for node in nodes}
+    for node in (ready := list(free)):
+        for other in after[node]:
+            numbers[other] = max(numbers[other], numbers[node] + 1)
+            waits[other] -= 1
+            if not waits[other]:
+                ready.append(other)
+    for node in free:
+        if after[node] and node not in first:
+            numbers[node] = max(numbers[node], min(numbers[other] for other in after[node]) - 1)
+    return numbers
+
+
+def layered(
+    nodes: Sequence[Node],
+    arrows: Sequence[Arrow],
+    numbers: Mapping[Node, int],
+    below: Mapping[tuple[int, int], float] | None = None,
+) -> Layers:
+    """Return nodes in their layers, in their order, with bends where arrows pass a layer.
+
+    `below` has, for the number of an arrow and its end (0, 1), how far below the middle of its node that end is.
+    """
+    count = max(numbers.values(), default=-1) + 1
+    rows: list[list[Node]] = [[] for _ in range(count)]
+    for node in nodes:
+        rows[numbers[node]].append(node)
+    chains: list[list[Node]] = []
+    links: list[list[Link]] = [[] for _ in range(max(count - 1, 0))]
+    for arrow, (start, end) in enumerate(arrows):
+        chain: list[Node] = [start]
+        for layer in range(numbers[start] + 1, numbers[end]):
+            bend = Bend(arrow, layer)
+            rows[layer].append(bend)
+            chain.append(bend)
+        chain.append(end)
+        chains.append(chain)
+        for step, (left, right) in enumerate(itertools.pairwise(chain)):
+            start_below = (below or {}).get((arrow, 0), 0) if left == start else 0
+            end_below = (below or {}).get((arrow, 1), 0) if right == end else 0
+            links[numbers[start] + step].append(Link(left, right, start_below, end_below))
+    return Layers(rows, chains, links)
+
+
+def crossings(rows: Sequence[Sequence[Node]], links: Sequence[Sequence[Link]]) -> int:
+    """Return how many pairs of links cross."""
+    place = {node: number for row in rows for number, node in enumerate(row)}
+    return sum(_crossings(each, place) for each in links)
+
+
+def _crossings(links: Sequence[Link], place: Mapping[Node, int]) -> int:
+    ends = sorted(((place[link.start], link.start_below), (place[link.end], link.end_below)) for link in links)
+    return sum(
+        1
+        for number, (start, end) in enumerate(ends)
+        for other_start, other_end in ends[number + 1 :]
+        if start < other_start and end > other_end
+    )
+
+
+def put_in_order(layers: Layers, fixed: Collection[int] = ()) -> None:
+    """Order the nodes within layers so that few links cross, the fewest if there are few orders.
+
+    Layers in `fixed` stay as they are.
+    """
+    rows = layers.rows
+    free = [number for number, row in enumerate(rows) if number not in fixed and len(row) > 1]
+    if not free or not crossings(rows, layers.links):
+        return
+    if math.prod(math.factorial(min(len(rows[number]), 10)) for number in free) <= _ALL_ORDERS:
+        best = min(_all_orders(rows, free), key=lambda order: crossings(order, layers.links))
+    else:
+        best = _by_barycentre(layers, free)
+    layers.rows[:] = best
+
+
+def _all_orders(rows: Sequence[list[Node]], free: Sequence[int]) -> Iterable[list[list[Node]]]:
+    for orders in itertools.product(*(itertools.permutations(rows[number]) for number in free)):
+        made = list(rows)
+        for number, order in zip(free, orders, strict=True):
+            made[number] = list(order)
+        yield made
+
+
+def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
+    """Sweep to and fro, each layer ordered by the middle of its neighbours, then by swaps; from several starts."""
+    pairs = sum(len(links) ** 2 for links in layers.links) + 1
+    starts = max(1, min(12, _WORK // (pairs * _SWEEPS)))
+    chance = Random(0)
+    best = [list(row) for row in layers.rows]
+    least = crossings(best, layers.links)
+    for start in range(starts):
+        rows = [list(row) for row in layers.rows]
+        for number in free:
+            if start == 1:
+                rows[number].reverse()
+            elif start > 1:
+                chance.shuffle(rows[number])
+        for sweep in range(_SWEEPS):
+            for number in free if sweep % 2 == 0 else list(reversed(free)):
+                _sort_by_middle(rows, layers.links, number, from_left=sweep % 2 == 0)
+            if pairs * len(free) < _WORK // 10:
+                _swap(rows, layers.links, free)
+            count = crossings(rows, layers.links)
+            if count < least:
+                best, least = [list(row) for row in rows], count
+            if not least:
+                return best
+    return best
+
+
+def _sort_by_middle(rows: list[list[Node]], links: Sequence[Sequence[Link]], number: int, *, from_left: bool) -> None:
+    beside = number - 1 if from_left else number + 1
+    if not 0 <= beside < len(rows):
+        return
+    place = {node: float(at) for at, node in enumerate(rows[beside])}
+    sums: dict[Node, list[float]] = {node: [] for node in rows[number]}
+    for link in links[min(number, beside)]:
+        if from_left:
+            sums[link.end].append(place[link.start] + _part(link.start_below))
+        else:
+            sums[link.start].append(place[link.end] + _part(link.end_below))
+    own = {node: at for at, node in enumerate(rows[number])}
+    scale = len(rows[beside]) / max(len(rows[number]), 1)
+    rows[number].sort(key=lambda node: sum(sums[node]) / len(sums[node]) if sums[node] else own[node] * scale)
+
+
+def _part(below: float) -> float:
+    return max(-0.45, min(0.45, below / 1000))
+
+
+def _swap(rows: list[list[Node]], links: Sequence[Sequence[Link]], free: Sequence[int]) -> None:
+    """Swap neighbours as long as that takes crossings away."""
+    improved = True
+    while improved:
+        improved = False
+        for number in free:
+            near = [each for at in (number - 1, number) if 0 <= at < len(links) for each in [links[at]]]
+            around = rows[max(number - 1, 0) : number + 2]
+            row = rows[number]
+            for at in range(len(row) - 1):
+                before = crossings(around, near)
+                row[at], row[at + 1] = row[at + 1], row[at]
+                if crossings(around, near) < before:
+                    improved = True
+                else:
+                    row[at], row[at + 1] = row[at + 1], row[at]
+
+
+def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[Node, float]:
+    """Return the height of the middle of each node: apart by `gap`, near to what they are linked to."""
+    at: dict[Node, float] = {}
+    for row in layers.rows:
+        top = 0.0
+        for node in row:
+            at[node] = top + heights[node] / 2
+            top += heights[node] + gap
+    beside: dict[Node, list[list[tuple[Node, float]]]] = {node: [[], []] for node in at}
+    for links in layers.links:
+        for link in links:
+            beside[link.end][0].append((link.start, link.start_below - link.end_below))
+            beside[link.start][1].append((link.end, link.end_below - link.start_below))
+    count = len(layers.rows)
+    for sweep in range(14):
+        numbers = range(count) if sweep % 2 == 0 else range(count - 1, -1, -1)
+        for number in numbers:
+            row = layers.rows[number]
+            wanted: list[float] = []
+            for node in row:
+                sides = [others for others in beside[node] if others]
+                if len(sides) == 2 and sweep < 8:
+                    sides = [sides[sweep % 2]]
+                near = [at[other] + lower for others in sides for other, lower in others]
+                wanted.append(sum(near) / len(near) if near else at[node])
+            at |= dict(zip(row, _apart(wanted, [heights[node] for node in row], gap), strict=True))
+    return at
+
+
+def _apart(wanted: Sequence[float], heights: Sequence[float], gap: float) -> list[float]:
+    """Return middles in this order, far enough from each other, and as near as can be to those that are wanted."""
+    offsets = [0.0]
+    for above, below in itertools.pairwise(heights):
+        offsets.append(offsets[-1] + above / 2 + gap + below / 2)
+    groups: list[tuple[float, int]] = []
+    for want, offset in zip(wanted, offsets, strict=True):
+        total, count = want - offset, 1
+        while groups and groups[-1][0] / groups[-1][1] > total / count:
+            more, others = groups.pop()
+            total, count = total + more, count + others
+        groups.append((total, count))
+    bases = [total / count for total, count in groups for _ in range(count)]
+    return [base + offset for base, offset in zip(bases, offsets, strict=True)]

@@ -1,0 +1,68 @@
+"""What the driver of a mesh says of it: records of a compacted topic, as plain values.
+
+Owns: the name of the topic, its keys, how a report and a request look, when a driver counts as gone.
+Must not know: sockets, Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+TOPIC: Final = "__kop_meshes"
+GROUP_PREFIX: Final = "__kop.mesh/"
+"""The group of the drivers of a mesh; who has its partition drives."""
+REPORT: Final = "report"
+REQUEST: Final = "request"
+DEFINITION: Final = "definition"
+LAYOUT: Final = "layout"
+"""Which topics each function was called with, not read, when the mesh ran last."""
+SILENT_SECONDS: Final = 10.0
+"""A driver that has said nothing for so long is taken for gone."""
+STOP: Final = "stop"
+RESTART: Final = "restart"
+"""What a driver may be asked for."""
+RUNNING: Final = "running"
+STARTING: Final = "starting"
+STOPPED: Final = "stopped"
+FAILED: Final = "failed"
+
+
+def key(kind: str, full_name: str) -> str:
+    """Return the key of a record about a mesh."""
+    return f"{kind}/{full_name}"
+
+
+def split_key(text: str) -> tuple[str, str]:
+    """Return the kind of a record and the mesh that it is about."""
+    kind, _, full_name = text.partition("/")
+    return kind, full_name
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a record."""
+    return json.dumps(value, separators=(",", ":"), default=str).encode()
+
+
+def decode(value: bytes) -> dict[str, Any]:
+    """Return what is in a record; empty if it is none of ours."""
+    try:
+        decoded = json.loads(value)
+    except ValueError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def state_of(report: Mapping[str, Any], now_ms: int) -> str:
+    """Return the state of a mesh as of now: a driver that was running and is silent has gone."""
+    state = str(report.get("state", ""))
+    silent = (now_ms - int(report.get("at_ms", 0))) / 1000
+    if state in {RUNNING, STARTING} and silent > SILENT_SECONDS:
+        return "gone"
+    return state
+
+
+def full_name(text: str) -> str:
+    """Return TENANT/NAMESPACE/NAME for a name that may be of public/default."""
+    return text if text.count("/") == 2 else f"public/default/{text}"

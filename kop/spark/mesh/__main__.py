@@ -1,0 +1,142 @@
+"""The process of `kop mesh run`: a session of Spark and the driver of one mesh in it.
+
+    python -m kop.spark.mesh JSON
+
+Owns: what the command passes on, signals, lines for people, the exit code.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, Final
+
+from kop.client.errors import ClientError, FencedError, UnreachableError
+from kop.client.properties import connection, parse_properties
+from kop.functions.localrun import names_of
+from kop.functions.packages import PackageError
+from kop.mesh.file import read_mesh
+from kop.mesh.nodes import MeshError
+from kop.spark.mesh.session import end_at_once, make_session, master_of
+from kop.spark.mesh.task import cache_folder
+
+WAIT_SECONDS: Final = 0.5
+INTERRUPTED: Final = 130
+
+
+def say(text: str) -> None:
+    """Write a line for people."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def log_to(path: Path) -> None:
+    """Let what Spark and its workers print go to a file; what this process says goes on to people."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+class Run:
+    """A mesh on a thread of its own, so that signals are this process's and not PySpark's."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.over = threading.Event()
+        self.code = 1
+        self._given = given
+        self._driver: Any = None
+        self._spark: Any = None
+        threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the mesh end; a process without one yet ends at once."""
+        if self._driver is None:
+            os._exit(INTERRUPTED)
+        self._driver.stop()
+
+    def _run(self) -> None:
+        try:
+            self.code = self._do()
+        except (ClientError, FencedError, UnreachableError, MeshError, PackageError) as error:
+            say(str(error))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if self._spark is not None:
+                self._over_and_out()
+            self.over.set()
+
+    def _over_and_out(self) -> None:
+        sys.stderr.flush()
+        said, sys.stderr = sys.stderr, io.StringIO()  # PySpark's threads complain when the JVM has gone
+        end_at_once(self._spark)
+        if self._driver is not None:
+            self._driver.close(stops_queries=False)
+        sys.stderr = said
+
+    def _do(self) -> int:
+        given = self._given
+        properties = {"bootstrap.servers": given["bootstrap"]}
+        if given["client_config"]:
+            properties |= parse_properties(Path(given["client_config"]).read_text())
+        made = connection(properties, f"kop-mesh-{os.getpid()}")
+        settings, patience = dict(made.settings), made.patience_ms / 1000
+        names = names_of(settings, patience, given["topic_namespace"])
+        text = Path(given["file"]).read_text()
+        mesh = read_mesh(text, given["file"], names)
+        for note in mesh.notes:
+            say(note)
+        others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
+        master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
+        path = cache_folder().parent / "meshes" / f"{mesh.full_name.replace('/', '.')}.log"
+        say(f"starting Spark for {mesh.full_name}; what it and the functions print is in {path}")
+        log_to(path)
+        self._spark = make_session(mesh.name, master, given["settings"])
+        from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
+
+        self._driver = MeshDriver(
+            self._spark,
+            mesh,
+            settings,
+            patience,
+            say,
+            once=given["once"],
+            text=text,
+            properties=properties,
+            checkpoints=given["checkpoints"],
+        )
+        if self._driver.run():
+            say(f"{mesh.full_name} has ended; all that was begun is committed")
+            return 0
+        say(f"{mesh.full_name} has ended while calls were under way: they are done again at the next start")
+        return 1
+
+
+def main(given: dict[str, Any]) -> None:
+    """Run a mesh until a signal; ends the process."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    run = Run(given)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: run.stop())
+    while not run.over.wait(WAIT_SECONDS):
+        pass  # a signal is handled between two waits
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(run.code)  # py4j and kafka-python have threads that would wait for the JVM
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""A component as its tasks get it: what is read, which functions are called in which order, what is written.
+
+Owns: this description, which travels to executors.
+Must not know: how a mesh is cut into components (`kop.mesh.plan`), Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kop.client.offsets import TopicPartition
+from kop.functions.packages import Package
+from kop.functions.spec import FunctionSpec, Guarantee
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function of a component."""
+
+    spec: FunctionSpec
+    code: Package
+    inputs: tuple[str, ...]
+    """The topics that it reads and that its component reads, too."""
+    inner_inputs: tuple[str, ...] = ()
+    """Those that a function of the same component writes."""
+    no_state: str | None = None
+    """Why it may have no state; None: it may."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """Functions whose records go from one to the next without being read from a topic."""
+
+    full_name: str
+    """TENANT/NAMESPACE/MESH/COMPONENT."""
+    steps: tuple[Step, ...]
+    """In the order of their calls."""
+    guarantee: Guarantee
+    inputs: tuple[str, ...]
+    inner: frozenset[str] = frozenset()
+    """The topics between its functions."""
+    private: frozenset[str] = frozenset()
+    """Those of them that are not written."""
+    is_whole: bool = False
+    """True if one function needs all partitions at once: it runs as an instance of its own."""
+
+    @property
+    def name(self) -> str:
+        """The name of the component within its mesh."""
+        return self.full_name.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a task of a component needs beside its partitions."""
+
+    component: Component
+    settings: Mapping[str, Any]
+    """kafka-python's."""
+    patience: float
+    hub: tuple[str, int]
+    """Where the driver is told what tasks do, and lets them end."""
+    token: str
+    tasks: int
+    """How many tasks there are at most."""
+    batch_seconds: float | None
+    """How long a batch lasts; None: it ends where the logs ended when it was planned."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The partitions of one task, and where it ends; without an end it goes on as long as a batch lasts."""
+
+    number: int
+    partitions: tuple[TopicPartition, ...]
+    ends: Mapping[TopicPartition, int] | None = field(default=None)

@@ -1,0 +1,80 @@
+"""The components of a mesh with all that their tasks need, made of its plan.
+
+Owns: what travels to tasks: code, which topics each function reads from the server and which it is called with.
+Must not know: where a mesh is cut (`kop.mesh.plan`), Spark, sockets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from kop.client.errors import ClientError
+from kop.functions.packages import Package, read_package
+from kop.functions.spec import FunctionSpec, Guarantee
+from kop.mesh import plan as planned
+from kop.mesh.spec import FunctionPart, Mesh
+from kop.spark.mesh.component import Component, Step
+
+
+def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[str] = ()) -> list[Component]:
+    """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are.
+
+    `alone`: functions that get components of their own. ClientError for what no component can have.
+    """
+    for part in mesh.functions:
+        if part.spec.processing_guarantees is Guarantee.MANUAL:
+            raise ClientError(
+                f"set processingGuarantees of {part.name} to another one: MANUAL is not for meshes, in which a message "
+                "is done once all functions behind it have had it"
+            )
+    packages: dict[str, Package] = {}
+    cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
+    return [_component(mesh, part, partitions, packages) for part in cut.components]
+
+
+def _component(
+    mesh: Mesh, cut: planned.Component, partitions: Mapping[str, int], packages: dict[str, Package]
+) -> Component:
+    inner = {topic for topic in cut.calls if topic not in cut.inputs}
+    steps = []
+    for part in cut.functions:
+        spec = part.spec
+        if spec.py not in packages:
+            packages[spec.py] = read_package(spec.py)
+        inputs = tuple(topic for topic in topics_of(spec, partitions) if topic not in inner)
+        inner_inputs = tuple(topic for topic in part.inputs if topic in inner)
+        steps.append(Step(spec, packages[spec.py], inputs, inner_inputs, _no_state(part)))
+    topics = tuple(dict.fromkeys(topic for step in steps for topic in step.inputs))
+    count = sum(partitions.get(topic, 1) for topic in topics)
+    alone = [part for part in cut.functions if part.spec.window or (part.is_whole and count > 1)]
+    if alone and len(steps) > 1:
+        raise ClientError(
+            f"let fuse of {mesh.full_name} be false: {alone[0].name} has windows or state of all partitions, and runs "
+            f"alone, not together with {', '.join(part.name for part in cut.functions if part is not alone[0])}"
+        )
+    return Component(
+        f"{mesh.full_name}/{cut.name}",
+        tuple(steps),
+        cut.guarantee,
+        topics,
+        frozenset(inner),
+        frozenset(cut.unwritten),
+        bool(alone),
+    )
+
+
+def topics_of(spec: FunctionSpec, there: Collection[str]) -> list[str]:
+    """Return the topics that a function reads; a pattern means those that are there."""
+    topics = [name for name, given in spec.inputs.items() if not given.is_regex]
+    for pattern in [name for name, given in spec.inputs.items() if given.is_regex]:
+        matching = [topic for topic in sorted(there) if re.fullmatch(pattern, topic)]
+        topics += [topic for topic in matching if topic not in spec.own_topics and not topic.startswith("__")]
+    return list(dict.fromkeys(topics))
+
+
+def _no_state(part: FunctionPart) -> str | None:
+    """Return why a function may have no state; None if it may."""
+    if part.has_state:
+        return None
+    return f"set stateScope of {part.spec.fqfn}: a function of a mesh has state only if its definition says of what"

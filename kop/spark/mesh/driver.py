@@ -1,0 +1,540 @@
+"""The driver of a mesh: a streaming query for each component, started, looked after, and stopped.
+
+Owns: topics and start offsets before the first batch, how many tasks each query may have, restarts of queries that
+failed, the order of an end, what is reported each second.
+Must not know: flags and terminals, how tasks work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from kop import clock
+from kop.client.errors import ClientError
+from kop.client.keyed_topic import KeyedTopic
+from kop.client.membership import Membership
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+from kop.functions.acks import wait_seconds
+from kop.mesh import records
+from kop.mesh.spec import Mesh, SinkPart, SourcePart
+from kop.spark.mesh.component import Component, Work
+from kop.spark.mesh.counting import Counting
+from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.link import Hub, TaskLine
+from kop.spark.mesh.parts import check_formats, start_sink, start_source
+from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
+from kop.spark.mesh.starts import Starts
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.2
+REPORT_SECONDS: Final = 1.0
+END_SECONDS: Final = 30.0
+"""How long the calls that are under way may take when a mesh is to end."""
+WELL_SECONDS: Final = 180.0
+"""How long a query has to run until its failures before are forgotten."""
+SESSION_SECONDS: Final = 6.0
+"""As short as Kafka's default allows: so long a mesh stands still after its driver was killed."""
+BATCH_END_SECONDS: Final = 1.0
+"""How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
+SOURCE_TASKS: Final = 2
+"""How many tasks write what a source gives; the number is a part of what makes it exactly once."""
+_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+
+
+@dataclass
+class _Query:
+    """The query of a component, a source or a sink."""
+
+    name: str
+    kind: str
+    begin: Callable[[str, str], Any]
+    """Starts it, given the folder of its checkpoint and its name in Spark."""
+    component: Component | None = None
+    planner: Planner | None = None
+    folder: str = ""
+    """Where the checkpoint is if it has to outlive the query."""
+    part: SourcePart | SinkPart | None = None
+    query: Any = None
+    state: str = records.STARTING
+    reason: str = ""
+    failures: int = 0
+    starts: int = 0
+    since: float = 0.0
+    due: float = 0.0
+    """When it is started again."""
+    checkpoint: str = ""
+    ended: list[str] = field(default_factory=list)
+    """The last calls that had to be ended, with function and record."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if the query has ended without a failure, which those do that run once."""
+        return self.query is not None and not self.query.isActive and self.query.exception() is None
+
+
+class MeshDriver:
+    """Runs a mesh in a session of Spark. `settings` are kafka-python's; `say` is given lines for people.
+
+    `once`: batches, until all that there is is done. `start` and what follows is for one thread, `stop` for any.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        mesh: Mesh,
+        settings: Mapping[str, Any],
+        patience: float,
+        say: Callable[[str], None],
+        *,
+        once: bool = False,
+        text: str = "",
+        properties: Mapping[str, str] | None = None,
+        checkpoints: str = "",
+    ) -> None:
+        """`properties` are Kafka's client properties, as `settings` were made of; `checkpoints` is the folder for those
+        of sources and sinks.
+        """
+        self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
+        self._checkpoints = checkpoints or str(checkpoints_folder())
+        self._spark = spark
+        self._mesh = mesh
+        self._settings = dict(settings)
+        self._patience = patience
+        self._say = say
+        self._once = once
+        self._text = text
+        self._is_batch = once or mesh.trigger == "batch"
+        self._counting = Counting()
+        self._alone: set[str] = set()
+        """The functions that get a component of their own."""
+        if mesh.queries:
+            raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
+        self._stopping = threading.Event()
+        self._queries: list[_Query] = []
+        self._topic = KeyedTopic(settings, records.TOPIC, patience)
+        self._started_ms = clock.wall_ms()
+        self._reported = float("-inf")
+        self._state = records.STARTING
+        master = str(spark.conf.get("spark.master", ""))
+        is_local = master.startswith("local[") or master == "local"
+        host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
+        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over)
+        self._address = host, self._hub.port
+        self._membership = Membership(
+            settings,
+            f"kop-mesh-{socket.gethostname()}-{os.getpid()}",
+            f"{records.GROUP_PREFIX}{mesh.full_name}",
+            records.TOPIC,
+            lambda: None,
+            SESSION_SECONDS,
+        )
+
+    # -- for whoever runs it
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self._mesh
+
+    def stop(self) -> None:
+        """Let the mesh end: `run` returns once all that was begun is committed."""
+        self._stopping.set()
+
+    def run(self) -> bool:
+        """Run until `stop`, or, with `once`, until all is done; returns if all was done that was begun."""
+        self._topic.make()
+        self._membership.start()
+        try:
+            if not self._wait_for_turn():
+                return True
+            self._begin()
+            return self._look_after()
+        finally:
+            self._membership.close(1.0)
+            self._hub.close()
+            self._topic.close()
+
+    def _wait_for_turn(self) -> bool:
+        """Wait until this driver has the mesh; False: it is to end."""
+        told = False
+        since = clock.monotonic()
+        while self._membership.holding() is None:
+            if not told and clock.monotonic() > since + 3 * SESSION_SECONDS:
+                told = True
+                others = [peer.client_id for peer in self._membership.peers() if peer.holds]
+                who = others[0].removeprefix("kop-mesh-") if others else self._membership.failure or "nobody yet"
+                self._say(f"{self._mesh.full_name} is driven by {who}; waiting to take over")
+            if self._stopping.wait(LOOK_SECONDS):
+                return False
+        return True
+
+    # -- its beginning
+
+    def _begin(self) -> None:
+        mesh = self._mesh
+        components = self._lay_out()
+        slots = self._spark.sparkContext.defaultParallelism
+        others = len(mesh.sources) + len(mesh.sinks)
+        each = self._tasks_each(len(components), slots - (1 if others else 0), others)
+        self._spark.dataSource.register(MeshSource)
+        self._queries = [
+            *(self._source(part) for part in mesh.sources),
+            *(self._of_component(component, each) for component in components),
+            *(self._sink(part) for part in mesh.sinks),
+        ]
+        if self._text:
+            self._topic.put({records.key(records.DEFINITION, mesh.full_name): self._text.encode()})
+        if not self._once:
+            for query in self._queries:
+                self._start(query)
+        self._state = records.RUNNING
+        names = ", ".join(component.name for component in components)
+        one = "1 component" if len(components) == 1 else f"{len(components)} components"
+        more = "".join(f", {kind} {part.name}" for kind, some in (("source", mesh.sources), ("sink", mesh.sinks))
+                       for part in some)  # fmt: skip
+        self._say(f"{mesh.full_name} runs in {one} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
+
+    def _of_component(self, component: Component, tasks: int) -> _Query:
+        work = Work(
+            component,
+            self._settings,
+            self._patience,
+            self._address,
+            self._hub.token,
+            tasks,
+            None if self._is_batch else self._mesh.batch_seconds,
+        )
+
+        def begin(checkpoint: str, name: str) -> Any:
+            self._hub.allow(component.name)
+            rows = self._spark.readStream.format(NAME).option(WORK, encode(work)).load()
+            return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
+
+        return _Query(component.name, "component", begin, component, Planner(work))
+
+    def _source(self, part: SourcePart) -> _Query:
+        check_formats(part)
+        trigger = self._trigger()
+
+        def begin(checkpoint: str, name: str) -> Any:
+            return start_source(self._spark, part, self._kafka, checkpoint, trigger, name, SOURCE_TASKS)
+
+        return _Query(part.name, "source", begin, folder=self._folder(part), part=part)
+
+    def _sink(self, part: SinkPart) -> _Query:
+        check_formats(part)
+        trigger = self._trigger()
+        group = self._group(part)
+
+        def begin(checkpoint: str, name: str) -> Any:
+            return start_sink(self._spark, part, self._kafka, checkpoint, trigger, name, group)
+
+        return _Query(part.name, "sink", begin, folder=self._folder(part), part=part)
+
+    def _trigger(self) -> dict[str, Any]:
+        return {"availableNow": True} if self._once else {"processingTime": "1 second"}
+
+    def _folder(self, part: SourcePart | SinkPart) -> str:
+        return f"{self._checkpoints}/{self._mesh.full_name}/{part.name}"
+
+    def _group(self, part: SourcePart | SinkPart) -> str:
+        return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
+
+    def _tasks_each(self, count: int, slots: int, others: int) -> int:
+        """Return how many tasks each component may have at once; ClientError if there is no room."""
+        if self._is_batch or not count:
+            return max(1, slots)
+        if count > slots:
+            needed, more = (count + 1, " and one for sources and sinks") if others else (count, "")
+            raise ClientError(
+                f"give the mesh {needed} cores (--master local[{needed}], or more executors), or let trigger be batch: "
+                f"each of its {count} components has one at all times{more}, and Spark has {slots + bool(others)}"
+            )
+        return slots // count
+
+    def _make_topics(self, writer: WriteClient) -> None:
+        inner = {topic for part in self._mesh.functions for topic in part.inputs}
+        wanted = [topic for source in self._mesh.sources for topic in source.outputs]
+        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
+        for part in self._mesh.functions:
+            private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
+            wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]
+        self._make(writer, wanted)
+
+    def _make(self, writer: WriteClient, topics: Iterable[str]) -> None:
+        for topic in dict.fromkeys(topics):
+            if writer.make_topic(topic):
+                self._say(f"made the topic {topic}")
+
+    def _lay_out(self) -> list[Component]:
+        """Return the components, once topics are there, and offsets are set so that no record is missed or done twice.
+
+        Nothing of the mesh runs meanwhile.
+        """
+        writer = WriteClient(self._settings, self._patience)
+        reader = ReadClient(self._settings, int(self._patience * 1000))
+        try:
+            self._make_topics(writer)
+            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
+            key = records.key(records.LAYOUT, self._mesh.full_name)
+            before = records.decode(self._topic.read().get(key, b""))
+            starts = Starts(reader, writer, before)
+            while True:
+                components = components_of(self._mesh, there, self._alone)
+                late = starts.not_drained(components)
+                if not late:
+                    break
+                for name, (topic, count) in late.items():
+                    self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
+                self._alone |= late.keys()
+            self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
+            starts.commit(components)
+            inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
+            self._topic.put({key: records.encode(inner)})
+            return components
+        finally:
+            reader.close()
+            writer.close()
+
+    def _start(self, query: _Query) -> None:
+        """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups."""
+        query.checkpoint = query.folder or tempfile.mkdtemp(prefix="kop-mesh-")
+        query.starts += 1
+        mark = f" {query.starts}" if query.component is not None else ""
+        try:
+            query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
+        except Exception as error:
+            self._failed(query, told(str(error)), clock.monotonic())
+            return
+        query.state, query.since = records.RUNNING, clock.monotonic()
+
+    # -- while it runs
+
+    def _look_after(self) -> bool:
+        phases = [[query for query in self._queries if query.kind == kind] for kind in ("source", "component", "sink")]
+        current: list[_Query] = [] if self._once else self._queries
+        while not self._stopping.wait(LOOK_SECONDS):
+            now = clock.monotonic()
+            for query in current:
+                self._look_at(query, now)
+            if self._membership.holding() is None and self._others_hold():
+                self._say(f"{self._mesh.full_name} has another driver now; this one ends")
+                break
+            if now >= self._reported + REPORT_SECONDS:
+                self._reported = now
+                self._report()
+                self._serve_requests()
+            if self._once and self._are_done(current):
+                for query in current:
+                    self._hub.end_tasks(query.name)
+                if not phases:
+                    break
+                current = phases.pop(0)
+                for query in current:
+                    self._start(query)
+        return self._end()
+
+    def _serve_requests(self) -> None:
+        """Do what others have asked for since the last look."""
+        wanted = records.key(records.REQUEST, self._mesh.full_name)
+        try:
+            changes = self._topic.changes(0)
+        except Exception as error:
+            log.warning("requests to %s are looked for again in a moment: %s", self._mesh.full_name, error)
+            return
+        for key, value in changes:
+            if key != wanted or value is None:
+                continue
+            request = records.decode(value)
+            if request.get("what") == records.STOP:
+                self._say(f"{self._mesh.full_name} is to stop, as somebody has asked for")
+                self.stop()
+            elif request.get("what") == records.RESTART:
+                self._restart(str(request.get("part", "")))
+
+    def _restart(self, part: str) -> None:
+        """Start queries again: all, or the one with a part."""
+        for query in self._queries:
+            functions = [] if query.component is None else [step.spec.name for step in query.component.steps]
+            if part in {"", query.name, *functions} and query.query is not None:
+                self._say(f"{query.name} starts again, as somebody has asked for")
+                self._hub.end_tasks(query.name)
+                self._hub.wait_until_none(END_SECONDS, query.name)
+                with suppress(Exception):
+                    query.query.stop()
+                query.query, query.due = None, 0.0
+
+    def _others_hold(self) -> bool:
+        return any(peer.holds for peer in self._membership.peers())
+
+    def _look_at(self, query: _Query, now: float) -> None:
+        """Start a query again that has failed."""
+        if query.query is None:
+            if now >= query.due:
+                self._start(query)
+            return
+        if query.failures and now > query.since + WELL_SECONDS:
+            query.failures, query.reason = 0, ""
+        if query.query.isActive or (self._once and query.is_done):
+            return
+        error = query.query.exception()
+        self._failed(query, told(str(error)) if error is not None else "its query has ended", now)
+
+    def _failed(self, query: _Query, reason: str, now: float) -> None:
+        query.reason = reason
+        query.failures += 1
+        seconds = max(1.0, wait_seconds(query.failures + 2))
+        query.state, query.query, query.due = records.FAILED, None, now + seconds
+        if not query.folder:
+            shutil.rmtree(query.checkpoint, ignore_errors=True)
+        self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
+
+    def _are_done(self, queries: Sequence[_Query]) -> bool:
+        """Return if none has anything to do: of components those first that feed others."""
+        for query in queries:
+            if query.planner is None:
+                if not query.is_done:
+                    return False
+            elif query.query is None or self._hub.tasks() or query.planner.lag():
+                return False
+        return not self._hub.tasks()
+
+    def _told(self, line: TaskLine) -> None:
+        told = line.told
+        if "functions" in told:
+            self._counting.told(line, told["functions"])
+        if "killed" in told:
+            self._say(str(told["text"]))
+            for query in self._queries:
+                if query.name == line.component:
+                    query.ended = [*query.ended[-9:], str(told["text"])]
+
+    def _over(self, line: TaskLine) -> None:
+        self._counting.over(line)
+
+    def _report(self) -> None:
+        try:
+            value = records.encode(self.report())
+            self._topic.put({records.key(records.REPORT, self._mesh.full_name): value})
+        except Exception as error:
+            log.warning("the report of %s is written again in a moment: %s", self._mesh.full_name, error)
+
+    def report(self) -> dict[str, Any]:
+        """Return what the mesh does, as plain values."""
+        mesh = self._mesh
+        counts = self._counting.functions(clock.monotonic())
+        return {
+            "mesh": mesh.full_name,
+            "state": self._state,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_ms": self._started_ms,
+            "at_ms": clock.wall_ms(),
+            "trigger": "batch" if self._is_batch else "continuous",
+            "components": [
+                {
+                    "name": query.name,
+                    "kind": query.kind,
+                    "state": query.state,
+                    "reason": query.reason,
+                    "restarts": max(0, query.starts - 1),
+                    "tasks": self._hub.tasks(query.name),
+                    "functions": [step.spec.fqfn for step in query.component.steps] if query.component else [],
+                    "ended_calls": query.ended,
+                }
+                for query in self._queries
+            ],
+            "parts": [
+                *(self._part_report(query, query.part) for query in self._queries if query.part is not None),
+                *(
+                    {
+                        "name": step.spec.fqfn,
+                        "kind": "function",
+                        "component": query.name,
+                        "guarantee": step.spec.processing_guarantees.value,
+                        "inputs": [*step.inputs, *step.inner_inputs],
+                        "inner_inputs": list(step.inner_inputs),
+                        "output": step.spec.output,
+                        "group": step.spec.group if step.inputs else "",
+                        **counts.get(step.spec.fqfn, {}),
+                    }
+                    for query in self._queries
+                    if query.component is not None
+                    for step in query.component.steps
+                ),
+            ],
+        }
+
+    def _part_report(self, query: _Query, part: SourcePart | SinkPart) -> dict[str, Any]:
+        progress = None if query.query is None else query.query.lastProgress
+        rows = 0 if progress is None else int(progress["numInputRows"] or 0)
+        rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
+        return {
+            "name": self._group(part),
+            "kind": part.kind,
+            "component": query.name,
+            "inputs": list(part.inputs),
+            "inner_inputs": [],
+            "output": part.outputs[0] if part.outputs else "",
+            "group": self._group(part) if part.inputs else "",
+            "received": rows,
+            "processed": rows,
+            "rate": rate if query.query is not None and query.query.isActive else 0.0,
+        }
+
+    # -- its end
+
+    def _end(self) -> bool:
+        """Let all tasks commit what they have begun, and end the queries; returns if they did."""
+        for query in self._queries:
+            self._hub.end_tasks(query.name)
+        others = [query.query for query in self._queries if query.part is not None and query.query is not None]
+        end = clock.monotonic() + BATCH_END_SECONDS
+        while any(query.isActive and query.status["isTriggerActive"] for query in others) and clock.monotonic() < end:
+            threading.Event().wait(0.05)  # Spark does not say when a batch ends
+        is_whole = self._hub.wait_until_none(END_SECONDS)
+        self._state = records.STOPPED
+        for query in self._queries:
+            query.state = records.STOPPED
+        self._report()
+        for query in self._queries:
+            if query.planner is not None:
+                query.planner.close()
+        return is_whole
+
+    def close(self, *, stops_queries: bool) -> None:
+        """End the queries, in a session that goes on, and remove their checkpoints; after `run`."""
+        for query in self._queries:
+            if stops_queries and query.query is not None:
+                with suppress(Exception):
+                    query.query.stop()
+            if not query.folder:
+                shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+
+def checkpoints_folder() -> Path:
+    """Return where checkpoints of sources and sinks are if nothing else is said."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "kop" / "meshes"
+
+
+def told(text: str) -> str:
+    """Return what an error of a query says: that of the task, without the stacks around it."""
+    errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]
+    lines = text.strip().splitlines()
+    return (errors[-1] if errors else lines[0] if lines else "no reason is known")[:1000]

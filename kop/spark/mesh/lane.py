@@ -1,0 +1,540 @@
+"""One input partition of a component: its records go through the component's functions, and are committed together.
+
+Owns: the way of a record from function to function without a topic between them; what is done once more if a call
+fails; what lies in one transaction.
+Must not know: Spark, when a batch ends, where records come from.
+
+A lane fences its predecessors by InitProducerId for an id that names component, topic and partition, and only then
+reads the committed offsets: what they say is the only truth. Its functions, calls, outputs, state and ends of batches
+are those of `kop.functions`.
+
+What is not written is forgotten as a whole: records go through all functions of the component before any of them is
+committed. If a call fails, the lane forgets what it has not written and goes on one record at a time, so that the
+records before the failed one are committed, and that one holds up its partition and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Any, Final, overload
+
+from kop import clock
+from kop.client.batches import NewRecord
+from kop.client.errors import ClientError, NoTransactionsError
+from kop.client.offsets import EARLIEST, Offsets, TopicPartition
+from kop.client.read_client import ReadClient
+from kop.client.write_client import Identity, WriteClient
+from kop.functions import origins
+from kop.functions.calling import Calls
+from kop.functions.changelog import FunctionState, KeptState, topic_of
+from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState
+from kop.functions.context import Effect, FunctionContext, InputRecord
+from kop.functions.function import FunctionCode
+from kop.functions.input_topics import input_of
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS, logger_of, read_secrets
+from kop.functions.reading import READ_COMMITTED, Taken
+from kop.functions.serdes import input_serde, of_class_name, output_serde
+from kop.functions.spec import FunctionSpec, Guarantee
+from kop.functions.stats import Stats
+from kop.functions.triggers import Triggers
+from kop.functions.watch import NOT_CALLING
+from kop.functions.writing import Outputs
+from kop.records.batch import Codec
+from kop.records.partitioning import partition_of
+from kop.spark.mesh.component import Component, Step
+
+log = logging.getLogger(__name__)
+
+ID_PREFIX: Final = "kop.mesh"
+PIECE_SECONDS: Final = 0.01
+"""How long the calls for the records take about that go through the functions together."""
+MOST_RECORDS: Final = 2_000
+KEPT_STATES: Final = 64
+"""How many copies of states a process keeps from one batch to the next."""
+
+_kept: OrderedDict[TopicPartition, KeptState] = OrderedDict()
+"""The copies of states that this process has, by their place in the changelog."""
+
+
+class _Places(dict[TopicPartition, int]):
+    """The numbers by which `kop.functions.watch` knows partitions; each gets one when it is first called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[TopicPartition] = []
+
+    def __missing__(self, place: TopicPartition) -> int:
+        self.known.append(place)
+        self[place] = len(self.known) - 1
+        return self[place]
+
+
+class ReadyStep:
+    """A function of a component in this process, for all lanes of a task: its code, serdes, secrets, counts.
+
+    Raises SerdeError and ClientError for a serde or a secret that cannot be had.
+    """
+
+    def __init__(self, step: Step, code: FunctionCode) -> None:
+        if code.is_batch:
+            raise ClientError(
+                f"let {step.spec.name} have process in the place of process_batch: a mesh calls with single messages"
+            )
+        self.step = step
+        self.spec: FunctionSpec = step.spec
+        self.code = code
+        self.inputs = {name: input_serde(step.spec, name, code) for name in step.spec.inputs}
+        self.output = output_serde(step.spec, code)
+        self.secrets = read_secrets(step.spec)
+        self.logger = logger_of(step.spec, 0)
+        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0]
+        self.places = _Places()
+        self.stats = Stats(self.places.known, self.calling)
+
+    def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> Calls:
+        """Return what calls the function for the records of one lane, whose state is that of its input partition."""
+        spec, code = self.spec, self.code
+
+        def context(effects: list[Effect]) -> FunctionContext:
+            return FunctionContext(
+                spec,
+                0,
+                effects,
+                logger=self.logger,
+                serde=lambda name: of_class_name(name, code),
+                secrets=self.secrets,
+                record_metric=self.stats.metric,
+                state=lambda _: state.changes(place),
+            )
+
+        return Calls(
+            spec,
+            code,
+            outputs,
+            context=context,
+            stopping=lambda: False,  # records that were begun with go through all functions
+            calling=self.calling,
+            partitions=self.places,
+            logger=self.logger,
+            stats=self.stats,
+            triggers=Triggers(),
+            inputs=_Serdes(spec, self.inputs),
+            output=self.output,
+        )
+
+
+class _Serdes(dict[str, Any]):
+    """The serdes of inputs by topics; that of a topic which a pattern matches is found when it is asked for."""
+
+    def __init__(self, spec: FunctionSpec, by_input: Mapping[str, Any]) -> None:
+        super().__init__(by_input)
+        self._spec = spec
+
+    def __missing__(self, topic: str) -> Any:
+        self[topic] = self[input_of(self._spec, topic)]
+        return self[topic]
+
+
+class OriginHeaders(Sequence[tuple[str, bytes | None]]):
+    """The headers of a result that say from which record it was made; they are made if somebody looks at them."""
+
+    __slots__ = ("_made", "_source")
+
+    def __init__(self, source: TopicPartition, offset: int) -> None:
+        self._source = *source, offset
+        self._made: list[tuple[str, bytes | None]] | None = None
+
+    def _headers(self) -> list[tuple[str, bytes | None]]:
+        if self._made is None:
+            self._made = [*origins.headers(*self._source)]
+        return self._made
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, bytes | None]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[str, bytes | None]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._headers()[index]
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[tuple[str, bytes | None]]:
+        return iter(self._headers())
+
+
+class ChainOutputs(Outputs):
+    """What the functions of a component give: what is for a topic within it goes on to the functions that read that,
+    and to the topic unless it is private.
+
+    Such a record has no offset yet. The number it has instead ascends within its partition, and is that of the input
+    record it was made from if each record gives one.
+    """
+
+    def __init__(self, client: WriteClient, identity: Identity, codec: int, component: Component) -> None:
+        super().__init__(client, identity, codec)
+        self._inner = component.inner
+        self._private = component.private
+        self._records_of: dict[TopicPartition, list[InputRecord]] = {}
+        self._last: dict[TopicPartition, int] = {}
+        self.floor = 0
+        """The offset of the input record that goes through the functions."""
+
+    def taken(self, topics: Sequence[str]) -> list[Taken]:
+        """Return what has come for these topics since the last time."""
+        found = []
+        for place in [place for place in self._records_of if place[0] in topics]:
+            records = self._records_of.pop(place)
+            found.append(Taken(place, records, records[-1][0] + 1))
+        return found
+
+    def discard(self) -> None:
+        """Forget what was taken and not written."""
+        super().discard()
+        self._records_of.clear()
+
+    def add(self, topic: str, source: int, record: NewRecord) -> None:
+        """Take a record for a topic; `source` is the partition that its input came from."""
+        if topic not in self._private:
+            super().add(topic, source, record)
+        if topic in self._inner:
+            key, value, headers, timestamp = record
+            place = topic, self._partition(topic, source, key)
+            self._pass(place, clock.wall_ms() if timestamp is None else timestamp, key, value, headers)
+
+    def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Take results of messages of a partition, which have these offsets in ascending order."""
+        if topic not in self._private:
+            super().add_results(topic, source, values, offsets)
+        if topic in self._inner and values:
+            place = topic, self._partition(topic, source[1], None)
+            now = clock.wall_ms()
+            for value, offset in zip(values, offsets, strict=True):
+                self._pass(place, now, None, value, OriginHeaders(source, offset))
+
+    def _partition(self, topic: str, source: int, key: bytes | None) -> int:
+        if topic in self._private:
+            return source
+        count = self.count(topic)
+        return source % count if key is None else partition_of(key, count)
+
+    def _pass(
+        self, place: TopicPartition, now: int, key: bytes | None, value: bytes | None, headers: Sequence[Any]
+    ) -> None:
+        number = max(self._last.get(place, -1) + 1, self.floor)
+        self._last[place] = number
+        self._records_of.setdefault(place, []).append((number, now, key, value, headers))
+
+
+class _States:
+    """The states of all functions of a lane, as the end of a batch sees them."""
+
+    def __init__(self, states: Sequence[FunctionState]) -> None:
+        self.all = states
+
+    @property
+    def is_open(self) -> bool:
+        """True once one of them is there."""
+        return any(state.is_open for state in self.all)
+
+    def serve(self) -> None:
+        """Answer what other threads have asked."""
+        for state in self.all:
+            state.serve()
+
+    def flush(self, outputs: Outputs) -> None:
+        """Add what has changed to the outputs."""
+        for state in self.all:
+            state.flush(outputs)
+
+    def written(self) -> None:
+        """Note that what was flushed is committed."""
+        for state in self.all:
+            state.written()
+
+
+class Lane:
+    """The records of one input partition on their way. All of it is for one thread.
+
+    `steps` are the component's functions in the order of their calls. `patience` is how long what fails for a time is
+    tried again at the moment.
+    """
+
+    def __init__(
+        self,
+        component: Component,
+        steps: Sequence[ReadyStep],
+        place: TopicPartition,
+        writer: WriteClient,
+        new_writer: Callable[[], WriteClient],
+        new_reader: Callable[[], ReadClient],
+        patience: Callable[[], float],
+    ) -> None:
+        self.place = place
+        self.position = 0
+        """The offset up to which all is committed."""
+        self.is_held = False
+        """True while a record is tried again: no other one of this partition is begun with."""
+        self._component = component
+        self._steps = steps
+        self._writer = writer
+        self._new_writer = new_writer
+        self._new_reader = new_reader
+        self._patience = patience
+        self._failure: BaseException | None = None
+        self._pending: deque[Taken] = deque()
+        self._unwritten: list[Taken] = []
+        self._size = 1
+        self._single_until = -1
+        """Records before this offset go through the functions one at a time."""
+        self._begin()
+
+    # -- its beginning
+
+    @property
+    def transactional_id(self) -> str:
+        """The id that fences: of component, topic and partition."""
+        return f"{ID_PREFIX}/{self._component.full_name}/{self.place[0]}/{self.place[1]}"
+
+    def _begin(self) -> None:
+        component = self._component
+        readers = [step for step in self._steps if self._reads(step)]
+        groups = list(dict.fromkeys(step.spec.group for step in readers))
+        identity = self._fence()
+        offsets = self._committed(groups, identity)
+        self._starts = {step.spec.name: offsets[step.spec.group] for step in readers}
+        self.position = min(offsets.values())
+        once = component.guarantee is Guarantee.EFFECTIVELY_ONCE
+        producer = identity if once and identity is not None else self._writer.init_producer(None, -1)
+        codecs = [step.spec.compression_type for step in self._steps if step.spec.compression_type != "none"]
+        self._outputs = ChainOutputs(self._writer, producer, Codec[(codecs or ["none"])[0].upper()], component)
+        no_state = None if identity is not None else "switch transactions on, or use no state: the server has none"
+        self._states = [self._state(step, no_state) for step in self._steps]
+        for state in self._states:
+            state.find()
+        self._calls = self._new_calls()
+        self._end = self._new_end(groups, identity)
+
+    def _reads(self, step: ReadyStep) -> bool:
+        return self.place[0] in step.step.inputs
+
+    def _fence(self) -> Identity | None:
+        try:
+            return self._writer.init_producer(self.transactional_id, TRANSACTION_TIMEOUT_MS)
+        except NoTransactionsError as error:
+            guarantee = self._component.guarantee
+            if guarantee is not Guarantee.ATLEAST_ONCE:
+                raise ClientError(
+                    f"set processingGuarantees of the functions of {self._component.full_name} to ATLEAST_ONCE, or "
+                    f"switch transactions on: {guarantee.value} needs them ({error})"
+                ) from None
+            log.warning("offsets are committed without a fence: a second task is not noticed (%s)", error)
+            return None
+
+    def _committed(self, groups: Sequence[str], identity: Identity | None) -> dict[str, int]:
+        """Return where each group reads on; a partition that came later is read from its beginning."""
+        offsets: dict[str, int] = {}
+        for group in groups:
+            known = self._writer.committed(group, [self.place])
+            if self.place in known:
+                offsets[group] = known[self.place][0]
+        if len(offsets) < len(groups):
+            reader = self._new_reader()
+            try:
+                first = reader.list_offsets({self.place: EARLIEST}, READ_COMMITTED)[self.place]
+            finally:
+                reader.close()
+            offsets |= {group: first for group in groups if group not in offsets}
+        return offsets
+
+    def _state(self, step: ReadyStep, no_state: str | None) -> FunctionState:
+        return FunctionState(
+            step.spec,
+            [self.place],
+            self._writer,
+            self._new_reader,
+            refused=no_state or step.step.no_state,
+            failed=self._fail,
+            wake=lambda: None,
+            patience=self._patience,
+            kept=_kept.pop(self._state_place(step.spec), None),
+        )
+
+    def _state_place(self, spec: FunctionSpec) -> TopicPartition:
+        return topic_of(spec), self.place[1] if spec.state_scope == "partition" else 0
+
+    def _new_calls(self) -> list[Calls]:
+        return [
+            step.calls(self._outputs, state, self.place) for step, state in zip(self._steps, self._states, strict=True)
+        ]
+
+    def _new_end(self, groups: Sequence[str], identity: Identity | None) -> BatchEnd:
+        writer, outputs = self._writer, self._outputs
+        positions: Offsets = {self.place: self.position}
+        guarantee = self._component.guarantee
+        end: BatchEnd
+        if guarantee is Guarantee.EFFECTIVELY_ONCE:
+            assert identity is not None
+            end = InOneTransaction(writer, identity, groups, outputs, positions)
+        elif guarantee is Guarantee.ATMOST_ONCE:
+            end = Before(writer, identity, groups, outputs, positions)
+        else:
+            end = Beside(self._new_writer(), identity, groups, outputs, positions, self._fail)
+
+        def switch(committed: Offsets) -> BatchEnd:
+            assert identity is not None
+            if guarantee is Guarantee.EFFECTIVELY_ONCE:
+                return end
+            if guarantee is not Guarantee.ATMOST_ONCE:
+                end.close()
+            outputs.use(identity)
+            if guarantee is Guarantee.ATMOST_ONCE:
+                return end
+            return InOneTransaction(writer, identity, groups, outputs, committed)
+
+        return WithState(end, _States(self._states), outputs, positions, switch)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # -- its work
+
+    @property
+    def has_work(self) -> bool:
+        """True if there are records that may be begun with."""
+        return bool(self._pending) and not self.is_held
+
+    def next_due(self) -> float | None:
+        """Return when a record is to be tried again."""
+        times = [due for calls in self._calls if (due := calls.next_due()) is not None]
+        return min(times, default=None)
+
+    def feed(self, taken: Taken) -> None:
+        """Take records, which are behind all that were taken before."""
+        self._end.begin([taken])
+        self._pending.append(taken)
+
+    def run(self, deadline: float, stopping: Callable[[], bool]) -> None:
+        """Let records go through the functions until the deadline, and write what they gave."""
+        while self.has_work and not stopping():
+            taken = self._pending.popleft()
+            is_single = taken.next_offset <= self._single_until or (
+                len(taken.records) > 0 and taken.records[0][0] < self._single_until
+            )
+            piece = self._cut(taken, 1 if is_single else self._size)
+            self._unwritten.append(piece)
+            began = clock.monotonic()
+            self._through(piece)
+            self._check()
+            if self._is_open():
+                if sum(len(some.records) for some in self._unwritten) > 1:
+                    self._forget()
+                    continue
+                self.is_held = True
+                return
+            if is_single:
+                self._write()
+            now = clock.monotonic()
+            self._size = min(self._size * 2, MOST_RECORDS) if now - began < PIECE_SECONDS else max(self._size // 2, 1)
+            if now >= deadline:
+                break
+        self._write()
+
+    def retry(self, now: float) -> None:
+        """Call again what is due; once all of it is done it is written."""
+        due = self.next_due()
+        if due is None or due > now:
+            return
+        for calls in self._calls:
+            calls.retry()
+            self._pump()
+        self._check()
+        if not self._is_open():
+            self.is_held = False
+            self._write()
+
+    def close(self, *, whole: bool) -> None:
+        """End; `whole`: nothing has failed. What is not written is forgotten."""
+        is_clean = whole and not self._unwritten and self._failure is None
+        try:
+            if is_clean:
+                self._end.finish()
+        finally:
+            self._end.close()
+            for step, state, calls in zip(self._steps, self._states, self._calls, strict=True):
+                calls.close()
+                kept = state.detach() if is_clean else None
+                if kept is not None:
+                    _kept[self._state_place(step.spec)] = kept
+                    while len(_kept) > KEPT_STATES:
+                        _kept.popitem(last=False)[1].local.close()
+                state.close()
+        self._check()
+
+    def _cut(self, taken: Taken, count: int) -> Taken:
+        """Return the first so many records; the others wait."""
+        if len(taken.records) <= count:
+            return taken
+        rest = taken._replace(records=taken.records[count:])
+        self._pending.appendleft(rest)
+        return Taken(taken.partition, taken.records[:count], rest.records[0][0])
+
+    def _through(self, piece: Taken) -> None:
+        """Let records go through all functions."""
+        if piece.records:
+            self._outputs.floor = piece.records[0][0]
+        for step, calls in zip(self._steps, self._calls, strict=True):
+            if self._reads(step):
+                start = self._starts[step.spec.name]
+                records = piece.records
+                if records and records[0][0] < start:  # this function is ahead of another one that reads the same
+                    records = [record for record in records if record[0] >= start]
+                _take_all(calls, piece._replace(records=records))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Let what is between the functions go on."""
+        for step, calls in zip(self._steps, self._calls, strict=True):
+            for taken in self._outputs.taken(step.step.inner_inputs):
+                _take_all(calls, taken)
+
+    def _is_open(self) -> bool:
+        return any(calls.next_due() is not None for calls in self._calls)
+
+    def _forget(self) -> None:
+        """Take back all that was not written, to do it a record at a time."""
+        self._single_until = self._unwritten[-1].next_offset
+        self._pending.extendleft(reversed(self._unwritten))
+        self._unwritten = []
+        self._outputs.discard()
+        for state in self._states:
+            state.reset()
+        for calls in self._calls:
+            calls.close()
+        self._calls = self._new_calls()
+
+    def _write(self) -> None:
+        if not self._unwritten:
+            return
+        offset = self._unwritten[-1].next_offset
+        self._end.write({self.place: offset})
+        self._unwritten = []
+        self.position = offset
+        for calls in self._calls:
+            calls.committable()
+            calls.written()
+
+
+def _take_all(calls: Calls, taken: Taken) -> None:
+    """Call all of some records; those behind one that failed wait in `calls`."""
+    records = taken.records
+    while records:
+        done = calls.take(taken._replace(records=records), float("inf"))
+        records = records[done:]

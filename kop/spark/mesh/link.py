@@ -1,0 +1,144 @@
+"""The lines between the tasks of a mesh and its driver: what tasks do, and that they shall end.
+
+Owns: the socket that the driver listens on, the token that tasks show, the lines of JSON in both directions.
+Must not know: what is counted, what runs.
+
+A task tells what it has done each second and at its end. The driver says one thing: end now. The end of a line is the
+end of the task, or of the driver; a task without a driver ends, too, so nothing goes on that nobody has started.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+CONNECT_SECONDS: Final = 10.0
+_LINE_BYTES: Final = 1 << 20
+
+
+class TaskLine:
+    """A task as the driver sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.component = ""
+        self.told: Mapping[str, Any] = {}
+        """What it told last."""
+
+    def end(self) -> None:
+        """Let the task end."""
+        with suppress(OSError):
+            self._connection.sendall(b'{"end": true}\n')
+
+    def cut(self) -> None:
+        """End the line."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+class Hub:
+    """The driver's end. `told` is called with what a task tells, `over` when its line has ended; on threads of here."""
+
+    def __init__(self, host: str, told: Callable[[TaskLine], None], over: Callable[[TaskLine], None]) -> None:
+        self.token = secrets.token_hex(16)
+        self._told = told
+        self._over = over
+        self._lines: set[TaskLine] = set()
+        self._changed = threading.Condition()
+        self._ending: set[str] = set()
+        self._server = socket.create_server((host, 0), backlog=128)
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, name="kop-mesh-hub", daemon=True).start()
+
+    def tasks(self, component: str | None = None) -> int:
+        """Return how many tasks run."""
+        return sum(1 for line in list(self._lines) if component in (None, line.component))
+
+    def end_tasks(self, component: str) -> None:
+        """Let the tasks of a component end, those that begin from now on, too."""
+        with self._changed:
+            self._ending.add(component)
+            lines = [line for line in self._lines if line.component == component]
+        for line in lines:
+            line.end()
+
+    def allow(self, component: str) -> None:
+        """Let tasks of a component run that begin from now on."""
+        with self._changed:
+            self._ending.discard(component)
+
+    def wait_until_none(self, seconds: float, component: str | None = None) -> bool:
+        """Wait until no task runs, of a component or at all; returns if that came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.tasks(component), seconds)
+
+    def close(self) -> None:
+        """Listen no more, and end all lines."""
+        self._server.close()
+        for line in list(self._lines):
+            line.cut()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="kop-mesh-task", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        line = TaskLine(connection)
+        with connection, suppress(OSError, ValueError, KeyError), connection.makefile("rb") as lines:
+            connection.settimeout(CONNECT_SECONDS)
+            first = json.loads(lines.readline(_LINE_BYTES))
+            if not hmac.compare_digest(str(first["token"]), self.token):
+                return
+            connection.settimeout(None)
+            line.component = str(first["component"])
+            with self._changed:
+                self._lines.add(line)
+                ends = line.component in self._ending
+            try:
+                if ends:
+                    line.end()
+                while text := lines.readline(_LINE_BYTES):
+                    line.told = json.loads(text)
+                    self._told(line)
+            finally:
+                self._over(line)
+                with self._changed:
+                    self._lines.discard(line)
+                    self._changed.notify_all()
+
+
+class Link:
+    """A task's end. `ended` is called once it shall end, on a thread of here."""
+
+    def __init__(self, hub: tuple[str, int], token: str, component: str, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._connection = socket.create_connection(hub, CONNECT_SECONDS)
+        self._connection.settimeout(None)
+        self.tell(token=token, component=component)
+        threading.Thread(target=self._listen, name="kop-mesh-link", daemon=True).start()
+
+    def tell(self, **values: Any) -> None:
+        """Send a line; a driver that is gone hears nothing."""
+        text = json.dumps(values, default=str).encode() + b"\n"
+        with self._lock, suppress(OSError):
+            self._connection.sendall(text)
+
+    def close(self) -> None:
+        """End the line."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
+            lines.readline()
+        self._ended()

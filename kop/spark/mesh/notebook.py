@@ -1,0 +1,101 @@
+"""`kop.spark.run_mesh`: a mesh in a session of Spark that exists: a notebook, a script of spark-submit.
+
+Owns: the thread of the driver, what a user may ask of a mesh that runs.
+Must not know: how a mesh runs (`kop.spark.mesh.driver`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kop.client.properties import connection
+from kop.errors import without_frames
+from kop.functions.localrun import names_of
+from kop.mesh.file import read_mesh
+from kop.spark.mesh.driver import MeshDriver
+
+_KAFKA = "kafka."
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+class RunningMesh:
+    """A mesh that runs beside whoever has started it."""
+
+    def __init__(self, driver: MeshDriver) -> None:
+        self._driver = driver
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended."""
+        return not self._thread.is_alive()
+
+    def status(self) -> dict[str, Any]:
+        """Return its state and the counts of its parts, as plain values."""
+        return self._driver.report()
+
+    def stop(self) -> None:
+        """Let it commit what it has begun, and end; raises what ended it before."""
+        self._driver.stop()
+        self.wait()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended, and return if it has; raises what ended it."""
+        self._thread.join(seconds)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return self.is_over
+
+    def _run(self) -> None:
+        try:
+            self._driver.run()
+        except Exception as error:
+            self._failure = without_frames(error)
+        finally:
+            self._driver.close(stops_queries=True)
+
+
+def run_mesh(
+    spark: Any,
+    file: str,
+    *,
+    options: Mapping[str, str],
+    once: bool = False,
+    checkpoints: str = "",
+    topic_namespace: str = "public/default",
+) -> RunningMesh:
+    """Run the mesh of a file in this session; returns at once. MeshError, ClientError for what is wrong.
+
+    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; `once`: do what
+    there is, in batches, and end; `checkpoints`: the folder for those of sources and sinks.
+    """
+    properties = {name.removeprefix(_KAFKA): value for name, value in options.items()}
+    made = connection(properties, "kop-mesh")
+    settings, patience = dict(made.settings), made.patience_ms / 1000
+    text = Path(file).read_text()
+    mesh = read_mesh(text, file, names_of(settings, patience, topic_namespace))
+    for note in mesh.notes:
+        _say(note)
+    return RunningMesh(
+        MeshDriver(
+            spark,
+            mesh,
+            settings,
+            patience,
+            _say,
+            once=once,
+            text=text,
+            properties=properties,
+            checkpoints=checkpoints,
+        )
+    )

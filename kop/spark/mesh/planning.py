@@ -1,0 +1,89 @@
+"""The plan of a batch: which partitions there are, whether there is something to do, and who of the tasks has what.
+
+Owns: these questions to the servers. Must not know: Spark, functions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kop import clock
+from kop.client.offsets import LATEST, Offsets, TopicPartition
+from kop.client.read_client import Fetched, FetchSettings, ReadClient
+from kop.client.write_client import WriteClient
+from kop.functions.reading import READ_COMMITTED
+from kop.spark.mesh.component import Share, Work
+
+WAIT_MS: Final = 500
+"""How long it is waited for records before it is said that there are none."""
+LOOK_SECONDS: Final = 30.0
+"""How often partitions are looked for that came later."""
+
+
+class Planner:
+    """Plans the batches of one component, in one process of the driver."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._reader = ReadClient(work.settings, int(work.patience * 1000))
+        self._writer = WriteClient(work.settings, work.patience)
+        self._places: list[TopicPartition] = []
+        self._looked = float("-inf")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._reader.close()
+        self._writer.close()
+
+    def places(self) -> list[TopicPartition]:
+        """Return the input partitions, as of a moment ago."""
+        now = clock.monotonic()
+        if not self._places or now >= self._looked + LOOK_SECONDS:
+            topics = self._reader.topics(set(self._work.component.inputs))
+            self._places = sorted((name, number) for name, topic in topics.items() for number in topic.leaders)
+            self._looked = now
+        return self._places
+
+    def positions(self) -> Offsets:
+        """Return up to where each partition is done: the least of what the groups that read it have committed."""
+        positions: Offsets = {}
+        places = self.places()
+        for step in self._work.component.steps:
+            own = [place for place in places if place[0] in step.inputs]
+            if not own:
+                continue
+            for place, (offset, _) in self._writer.committed(step.spec.group, own, may_be_open=own).items():
+                positions[place] = min(offset, positions.get(place, offset))
+        return positions
+
+    def has_work(self) -> bool:
+        """Return if a partition has records that are not done; waits a moment for them."""
+        positions = self.positions()
+        places = self.places()
+        if any(place not in positions for place in places):
+            return True  # one that came later, or whose offset is being committed
+        if not places:
+            return False
+        fetch = FetchSettings(isolation=READ_COMMITTED, partition_bytes=1, max_bytes=1, wait_ms=WAIT_MS)
+        answers = self._reader.fetch_many(positions, fetch)
+        return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
+
+    def lag(self) -> int:
+        """Return how many offsets of all partitions are not done."""
+        positions = self.positions()
+        ends = self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
+        return sum(max(0, end - positions.get(place, 0)) for place, end in ends.items())
+
+    def shares(self) -> list[Share]:
+        """Return who has which partitions. Each task of a batch has some."""
+        places = self.places()
+        count = 1 if self._work.component.is_whole else max(1, min(self._work.tasks, len(places)))
+        ends: Offsets | None = None
+        if self._work.batch_seconds is None:
+            ends = self._reader.list_offsets(dict.fromkeys(places, LATEST), READ_COMMITTED)
+        shares = []
+        for number in range(count):
+            own = tuple(places[number::count])
+            if own:
+                shares.append(Share(number, own, None if ends is None else {place: ends[place] for place in own}))
+        return shares

@@ -1,0 +1,58 @@
+"""The session of Spark that a mesh runs in: how many cores it needs, what is set in it, how it ends at once.
+
+Owns: these settings. Must not know: what a mesh does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+ATTEMPTS: Final = 4
+"""How often a task is tried; `local[N]` would try it once, so that one lost worker would end the query."""
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "8",
+}
+_LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def master_of(given: str | None, needed: int) -> str:
+    """Return where Spark runs: here with as many cores as are needed, or what was given; tasks are tried again."""
+    if not given or given == "local":
+        cores = max(os.cpu_count() or 1, needed) if not given else 1
+        return f"local[{cores},{ATTEMPTS}]"
+    match = re.fullmatch(r"local\[(\d+|\*)\]", given)
+    return f"local[{match[1]},{ATTEMPTS}]" if match else given
+
+
+def make_session(name: str, master: str, settings: Mapping[str, str]) -> Any:
+    """Return a new session. `settings` are the user's, and win."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (takes seconds)
+
+    builder: Any = SparkSession.builder.master(master).appName(name)
+    for key, value in (_DEFAULTS | (_LOCAL if master.startswith("local") else {}) | dict(settings)).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def end_at_once(spark: Any) -> None:
+    """End the JVM of a session of this process without waiting for its queries: nothing that they hold is needed."""
+    children = [
+        int(number)
+        for listed in Path("/proc/self/task").glob("*/children")
+        for number in listed.read_text().split()
+        if Path(f"/proc/{number}/comm").read_text().strip() == "java"
+    ]
+    for process in children:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    if not children:
+        spark.stop()

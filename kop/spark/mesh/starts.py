@@ -1,0 +1,81 @@
+"""Where the functions of a mesh begin to read when it starts: offsets that have to be set before anything runs.
+
+Owns: what becomes of offsets if functions are called together that read a topic before, or the other way round.
+Must not know: Spark, how components are made.
+
+A function that was called within a component and now reads the topic begins at its end: all that is in it was done in
+the transactions that wrote it. One that has read the topic and is now to be called has to be done with it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+from kop.functions.reading import READ_COMMITTED
+from kop.functions.spec import FunctionSpec
+from kop.spark.mesh.component import Component
+
+
+class Starts:
+    """The offsets of a mesh that is about to start. `before` has the topics that each function was called with, by its
+    full name, when it ran last.
+    """
+
+    def __init__(self, reader: ReadClient, writer: WriteClient, before: Mapping[str, Any]) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._before = before
+
+    def not_drained(self, components: Sequence[Component]) -> dict[str, tuple[str, int]]:
+        """Return the functions that are to be called and have records of a topic to read before, with how many."""
+        late = {}
+        for step in (step for component in components for step in component.steps):
+            for topic in step.inner_inputs:
+                if topic in self._before.get(step.spec.fqfn, ()):
+                    continue
+                places = self._places([topic])
+                ends = self._reader.list_offsets(dict.fromkeys(places, LATEST), READ_COMMITTED)
+                begins = self._begins(step.spec, places)
+                left = sum(max(0, ends[place] - begins[place]) for place in places)
+                if left:
+                    late[step.spec.name] = (topic, left)
+        return late
+
+    def commit(self, components: Sequence[Component]) -> None:
+        """Commit where each function begins that has no offset, or was called with what it reads now."""
+        for step in (step for component in components for step in component.steps):
+            spec = step.spec
+            if spec.window is not None:
+                continue  # its instance begins by itself, at a window
+            called = set(self._before.get(spec.fqfn, ())).intersection(step.inputs)
+            if called:
+                self._commit(
+                    spec, self._reader.list_offsets(dict.fromkeys(self._places(called), LATEST), READ_COMMITTED)
+                )
+            places = self._places([topic for topic in step.inputs if topic not in called])
+            known = self._writer.committed(spec.group, places) if places else {}
+            begins = self._begins(spec, places)
+            self._commit(spec, {place: offset for place, offset in begins.items() if place not in known})
+
+    def _places(self, topics: Any) -> list[TopicPartition]:
+        there = self._reader.topics(set(topics)) if topics else {}
+        return [(name, number) for name, topic in there.items() for number in topic.leaders]
+
+    def _begins(self, spec: FunctionSpec, places: Sequence[TopicPartition]) -> Offsets:
+        """Return what is committed, and where the function would begin else."""
+        if not places:
+            return {}
+        known = self._writer.committed(spec.group, places)
+        latest = not known and spec.subscription_position == "Latest"
+        missing = {place: LATEST if latest else EARLIEST for place in places if place not in known}
+        found = self._reader.list_offsets(missing, READ_COMMITTED) if missing else {}
+        return {**found, **{place: offset for place, (offset, _) in known.items()}}
+
+    def _commit(self, spec: FunctionSpec, offsets: Offsets) -> None:
+        if offsets:
+            for error in self._writer.commit(spec.group, offsets).values():
+                raise error

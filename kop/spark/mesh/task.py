@@ -1,0 +1,304 @@
+"""A task: some input partitions of one component, from the beginning of a batch to its end, in a Python worker.
+
+Owns: the loop that reads and gives each lane its turn, the end of a batch, what is told to the driver meanwhile.
+Must not know: Spark, how a lane works.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from kop import clock
+from kop.allocator import resident_bytes
+from kop.client.offsets import TopicPartition
+from kop.client.read_client import FetchSettings, ReadClient
+from kop.client.write_client import WriteClient
+from kop.errors import without_frames
+from kop.functions import stand_in
+from kop.functions.function import CodePlace, FunctionCode, load_place
+from kop.functions.instance import BATCH_RECORDS, BATCH_SECONDS, HURRY_SECONDS, Instance
+from kop.functions.logs import LogTopic
+from kop.functions.packages import read_package, unpack
+from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
+from kop.functions.spec import FunctionSpec
+from kop.functions.stats import StatsSnapshot
+from kop.functions.watch import CallWatch, place_of
+from kop.spark.mesh.component import Component, Share, Step, Work
+from kop.spark.mesh.lane import Lane, ReadyStep
+from kop.spark.mesh.link import Link
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", WriteClient, ReadClient)
+FETCH_WAIT_MS: Final = 250
+"""How long a server holds a Fetch: the end of a batch waits for the one that is under way."""
+TELL_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.1
+"""How often a task looks at what other threads have told it while it waits for records."""
+
+_codes: dict[tuple[str, str, str, str], FunctionCode] = {}
+"""The functions that this process has loaded, by full name, package and class."""
+
+
+def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
+    """Work until the batch ends; returns the counts of each function."""
+    task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
+    return task.run()
+
+
+def cache_folder() -> Path:
+    """Return where code is unpacked, on whichever machine this is."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
+
+
+def _load(step: Step) -> FunctionCode:
+    """Return the code of a function; a process loads it once.
+
+    Where the file of the definition is on this machine, too, it is loaded in its place, so that it finds those beside.
+    """
+    key = step.spec.fqfn, step.code.digest, step.code.name, step.spec.class_name
+    if key not in _codes:
+        path = Path(step.spec.py)
+        if path.suffix == ".py" and path.is_file() and read_package(path).digest == step.code.digest:
+            place = CodePlace(str(path))
+        else:
+            place = unpack(step.code, cache_folder())
+        _codes[key] = load_place(place, step.spec.class_name)
+    return _codes[key]
+
+
+def counts(spec: FunctionSpec, stats: StatsSnapshot) -> dict[str, Any]:
+    """Return what is told of a function."""
+    return {"function": spec.fqfn, **asdict(stats)}
+
+
+class _Base:
+    """What both kinds of tasks have: the line to the driver, the end of a batch, clients."""
+
+    def __init__(self, work: Work, share: Share) -> None:
+        self._work = work
+        self._share = share
+        self._stopped = threading.Event()
+        self._clients: list[WriteClient | ReadClient] = []
+        seconds = work.batch_seconds
+        self._end = float("inf") if share.ends is not None or seconds is None else clock.monotonic() + seconds
+        self._told_at = 0.0
+        self._link = Link(work.hub, work.token, work.component.name, self._stop)
+        self._own = os.getpid()
+
+    @property
+    def _component(self) -> Component:
+        return self._work.component
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        for client in list(self._clients):
+            client.hurry(HURRY_SECONDS)
+
+    def _hurried(self, client: C) -> C:
+        self._clients.append(client)
+        if self._stopped.is_set():
+            client.hurry(HURRY_SECONDS)
+        return client
+
+    def _new_writer(self) -> WriteClient:
+        return self._hurried(WriteClient(self._work.settings, self._work.patience))
+
+    def _new_reader(self) -> ReadClient:
+        return self._hurried(ReadClient(self._work.settings, int(self._work.patience * 1000)))
+
+    def _patience(self) -> float:
+        return HURRY_SECONDS if self._stopped.is_set() else self._work.patience
+
+    def _tell(self, functions: list[dict[str, Any]], *, last: bool = False) -> None:
+        now = clock.monotonic()
+        if last or now >= self._told_at + TELL_SECONDS:
+            self._told_at = now
+            self._link.tell(functions=functions, last=last, task=self._share.number)
+
+    def _kill(self, function: str, at: Any, reason: str) -> None:
+        """End this process: a call in it cannot be ended otherwise."""
+        where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
+        text = f"{function} has to be ended{where}: {reason}"
+        self._link.tell(killed=function, text=text, at=None if at is None else [*at[0], at[1]])
+        sys.stderr.write(f"{text}\n")
+        faulthandler.dump_traceback(all_threads=False)
+        os._exit(70)
+
+
+class _Task(_Base):
+    """A task that calls the functions of a component in turn."""
+
+    def run(self) -> list[dict[str, Any]]:
+        """Work until the batch ends."""
+        stand_in.install()
+        with ExitStack() as stack:
+            stack.callback(self._link.close)
+            for part in self._component.steps:
+                stack.enter_context(LogTopic(part.spec, self._work.settings))
+            self._steps = [ReadyStep(step, _load(step)) for step in self._component.steps]
+            self._watch(stack)
+            self._failure: BaseException | None = None
+            self._whole = False
+            writer = self._new_writer()
+            stack.callback(writer.close)
+            lanes: dict[TopicPartition, Lane] = {}
+            stack.callback(self._close, lanes)
+            for place in self._share.partitions:
+                lanes[place] = Lane(
+                    self._component,
+                    self._steps,
+                    place,
+                    writer,
+                    self._new_writer,
+                    self._new_reader,
+                    self._patience,
+                )
+            positions = {place: lane.position for place, lane in lanes.items()}
+            fetch = FetchSettings(
+                isolation=READ_COMMITTED,
+                partition_bytes=PARTITION_BYTES,
+                max_bytes=ANSWER_BYTES,
+                wait_ms=FETCH_WAIT_MS,
+            )
+            reader = ReadAhead(self._new_reader(), self._new_reader, positions, self._fail, fetch)
+            stack.callback(reader.close, FETCH_WAIT_MS / 1000)
+            for step in self._steps:
+                step.stats.lag = lambda: {
+                    place: max(0, end - lanes[place].position) for place, (end, _) in reader.ends().items() if end >= 0
+                }
+            self._work_on(reader, lanes)
+            self._whole = True
+        if self._failure is not None:
+            raise self._failure
+        return self._counts()
+
+    def _counts(self) -> list[dict[str, Any]]:
+        return [counts(step.spec, step.stats.snapshot()) for step in self._steps]
+
+    def _close(self, lanes: Mapping[TopicPartition, Lane]) -> None:
+        for lane in lanes.values():
+            try:
+                lane.close(whole=self._whole)
+            except Exception as error:
+                self._fail(error)
+        self._tell(self._counts(), last=True)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = without_frames(error)
+
+    def _work_on(self, reader: ReadAhead, lanes: Mapping[TopicPartition, Lane]) -> None:
+        ends = self._share.ends
+        while not self._is_over(lanes):
+            now = clock.monotonic()
+            for lane in lanes.values():
+                lane.retry(now)
+            busy = {place for place, lane in lanes.items() if lane.is_held or lane.has_work}
+            if ends is not None:
+                busy |= {place for place, lane in lanes.items() if lane.position >= ends[place]}
+            waits = 0.0 if any(lane.has_work for lane in lanes.values()) else self._idle_seconds(lanes, now)
+            for taken in reader.take(BATCH_RECORDS, busy, waits):
+                lanes[taken.partition].feed(taken if ends is None else _before(taken, ends[taken.partition]))
+            for lane in lanes.values():
+                if lane.has_work:
+                    lane.run(clock.monotonic() + BATCH_SECONDS, self._stopped.is_set)
+                    if os.getpid() != self._own:
+                        os._exit(0)  # the function has forked itself, and what this copy did is not the task's
+            self._tell(self._counts())
+
+    def _is_over(self, lanes: Mapping[TopicPartition, Lane]) -> bool:
+        if self._failure is not None or self._stopped.is_set():
+            return True
+        ends = self._share.ends
+        if ends is not None:
+            return all(lane.position >= ends[place] for place, lane in lanes.items())
+        return clock.monotonic() >= self._end
+
+    def _idle_seconds(self, lanes: Mapping[TopicPartition, Lane], now: float) -> float:
+        dues = [due for lane in lanes.values() if (due := lane.next_due()) is not None]
+        return max(0.0, min([self._end, now + LOOK_SECONDS, *dues]) - now)
+
+    def _watch(self, stack: ExitStack) -> None:
+        """End the process if a call takes too long."""
+        over = threading.Event()
+        stack.callback(over.set)
+        for step in self._steps:
+            watch = CallWatch(step.spec.timeout_ms, step.spec.ram)
+            if watch.seconds is not None:
+                threading.Thread(target=self._look, args=(step, watch, over), daemon=True).start()
+
+    def _look(self, step: ReadyStep, watch: CallWatch, over: threading.Event) -> None:
+        while not over.wait(watch.seconds):
+            calling = list(step.calling)
+            reason = watch.look(calling, resident_bytes(), clock.monotonic())
+            if reason is not None:
+                self._kill(step.spec.fqfn, place_of(calling, step.places.known), reason)
+
+
+class _WholeTask(_Base):
+    """A task with all partitions of one function, which runs as an instance of the function as it does elsewhere."""
+
+    def run(self) -> list[dict[str, Any]]:
+        """Work until the batch ends."""
+        stand_in.install()
+        (step,) = self._component.steps
+        with ExitStack() as stack:
+            stack.callback(self._link.close)
+            stack.enter_context(LogTopic(step.spec, self._work.settings))
+            instance = Instance(
+                step.spec,
+                _load(step),
+                self._work.settings,
+                self._share.partitions,
+                patience=self._work.patience,
+                fetch_wait_ms=FETCH_WAIT_MS,
+                end_seconds=FETCH_WAIT_MS / 1000,
+            )
+            failures: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    instance.run()
+                except BaseException as error:
+                    failures.append(without_frames(error))
+
+            thread = threading.Thread(target=run, name="kop-mesh-instance", daemon=True)
+            thread.start()
+            watch = CallWatch(step.spec.timeout_ms, step.spec.ram)
+            while thread.is_alive() and not self._stopped.is_set() and clock.monotonic() < self._end:
+                if instance.started.is_set() and self._is_drained(instance):
+                    break
+                calling = list(instance.calling)
+                if (reason := watch.look(calling, resident_bytes(), clock.monotonic())) is not None:
+                    self._kill(step.spec.fqfn, place_of(calling, instance.partitions), reason)
+                self._tell([counts(step.spec, instance.stats.snapshot())])
+                self._stopped.wait(LOOK_SECONDS)
+            instance.stop()
+            thread.join()
+            told = [counts(step.spec, instance.stats.snapshot())]
+            self._tell(told, last=True)
+            if failures:
+                raise failures[0]
+        return told
+
+    def _is_drained(self, instance: Instance) -> bool:
+        """Return if all is called that there was when the batch was planned."""
+        return self._share.ends is not None and not any(instance.stats.lag().values())
+
+
+def _before(taken: Taken, end: int) -> Taken:
+    """Return those of some records that lie before an offset."""
+    if taken.next_offset <= end:
+        return taken
+    records: Sequence[Any] = [record for record in taken.records if record[0] < end]
+    return Taken(taken.partition, records, end)

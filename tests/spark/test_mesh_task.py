@@ -1,0 +1,234 @@
+"""Components of meshes without Spark: records through functions, failures, kills, state, ends of batches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import wait_until
+
+from kop.client.write_client import WriteClient
+from kop.functions import stand_in
+from kop.functions.packages import Package
+from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
+from kop.spark.mesh.component import Component, Step, Work
+from kop.spark.mesh.link import Hub
+from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.task import run_task
+from kop.testing import Broker
+
+ONCE = Guarantee.EFFECTIVELY_ONCE
+
+
+class Meshes:
+    """Components on one broker, with a hub that keeps what tasks tell."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.told: list[Any] = []
+        self.hub = Hub("127.0.0.1", lambda line: self.told.append(line.told), lambda line: None)
+
+    def step(self, code: str, source: str, output: str, *, inner: bool = False, **fields: Any) -> Step:
+        """A function `process` between two topics; its name is that of its output."""
+        name = fields.pop("name", output)
+        given: dict[str, Any] = {"processing_guarantees": ONCE, "subscription_position": "Earliest", **fields}
+        spec = FunctionSpec(
+            name=name,
+            class_name="code_of_mesh.process",
+            py="code_of_mesh.py",
+            inputs={source: InputSpec()},
+            output=output,
+            **given,
+        )
+        topics = {"inner_inputs": (source,), "inputs": ()} if inner else {"inputs": (source,)}
+        return Step(spec, Package("code_of_mesh.py", code.encode()), **topics)
+
+    def work(self, *steps: Step, seconds: float | None = None, **fields: Any) -> Work:
+        """A component of these functions."""
+        inputs = tuple(dict.fromkeys(topic for step in steps for topic in step.inputs))
+        inner = frozenset(topic for step in steps for topic in step.inner_inputs)
+        guarantee = steps[0].spec.processing_guarantees
+        component = Component("public/default/mesh/c", steps, guarantee, inputs, inner, **fields)
+        settings = {"bootstrap_servers": [self.broker.bootstrap]}
+        return Work(component, settings, 20.0, ("127.0.0.1", self.hub.port), self.hub.token, 2, seconds)
+
+    def drain(self, work: Work) -> list[dict[str, Any]]:
+        """Plan a batch and do it."""
+        planner = Planner(work)
+        try:
+            return [row for share in planner.shares() for row in run_task(work, share)]
+        finally:
+            planner.close()
+
+    def values(self, topic: str) -> list[str]:
+        """The committed values of a topic."""
+        return [(r.value or b"").decode() for r in self.broker.records(topic, isolation_level="read_committed")]
+
+
+@pytest.fixture
+def meshes(kop_shared_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meshes]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Meshes(kop_shared_broker)
+    yield made
+    made.hub.close()
+    stand_in.uninstall()
+
+
+A = "def process(text: str) -> str:\n    return text + '{}'\n"
+
+
+def test_records_go_through_two_functions_in_one_transaction(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in1", partitions=2)
+    work = meshes.work(
+        meshes.step(A.format("a"), "in1", "mid1"), meshes.step(A.format("b"), "mid1", "out1", inner=True)
+    )
+    for number in range(6):
+        meshes.broker.produce("in1", [(f"k{number}", str(number))])
+    rows = meshes.drain(work)
+    assert Counter(meshes.values("out1")) == Counter(f"{number}ab" for number in range(6))
+    assert Counter(meshes.values("mid1")) == Counter(f"{number}a" for number in range(6))
+    assert sum(row["processed"] for row in rows) == 12
+    assert sum(meshes.broker.committed("public/default/mid1").values()) == 6
+    assert meshes.drain(work)[0]["received"] == 0, "nothing is done again"
+    assert meshes.told[-1]["last"]
+
+
+def test_a_function_that_fails_holds_up_its_partition_alone_and_what_was_before_it_is_there(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in2", partitions=1)
+    picky = "def process(text: str) -> str:\n    if text == 'bada':\n        raise ValueError('bad')\n    return text\n"
+    work = meshes.work(
+        meshes.step(A.format("a"), "in2", "mid2"),
+        meshes.step(picky, "mid2", "out2", inner=True, max_message_retries=1, dead_letter_topic="dead2"),
+    )
+    meshes.broker.produce("in2", ["1", "2", "bad", "3"])
+    rows = meshes.drain(work)
+    assert meshes.values("out2") == ["1a", "2a", "3a"]
+    assert meshes.values("mid2") == ["1a", "2a", "bada", "3a"], "a record that was done again is there once"
+    (dead,) = meshes.broker.records("dead2", isolation_level="read_committed")
+    headers = dict(dead.headers)
+    assert (dead.value, headers["REAL_TOPIC"]) == (b"bada", b"mid2")
+    assert headers["__pfn_exception__"] == b"ValueError: bad"
+    assert rows[1]["user_exceptions"] >= 2
+    assert meshes.broker.committed("public/default/mid2") == {("in2", 0): 4}
+
+
+COUNT = """
+def process(word: str, context) -> str:
+    context.incr_counter(word, 1)
+    return f"{word}={context.get_counter(word)}"
+"""
+
+
+def test_state_is_of_the_input_partition_and_goes_on_in_the_next_batch(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in3", partitions=2)
+    work = meshes.work(
+        meshes.step(A.format(""), "in3", "mid3"),
+        meshes.step(COUNT, "mid3", "out3", inner=True, state_scope="partition"),
+    )
+    for _ in range(3):
+        meshes.broker.produce("in3", [("k1", "x"), ("k2", "x"), ("k1", "x")])
+        meshes.drain(work)
+    by_partition = Counter(record.partition for record in meshes.broker.records("in3"))
+    assert sorted(meshes.values("out3")) == sorted(
+        f"x={number}" for count in by_partition.values() for number in range(1, count + 1)
+    )
+
+
+def test_a_call_that_fails_has_changed_no_state_of_the_functions_before_it(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in4", partitions=1)
+    often = (
+        "tries = []\ndef process(text: str) -> str:\n    tries.append(text)\n"
+        "    if len(tries) == 3:\n        raise ValueError\n    return text\n"
+    )
+    work = meshes.work(
+        meshes.step(COUNT, "in4", "mid4", state_scope="partition"), meshes.step(often, "mid4", "out4", inner=True)
+    )
+    meshes.broker.produce("in4", ["w"] * 4)
+    meshes.drain(work)
+    assert meshes.values("out4") == ["w=1", "w=2", "w=3", "w=4"]
+
+
+def test_two_functions_read_one_topic_and_one_of_them_is_ahead(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in5", partitions=1)
+    first = meshes.step(A.format("a"), "in5", "left5")
+    second = meshes.step(A.format("b"), "in5", "right5")
+    meshes.broker.produce("in5", ["1", "2"])
+    meshes.drain(meshes.work(first))
+    meshes.broker.produce("in5", ["3"])
+    meshes.drain(meshes.work(first, second))
+    assert (meshes.values("left5"), meshes.values("right5")) == (["1a", "2a", "3a"], ["1b", "2b", "3b"])
+    assert meshes.broker.committed("public/default/right5") == {("in5", 0): 3}
+
+
+def test_a_private_topic_is_not_written(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in6", partitions=1)
+    steps = meshes.step(A.format("a"), "in6", "mid6"), meshes.step(A.format("b"), "mid6", "out6", inner=True)
+    meshes.broker.produce("in6", ["1"])
+    meshes.drain(meshes.work(*steps, private=frozenset({"mid6"})))
+    assert meshes.values("out6") == ["1ab"]
+    assert "mid6" not in meshes.broker.topics()
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.ATLEAST_ONCE, Guarantee.ATMOST_ONCE])
+def test_other_guarantees(meshes: Meshes, guarantee: Guarantee) -> None:
+    source, output = f"in-{guarantee.value}", f"out-{guarantee.value}"
+    meshes.broker.create_topic(source, partitions=1)
+    work = meshes.work(
+        meshes.step(A.format("a"), source, f"mid{output}", processing_guarantees=guarantee),
+        meshes.step(A.format("b"), f"mid{output}", output, inner=True, processing_guarantees=guarantee),
+    )
+    meshes.broker.produce(source, ["1", "2"])
+    meshes.drain(work)
+    meshes.drain(work)
+    assert meshes.values(output) == ["1ab", "2ab"]
+
+
+def test_a_task_that_is_killed_before_its_commit_leaves_nothing_behind(
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meshes.broker.create_topic("in7", partitions=1)
+    dice = "import random\n" + A.replace("text + '{}'", "text + ' ' + str(random.random())")
+    work = meshes.work(
+        meshes.step(COUNT, "in7", "mid7", state_scope="partition"), meshes.step(dice, "mid7", "out7", inner=True)
+    )
+    meshes.broker.produce("in7", ["w"] * 5)
+    with monkeypatch.context() as patch:
+
+        def die(*_: Any, **__: Any) -> None:
+            raise ZeroDivisionError
+
+        patch.setattr(WriteClient, "commit_in_transaction", die)
+        with pytest.raises(ZeroDivisionError):
+            meshes.drain(work)
+    assert meshes.values("out7") == []
+    meshes.drain(work)
+    assert [value.partition(" ")[0] for value in meshes.values("out7")] == [f"w={number}" for number in range(1, 6)]
+
+
+def test_a_batch_ends_early_where_the_driver_says_so(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in8", partitions=1)
+    work = meshes.work(meshes.step(A.format("a"), "in8", "out8"), seconds=60.0)
+    thread = threading.Thread(target=meshes.drain, args=(work,))
+    thread.start()
+    meshes.broker.produce("in8", ["1"])
+    wait_until(lambda: meshes.values("out8") == ["1a"] if "out8" in meshes.broker.topics() else False, "the record")
+    meshes.hub.end_tasks("c")
+    thread.join(10)
+    assert not thread.is_alive()
+    assert meshes.hub.wait_until_none(5)
+
+
+def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in9", partitions=2)
+    average = "def process(numbers: list[float]) -> float:\n    return sum(numbers) / len(numbers)\n"
+    window = WindowSpec(length_count=2, sliding_count=2)
+    work = meshes.work(meshes.step(average, "in9", "out9", window=window), is_whole=True)
+    meshes.broker.produce("in9", ["1", "2"])
+    meshes.drain(work)
+    assert meshes.values("out9") == ["1.5"]
