@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kop.cli import mesh_files
 from kop.cli.common import (
     CliUsageError,
     Ordered,
@@ -28,6 +29,8 @@ EPILOG = """\b
 Examples:
   kop mesh run orders.yaml
   kop mesh run orders.yaml --once
+  kop mesh validate orders.yaml
+  kop mesh draw orders.yaml --output orders.svg
   kop mesh status orders
   kop mesh stop orders
 
@@ -42,6 +45,10 @@ LOOK_SECONDS = 0.5
 @click.group("mesh", cls=Ordered, epilog=EPILOG)
 def command() -> None:
     """Run meshes of functions, sources and sinks on PySpark."""
+
+
+command.add_command(mesh_files.validate)
+command.add_command(mesh_files.draw)
 
 
 RUN_EPILOG = """\b
@@ -143,8 +150,8 @@ def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         return
     click.echo(_headline(shown))
     rows = [
-        (part["name"].rpartition("/")[2], part["component"], part["state"], part["received"], part["processed"],
-         part["exceptions"], f"{part['rate']:.1f}", part["lag"])
+        (part["name"].rpartition("/")[2], part["kind"], part["component"], part["state"], part["received"],
+         part["processed"], part["exceptions"], f"{part['rate']:.1f}", part["lag"])
         for part in shown["parts"]
     ]  # fmt: skip
     print_table(
@@ -373,7 +380,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     writer = WriteClient(settings, patience)
     topic = KeyedTopic(settings, records.TOPIC, patience)
     try:
-        for group in sorted({part["group"] for part in report["parts"]} - {""}):
+        for group in sorted({part["group"] for part in report.get("parts", ())} - {""}):
             writer.delete_group(group)
         kinds = (records.REPORT, records.DEFINITION, records.LAYOUT, records.REQUEST)
         topic.put({records.key(kind, full_name): None for kind in kinds})

@@ -40,7 +40,7 @@ def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, co
     """
     check_of = _Check(draft, facts)
     made = check_of.graph_and_plan()
-    if code is not None:
+    if code is not None and not draft.without_code:
         for part in draft.mesh.functions:
             for mistake in code(part):
                 check_of.wrong(part, f"code: {mistake}")

@@ -67,6 +67,8 @@ class Draft:
     outlines: tuple[Outline, ...]
     """The others."""
     mistakes: Mistakes
+    without_code: bool = False
+    """True if the code of functions cannot be looked at: it is not in Python."""
 
 
 def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Mesh:
@@ -147,7 +149,7 @@ class _Reader:
             notes=tuple(self._notes),
             line=top.line,
         )
-        return Draft(mesh, tuple(self._outlines), self._mistakes)
+        return Draft(mesh, tuple(self._outlines), self._mistakes, self._own.without_code)
 
     def _parts(self, top: Section, name: str, read: Callable[[yaml.Node, int], P | None]) -> Iterator[P]:
         if name not in top.fields:

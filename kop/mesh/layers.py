@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -18,8 +19,9 @@ Arrow: TypeAlias = tuple[Node, Node]
 _ALL_ORDERS: Final = 1500
 """Up to so many orders all are tried."""
 _SWEEPS: Final = 12
-_WORK: Final = 400_000
-"""How many pairs of links are compared, about, before the best order so far is taken."""
+_PASSES: Final = 20
+_WORK: Final = 2_000
+"""How many links are ordered, about, before the best order so far is taken."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,13 @@ def crossings(rows: Sequence[Sequence[Node]], links: Sequence[Sequence[Link]]) -
 
 def _crossings(links: Sequence[Link], place: Mapping[Node, int]) -> int:
     ends = sorted(((place[link.start], link.start_below), (place[link.end], link.end_below)) for link in links)
-    return sum(
-        1
-        for number, (start, end) in enumerate(ends)
-        for other_start, other_end in ends[number + 1 :]
-        if start < other_start and end > other_end
-    )
+    above: list[tuple[int, float]] = []
+    count = 0
+    for _, end in ends:
+        at = bisect_right(above, end)
+        count += len(above) - at
+        above.insert(at, end)
+    return count
 
 
 def put_in_order(layers: Layers, fixed: Collection[int] = ()) -> None:
@@ -150,8 +153,7 @@ def _all_orders(rows: Sequence[list[Node]], free: Sequence[int]) -> Iterable[lis
 
 def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
     """Sweep to and fro, each layer ordered by the middle of its neighbours, then by swaps; from several starts."""
-    pairs = sum(len(links) ** 2 for links in layers.links) + 1
-    starts = max(1, min(12, _WORK // (pairs * _SWEEPS)))
+    starts = max(1, min(12, _WORK // (sum(map(len, layers.links)) + 1)))
     chance = Random(0)
     best = [list(row) for row in layers.rows]
     least = crossings(best, layers.links)
@@ -165,7 +167,7 @@ def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
         for sweep in range(_SWEEPS):
             for number in free if sweep % 2 == 0 else list(reversed(free)):
                 _sort_by_middle(rows, layers.links, number, from_left=sweep % 2 == 0)
-            if pairs * len(free) < _WORK // 10:
+            if sweep >= _SWEEPS - 4:
                 _swap(rows, layers.links, free)
             count = crossings(rows, layers.links)
             if count < least:
@@ -197,20 +199,43 @@ def _part(below: float) -> float:
 
 def _swap(rows: list[list[Node]], links: Sequence[Sequence[Link]], free: Sequence[int]) -> None:
     """Swap neighbours as long as that takes crossings away."""
-    improved = True
-    while improved:
+    for _ in range(_PASSES):
         improved = False
         for number in free:
-            near = [each for at in (number - 1, number) if 0 <= at < len(links) for each in [links[at]]]
-            around = rows[max(number - 1, 0) : number + 2]
             row = rows[number]
+            sides = [
+                _ends_beside(rows, links, number, from_left=True),
+                _ends_beside(rows, links, number, from_left=False),
+            ]
             for at in range(len(row) - 1):
-                before = crossings(around, near)
-                row[at], row[at + 1] = row[at + 1], row[at]
-                if crossings(around, near) < before:
+                above, below = row[at], row[at + 1]
+                now = sum(_over(side[above], side[below]) for side in sides)
+                if now and sum(_over(side[below], side[above]) for side in sides) < now:
+                    row[at], row[at + 1] = below, above
                     improved = True
-                else:
-                    row[at], row[at + 1] = row[at + 1], row[at]
+        if not improved:
+            return
+
+
+def _ends_beside(
+    rows: Sequence[list[Node]], links: Sequence[Sequence[Link]], number: int, *, from_left: bool
+) -> dict[Node, list[tuple[int, float]]]:
+    """Return where the links of each node of a layer end in the layer beside it, from top to bottom."""
+    ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}
+    beside = number - 1 if from_left else number + 1
+    if 0 <= beside < len(rows):
+        place = {node: at for at, node in enumerate(rows[beside])}
+        for link in links[min(number, beside)]:
+            if from_left:
+                ends[link.end].append((place[link.start], link.start_below))
+            else:
+                ends[link.start].append((place[link.end], link.end_below))
+    return {node: sorted(places) for node, places in ends.items()}
+
+
+def _over(above: Sequence[tuple[int, float]], below: Sequence[tuple[int, float]]) -> int:
+    """Return how many links of two neighbours cross."""
+    return sum(len(above) - bisect_right(above, end) for end in below)
 
 
 def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[Node, float]:

@@ -202,7 +202,7 @@ class _Planner:
                 if own is not None and count is not None and own != count:
                     return f"{told} of each partition; {topic} has {own} and {root} {count}"
         if loses and count != 1:
-            return f"{told}, and {loses} does not say that it keeps keys: keepsKey"
+            return f"{told}, and {loses} has no keepsKey: true"
         return ""
 
     # -- components

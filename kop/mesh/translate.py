@@ -163,6 +163,8 @@ class Translated:
     node: yaml.Node
     written: Written = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    without_code: bool = False
+    """True if some function has no file of Python, which is told: code is not looked at."""
 
 
 def translated(nodes: Sequence[yaml.Node], mistakes: Mistakes) -> Translated | None:
@@ -223,6 +225,7 @@ class _Objects:
         self._ignored: dict[str, dict[str, int]] = {}
         """Whose fields are left out, to their names and the line of the first of each."""
         self._config_names: dict[str, int] = {}
+        self._without_code = False
 
     def mesh(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> Translated | None:
         meshes = [node for node, kind in zip(nodes, kinds, strict=True) if kind == "FunctionMesh"]
@@ -270,7 +273,7 @@ class _Objects:
             for whose, names in self._ignored.items()
         ]
         written = {ours: theirs for theirs, ours in FUNCTION.items() if ours != theirs}
-        return Translated(_mapping(items, node), written, tuple(notes))
+        return Translated(_mapping(items, node), written, tuple(notes), self._without_code)
 
     def _of_first(self, spec: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
         """Return tenant and namespace: those of the first function that says them."""
@@ -358,6 +361,7 @@ class _Objects:
                 told = f"functions in {name.capitalize()} are not run: name a file of Python, python: {{py: FILE}}"
                 self._mistakes.add(flat[name][0], f"{place}: {name}: {told}")
                 flat["python.py"] = (flat[name][0], _scalar("none.py", flat[name][1]))
+                self._without_code = True
         items: list[tuple[yaml.Node, yaml.Node]] = []
         for path, (line, value) in flat.items():
             if path in {"golang", *JVM}:
@@ -429,12 +433,14 @@ def _short(node: yaml.Node, mistakes: Mistakes) -> Translated:
     top = _fields(node)
     file = top.get("pyFile")
     notes: list[str] = []
+    without_code = False
     jar = top.get("jarFile")
     if jar is not None and file is None:
         if _text_of(jar).endswith(".jar"):
             told = "functions in Java are not run: pyFile: FILE names the file of Python for all functions"
             mistakes.add(line_of(jar), f"jarFile: {told}")
             file = _scalar("none.py", jar)
+            without_code = True
         else:
             file = jar
     elif jar is not None:
@@ -450,7 +456,7 @@ def _short(node: yaml.Node, mistakes: Mistakes) -> Translated:
         elif name not in {"jarFile", "pyFile"}:
             items.append((key, value))
     written = {"functions": "functionInfos", "className": "classname", "parallelism": "replicas", "py": "pyFile"}
-    return Translated(_mapping(items, node), written, tuple(notes))
+    return Translated(_mapping(items, node), written, tuple(notes), without_code)
 
 
 def _short_function(node: yaml.Node, file: yaml.Node | None, mistakes: Mistakes) -> yaml.Node:

@@ -99,7 +99,8 @@ def print_lag(query: Any, file: IO[str] | None = None) -> None:
 
 
 def progress_settings(options: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return kafka-python's settings for the connection, by the options of a read or a write; OptionError.
+    """Return kafka-python's settings for the connection, by the options of a read or a write; OptionError says which
+    option is wrong.
 
     Options that do not concern the connection are ignored, but an unknown `kafka.*` is refused.
     """

@@ -69,7 +69,7 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
 def offsets_of(
     admin: PulsarAdmin, settings: Mapping[str, str], wanted: Mapping[TopicPartition, MessageId], *, behind: bool
 ) -> Offsets:
-    """Return the offset of each message, or the one behind it; MessageBoundError.
+    """Return the offset of each message, or the one behind it; MessageBoundError if there is no such message.
 
     `settings` are the values of SETTINGS that the gateway told.
     """

@@ -180,12 +180,12 @@ class ReadOptions:
 
 
 def batch_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.read`; OptionError."""
+    """Return the options of `spark.read`; OptionError says which option is wrong."""
     return _read_options(options, streaming=False)
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.readStream`; OptionError."""
+    """Return the options of `spark.readStream`; OptionError says which option is wrong."""
     return _read_options(options, streaming=True)
 
 
@@ -234,7 +234,7 @@ CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 
 
 def connection_options(given: Given) -> ConnectionOptions:
-    """Take the options of the connection out of those that were given; OptionError."""
+    """Take the options of the connection out of those that were given; OptionError says which option is wrong."""
     if not given.has("kafka.bootstrap.servers"):
         table = (
             ""

@@ -98,14 +98,14 @@ class KopDataSource(DataSource):
         return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query; OptionError."""
+        """Return the reader of a batch query; OptionError says which option is wrong."""
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
         return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query; OptionError."""
+        """Return the reader of a streaming query; OptionError says which option is wrong."""
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)

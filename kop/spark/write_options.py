@@ -115,7 +115,7 @@ class WriteOptions:
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Return the options of `df.write` or of `df.writeStream`; OptionError."""
+    """Return the options of `df.write` or of `df.writeStream`; OptionError says which option is wrong."""
     given = Given(options)
     connection = connection_options(given)
     topic = given.take("topic", text, "") or None

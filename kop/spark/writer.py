@@ -221,7 +221,7 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
 
 
 def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
-    """Return the settings and columns that the tasks of a write need; OptionError, SinkError."""
+    """Return the settings and columns that the tasks of a write need; OptionError or SinkError says what is wrong."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     return Write(made, SinkColumns.of(fields, made.topic, _plans(made, schema)))
@@ -242,14 +242,16 @@ def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
-    """Return the writer of a batch query; OptionError, SinkError."""
+    """Return the writer of a batch query; OptionError or SinkError says what is wrong."""
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
     return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
-    """Return the writer of a streaming query; OptionError, SinkError. In complete mode each batch is written whole."""
+    """Return the writer of a streaming query; OptionError or SinkError says what is wrong. In complete mode each batch
+    is written whole.
+    """
     write = make_write(options, schema, streaming=True)
     if write.columns.plans and not HAS_ARROW_STREAMS:
         raise SinkError("write with kop.spark.write_stream(...), or PySpark 4.1: before, a sink gets no typed columns")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import admin as librdkafka
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 from support.gateway import gateway, run
 
@@ -332,6 +333,29 @@ def test_a_credential_is_that_of_the_password(tmp_path: Path) -> None:
             for mechanism in Mechanism:
                 known = serving.gateway.security.users.scram(mechanism, "alice")
                 assert known == ScramCredential.of_password(mechanism, "secret", salt=b"salt")
+
+    run(main())
+
+
+def test_librdkafka_makes_and_removes_users(tmp_path: Path) -> None:
+    """Its requests have a byte more than Kafka's."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as (serving, _):
+
+            def alter() -> None:
+                admin = librdkafka.AdminClient({"bootstrap.servers": "{}:{}".format(*serving.listeners[0])})
+                scram = librdkafka.ScramMechanism.SCRAM_SHA_256
+                info = librdkafka.ScramCredentialInfo(scram, 4096)
+                wanted = librdkafka.UserScramCredentialUpsertion("alice", info, b"secret", b"salt")
+                removed = librdkafka.UserScramCredentialDeletion("alice", scram)
+                for alteration in (wanted, removed, wanted):
+                    for future in admin.alter_user_scram_credentials([alteration]).values():
+                        future.result(10)
+
+            await asyncio.to_thread(alter)
+            known = serving.gateway.security.users.scram(Mechanism.SCRAM_SHA_256, "alice")
+            assert known == ScramCredential.of_password(Mechanism.SCRAM_SHA_256, "secret", salt=b"salt")
 
     run(main())
 

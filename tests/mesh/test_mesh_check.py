@@ -120,8 +120,7 @@ def test_names_are_once_among_all_kinds() -> None:
     [
         (
             function("a", "in", "t", "private: true") + function("b", "t", "u", "stateScope: partition"),
-            "3: function a: private: b needs the topic t: b has state, and a does not say that it keeps keys: "
-            "keepsKey: leave private away",
+            "3: function a: private: b needs the topic t: b has state, and a has no keepsKey: true: leave private away",
         ),
         (
             function("a", "in", "t", "private: true"),

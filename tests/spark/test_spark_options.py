@@ -207,6 +207,21 @@ def test_what_a_line_of_jaas_asks_in_vain_is_refused(mechanism: str, line: str, 
         batch_options(SERVER | {"subscribe": "t"} | sasl)
 
 
+def test_the_class_that_java_needs_for_tokens_is_taken_and_no_other() -> None:
+    token = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "file:///token",
+        "kafka.sasl.login.callback.handler.class": "org.apache.kafka.OAuthBearerLoginCallbackHandler",
+    }
+    settings = batch_options(SERVER | {"subscribe": "t"} | token).connection.settings
+    assert settings["sasl_mechanism"] == "OAUTHBEARER"
+    token["kafka.sasl.login.callback.handler.class"] = "my.Handler"
+    with pytest.raises(OptionError, match=r"'my.Handler' is not OAuthBearerLoginCallbackHandler, and no Java class"):
+        batch_options(SERVER | {"subscribe": "t"} | token)
+
+
 def test_no_error_has_a_password_in_it() -> None:
     line = 'PlainLoginModule username="ann" password="open sesame";'
     with pytest.raises(OptionError, match=r"set kafka\.sasl\.jaas\.config to another value: this one is not") as caught:

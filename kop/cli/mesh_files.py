@@ -1,0 +1,223 @@
+"""`kop mesh validate` and `kop mesh draw`: what can be said of a mesh's file without running it."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
+from kop.cli.functions import connection_options, read_connection
+
+if TYPE_CHECKING:
+    from kop.mesh.check import Checked, CodeCheck
+    from kop.mesh.file import Draft
+    from kop.mesh.plan import Facts
+    from kop.mesh.spec import FunctionPart, Mesh
+
+VALIDATE_EPILOG = """\b
+Examples:
+  kop mesh validate orders.yaml
+  kop mesh validate orders.yaml --master local[4]
+  kop mesh validate orders.yaml --bootstrap broker.example:9092
+
+\b
+Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
+
+DRAW_EPILOG = """\b
+Examples:
+  kop mesh draw orders.yaml --output orders.svg
+  kop mesh draw orders.yaml > orders.svg"""
+
+_AT_ONCE = 4
+"""How many processes look at code."""
+_LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+
+
+@click.command("validate", epilog=VALIDATE_EPILOG, short_help="Say everything that is wrong with a mesh's file.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--master", metavar="URL", help="Where it is to run: local[4] has 4 cores for its tasks.")
+@click.option(
+    "--cores", metavar="N", type=click.IntRange(min=1), help="Cores of a cluster, if --master does not say it."
+)
+@click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
+@json_option
+@connection_options
+@click.pass_context
+def validate(
+    context: click.Context,
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    file: str,
+    master: str | None,
+    cores: int | None,
+    no_code: bool,
+    as_json: bool,
+) -> None:
+    """Check a mesh's file, and show what it is: parts, and the components that run as one.
+
+    No server is needed. With --bootstrap or --client-config it is asked which topics there are, and how many
+    partitions they have.
+    """
+    from kop.mesh.check import check
+    from kop.mesh.nodes import MeshError
+
+    quiet_client()
+    draft = _draft(file)
+    facts: Facts | None = None
+    if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
+        facts = _facts(draft.mesh, *read_connection(bootstrap, client_config))
+    local = _LOCAL.fullmatch(master or "")
+    code = None if no_code or draft.without_code else _wrong_codes(draft.mesh)
+    checked = check(draft, facts, int(local[1]) if local else cores, code)
+    if as_json:
+        print_json(_as_json(file, checked))
+        if checked.mistakes:
+            context.exit(1)
+        return
+    for text in checked.notes:
+        note(f"{file}: {text}")
+    if checked.mistakes:
+        count = len(checked.mistakes)
+        fail(f"{MeshError(file, checked.mistakes)}\n{file}: {count} mistake{'s' if count > 1 else ''}")
+    _show(checked)
+
+
+@click.command("draw", epilog=DRAW_EPILOG, short_help="Draw a mesh as SVG.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where the picture goes. Default: standard output.")
+def draw(file: str, output: str) -> None:
+    """Draw the mesh of a file as SVG, from left to right.
+
+    A frame is around functions that run as one. The code of functions is not imported, and no server is asked.
+    """
+    from kop.mesh.check import check
+    from kop.mesh.draw import draw as drawn
+    from kop.mesh.nodes import MeshError
+
+    checked = check(_draft(file))
+    if checked.plan is None:
+        raise CliUsageError(str(MeshError(file, checked.mistakes)))
+    svg = drawn(checked.mesh, checked.plan)
+    if output == "-":
+        click.echo(svg, nl=False)
+        return
+    try:
+        Path(output).write_text(svg, encoding="utf-8")
+    except OSError as error:
+        fail(f"{output}: {error.strerror}")
+
+
+def _draft(file: str) -> Draft:
+    from kop.functions.topics import TopicNames
+    from kop.mesh.file import draft_of
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CliUsageError(f"{file}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
+    return draft_of(text, file, TopicNames(has_namespaces=True))
+
+
+def _facts(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
+    """Return what a server knows of the topics of a mesh."""
+    from kop.client.errors import ClientError
+    from kop.client.read_client import ReadClient
+    from kop.mesh.plan import Facts
+
+    names = {topic for part in mesh.parts for topic in (*part.inputs, *part.outputs)}
+    client = ReadClient(settings, int(patience * 1000))
+    try:
+        topics = client.topics(names)
+    except ClientError as error:
+        fail(str(error))
+    finally:
+        client.close()
+    return Facts({name: len(topic.leaders) for name, topic in topics.items()})
+
+
+def _wrong_codes(mesh: Mesh) -> CodeCheck:
+    """Look at the code of all functions, several at once, and return what says what is wrong with one."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        wrong = dict(zip((id(part) for part in mesh.functions), threads.map(_wrong_code, mesh.functions), strict=True))
+    return lambda part: wrong[id(part)]
+
+
+def _wrong_code(part: FunctionPart) -> list[str]:
+    """Return what is wrong with the code of a function, which is imported in a process of its own."""
+    from kop.functions.checking import check
+    from kop.functions.function import CodePlace
+    from kop.functions.packages import PackageError, read_package, unpack
+    from kop.mesh.code import state_call
+
+    path = Path(part.spec.py)
+    if not path.is_file():
+        return [f"there is no file {path}"]
+    if path.suffix == ".py":
+        place = CodePlace(str(path.absolute()))
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
+        try:
+            place = unpack(read_package(str(path)), cache)
+        except PackageError as error:
+            return [str(error)]
+    wrong = check(part.spec, place)
+    if not wrong and not part.has_state and path.suffix == ".py":
+        call = state_call(path.read_text(encoding="utf-8", errors="replace"), part.spec.class_name)
+        if call is not None:
+            name, line = call
+            wrong.append(
+                f"{path.name}, line {line}: {name} needs state: give the function stateScope: partition, or function"
+            )
+    return wrong
+
+
+def _as_json(file: str, checked: Checked) -> dict[str, Any]:
+    components = [] if checked.plan is None else checked.plan.components
+    return {
+        "file": file,
+        "mesh": checked.mesh.full_name if checked.mesh.name else None,
+        "mistakes": [{"line": mistake.line, "text": mistake.text} for mistake in checked.mistakes],
+        "notes": list(checked.notes),
+        "components": [
+            {
+                "name": component.name,
+                "functions": list(component.names),
+                "inputs": list(component.inputs),
+                "outputs": list(component.written),
+                "private": list(component.unwritten),
+                "guarantee": component.guarantee.value,
+                "tasks": component.parallelism,
+                "cuts": [{"topic": c.topic, "function": c.function, "reason": c.reason} for c in component.cuts],
+            }
+            for component in components
+        ],
+    }
+
+
+def _show(checked: Checked) -> None:
+    mesh, plan = checked.mesh, checked.plan
+    assert plan is not None
+    count = len(plan.components)
+    click.echo(
+        f"{mesh.full_name}: {len(mesh.parts)} parts, {count} component{'' if count == 1 else 's'}, {mesh.trigger}"
+    )
+    rows = [
+        (
+            part.name,
+            part.kind,
+            plan.of_function[part.name].name if part.name in plan.of_function else "-",
+            ", ".join(part.inputs) or "-",
+            ", ".join(part.outputs) or "-",
+        )
+        for part in mesh.parts
+    ]
+    print_table(["PART", "KIND", "COMPONENT", "READS", "WRITES"], rows)
+    for cut in plan.cuts:
+        click.echo(f"{cut.function} reads {cut.topic} from the server: {cut.reason}")

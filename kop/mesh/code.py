@@ -1,0 +1,42 @@
+"""The code of a function, read and not run: if it uses state.
+
+Owns: which calls use state, what of a file a function is made of.
+Must not know: how code is imported, what else it does.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Final
+
+_STATE: Final = frozenset({"incr_counter", "get_counter", "del_counter", "put_state", "get_state"})
+
+
+def state_call(source: str, class_name: str) -> tuple[str, int] | None:
+    """Return the first call of a function's code that uses state, and its line; None if there is none to be seen.
+
+    `class_name` is `module.Class`, `module.function` or `module`, the file's own. Of the file that is looked at what
+    the function is made of: it, and what it names of the file.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    tops = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    name = class_name.partition(".")[2].partition(".")[0] or "process"
+    wanted = [name] if name in tops else list(tops)
+    seen: set[str] = set()
+    calls: list[tuple[int, str]] = []
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for node in ast.walk(tops[name]):
+            if isinstance(node, ast.Attribute) and node.attr in _STATE:
+                calls.append((node.lineno, node.attr))
+            elif isinstance(node, ast.Name) and node.id in tops:
+                wanted.append(node.id)
+    return (min(calls)[1], min(calls)[0]) if calls else None
