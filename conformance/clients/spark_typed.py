@@ -56,9 +56,9 @@ def avro_of_a_registry_is_columns(run: Run) -> None:
         put(run, topic, frame(first) + b"\x02\x02\x06tea", None, frame(first) + b"\x04\x00")
         rows = read(run, topic, **by_registry(registry))
         same(rows.select("value").schema.simpleString(), "struct<value:struct<id:bigint,item:string>>")
-        found = rows.orderBy("offset").select("value.id", "value.item", "value").collect()
+        got = rows.orderBy("offset").select("value.id", "value.item", "value").collect()
         wanted = [(1, "tea", False), (None, None, True), (2, None, False)]
-        same([(row.id, row.item, row.value is None) for row in found], wanted)
+        same([(row.id, row.item, row.value is None) for row in got], wanted)
 
 
 @typed()
@@ -123,8 +123,8 @@ def what_is_written_is_read(run: Run, how: str) -> None:
         writing = {"kafka.bootstrap.servers": run.bootstrap, "topic": topic, "registerSchema": "true"}
         rows.write.format("kop").options(**writing, **by_registry(registry, how)).mode("append").save()
         same(list(registry.subjects), [f"{topic}-value"])
-        found = read(run, topic, **by_registry(registry, how))
-        back = found.select("value.*").orderBy("id")
+        got = read(run, topic, **by_registry(registry, how))
+        back = got.select("value.*").orderBy("id")
         if how == "json":  # JSON Schema has no words for what these are
             back = back.withColumn("price", back.price.cast("decimal(9,2)")).withColumn(
                 "raw", functions.unbase64("raw")
@@ -155,8 +155,8 @@ def protobuf_is_written_and_read(run: Run) -> None:
         rows.write.format("kop").options(**writing, **by_registry(registry, "protobuf")).mode("append").save()
         with consumer(run, topic) as c:
             assert take(c, 5)[0].value.startswith(b"\0\0\0\0\1\0")
-        found = read(run, topic, **by_registry(registry, "auto")).select("value.*").orderBy("id").collect()
-        same(found, rows.select("value.*").orderBy("id").collect())
+        got = read(run, topic, **by_registry(registry, "auto")).select("value.*").orderBy("id").collect()
+        same(got, rows.select("value.*").orderBy("id").collect())
 
 
 @typed()
@@ -223,5 +223,5 @@ def latest_is_the_newest_row_of_each_key(run: Run) -> None:
         name = identifier(f"latest_{topic}")
         query = newest.writeStream.format("memory").queryName(name).option("checkpointLocation", path)
         finish(query.outputMode("complete").trigger(availableNow=True).start(), 100)
-        found = session().table(name).orderBy("key").collect()
-        same([(row.key, row.value and row.value.n) for row in found], [("a", 2), ("c", None)])
+        got = session().table(name).orderBy("key").collect()
+        same([(row.key, row.value and row.value.n) for row in got], [("a", 2), ("c", None)])

@@ -182,7 +182,7 @@ class _Parser:
                     declared["name"], kind, tuple(declared.get("aliases") or ()), declared.get("default", _NO_DEFAULT)
                 )
             )
-        names = [one.name.lower() for one in made.fields]
+        names = [member.name.lower() for member in made.fields]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"the record {made} has two fields {twice}, which Spark takes for the same column")
@@ -241,12 +241,12 @@ def _arrow_type(schema: AvroType, logical: bool, within: tuple[str, ...]) -> pa.
             return pa.string()
         if len(members) == 1:
             return _arrow_type(members[0], logical, within)
-        return pa.struct([(f"member{at}", _arrow_type(one, logical, within)) for at, one in enumerate(members)])
+        return pa.struct([(f"member{at}", _arrow_type(member, logical, within)) for at, member in enumerate(members)])
     if schema.kind == "record":
         if schema.name in within:
             raise SchemaError(f"the record {schema.name} holds itself, which the type of a column cannot")
         inner = (*within, schema.name)
-        return pa.struct([(one.name, _arrow_type(one.kind, logical, inner)) for one in schema.fields])
+        return pa.struct([(member.name, _arrow_type(member.kind, logical, inner)) for member in schema.fields])
     if schema.kind == "array":
         return pa.list_(pa.field("element", _arrow_type(schema.item, logical, within)))
     if schema.kind == "map":

@@ -210,7 +210,7 @@ def _enum(schema: AvroType, path: str) -> Encode:
 
 
 def _decimal(schema: AvroType, path: str) -> Encode:
-    def one(value: Decimal) -> bytes:
+    def encoded_decimal(value: Decimal) -> bytes:
         number = int(value.scaleb(schema.scale))
         if schema.kind == "fixed":
             try:
@@ -219,7 +219,7 @@ def _decimal(schema: AvroType, path: str) -> Encode:
                 raise BadRecordError(f"{path or 'a row'} is {value}, too large for {schema}") from None
         return _sized(number.to_bytes(((number if number >= 0 else ~number).bit_length() + 8) // 8, "big", signed=True))
 
-    return lambda column: [one(value) for value in column.to_pylist()]
+    return lambda column: [encoded_decimal(value) for value in column.to_pylist()]
 
 
 # -- schemas of types

@@ -3,8 +3,9 @@
 Owns: which schema a column is read by, which schemas its records name, the order of rows.
 Must not know: pyspark, how options are written.
 
-A `Plan` is made where a query is planned, and holds all that a task needs, so it can be pickled. `ColumnReader` is what
-a task makes of it. Records are grouped by the schemas that they name, read group by group, and put back in order.
+A `ColumnPlan` is made where a query is planned, and holds all that a task needs, so it can be pickled; a `ColumnReader`
+is what a task makes of it. Records are grouped by the schemas that they name, read group by group, and put back in
+order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, 
 from kop.schemas.json_text import JsonReader
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
-from kop.schemas.pulsar import KEY_VALUE, PulsarOptions, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.pulsar import KEY_VALUE, PulsarRegistryOptions, PulsarSchema, topic_schema, topic_schemas
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
@@ -34,7 +35,7 @@ FORMATS_OF_PULSAR: Final = {"AVRO": "avro", "JSON": "json", "PROTOBUF_NATIVE": "
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SchemaSource:
     """Where the schema of a column is found, as a user says it."""
 
     column: str
@@ -45,7 +46,7 @@ class Source:
     message: str = ""
     registry: RegistryOptions | None = None
     subject: str = ""
-    pulsar: PulsarOptions | None = None
+    pulsar: PulsarRegistryOptions | None = None
     topic: str = ""
     """The topic as Pulsar names it in full."""
     version: int | None = None
@@ -53,7 +54,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ColumnPlan:
     """The way in which a column is read: its format, and the reader's schema, which is fixed."""
 
     format: str
@@ -66,10 +67,10 @@ class Plan:
     message: str = ""
     registry: RegistryOptions | None = None
     """The registry whose ids stand before records; None if nothing stands there."""
-    pulsar: PulsarOptions | None = None
+    pulsar: PulsarRegistryOptions | None = None
     topic: str = ""
     """The topic of Pulsar whose schema's versions the records may have; empty if all have the plan's own."""
-    pair: tuple[Plan, ...] = ()
+    pair: tuple[ColumnPlan, ...] = ()
     """The plans of the key and the value of a pair."""
     known_kind: pa.DataType | None = None
     """The type of the column, as Spark made it of `ddl`."""
@@ -79,7 +80,7 @@ class Plan:
         """The type of the column in Spark's words."""
         return f"STRUCT<{self.ddl}>" if self.ddl else in_sql(self.kind)
 
-    def of_type(self, kind: pa.DataType) -> Plan:
+    def of_type(self, kind: pa.DataType) -> ColumnPlan:
         """Return the plan for a column whose type is known; SchemaError if the schema says another one."""
         if self.ddl:
             in_sql(widened(kind))
@@ -122,10 +123,10 @@ class Plan:
 # -- plans
 
 
-def plan(source: Source) -> Plan:
+def plan(source: SchemaSource) -> ColumnPlan:
     """Return how a column is read, asking the registry for what the user left open; SchemaError."""
     if source.format == "string":
-        made = Plan("string")
+        made = ColumnPlan("string")
     elif source.text:
         made = _of_text(source)
     elif source.registry is not None:
@@ -137,20 +138,20 @@ def plan(source: Source) -> Plan:
     return made
 
 
-def _of_text(source: Source) -> Plan:
+def _of_text(source: SchemaSource) -> ColumnPlan:
     match source.format:
         case "avro":
-            return Plan("avro", Schema("AVRO", source.text), registry=source.registry)
+            return ColumnPlan("avro", Schema("AVRO", source.text), registry=source.registry)
         case "protobuf":
             schema = Schema("PROTOBUF", source.text)
             message = ProtobufSchema(source.text).message(source.message).full_name
-            return Plan("protobuf", schema, message=message, registry=source.registry)
+            return ColumnPlan("protobuf", schema, message=message, registry=source.registry)
     if source.text.lstrip().startswith("{"):
-        return Plan("json", Schema("JSON", source.text), registry=source.registry)
-    return Plan("json", ddl=source.text, registry=source.registry)
+        return ColumnPlan("json", Schema("JSON", source.text), registry=source.registry)
+    return ColumnPlan("json", ddl=source.text, registry=source.registry)
 
 
-def _of_registry(source: Source, options: RegistryOptions) -> Plan:
+def _of_registry(source: SchemaSource, options: RegistryOptions) -> ColumnPlan:
     schema = registry_of_process(options).of_subject(source.subject, source.version)
     known = FORMATS_OF_REGISTRY.get(schema.kind, "")
     if not known or source.format not in (AUTO, known):
@@ -158,10 +159,10 @@ def _of_registry(source: Source, options: RegistryOptions) -> Plan:
     message = ""
     if known == "protobuf":
         message = ProtobufSchema(schema.text, schema.references).message(source.message).full_name
-    return Plan(known, schema, message=message, registry=options)
+    return ColumnPlan(known, schema, message=message, registry=options)
 
 
-def _of_pulsar(source: Source) -> Plan:
+def _of_pulsar(source: SchemaSource) -> ColumnPlan:
     assert source.pulsar is not None
     schema = topic_schema(source.pulsar, source.topic, source.version)
     if schema.kind == KEY_VALUE:
@@ -171,26 +172,26 @@ def _of_pulsar(source: Source) -> Plan:
         if schema.separated:
             return _of_pulsar_schema(key if source.column == "key" else value, AUTO, source.topic)
         if source.column == "key":
-            return Plan("string")
-        return Plan("pair", pair=tuple(_of_pulsar_schema(part, AUTO, source.topic) for part in (key, value)))
+            return ColumnPlan("string")
+        return ColumnPlan("pair", pair=tuple(_of_pulsar_schema(part, AUTO, source.topic) for part in (key, value)))
     if source.column == "key":
-        return Plan("string")  # the keys of Pulsar's messages are texts, unless a pair says otherwise
+        return ColumnPlan("string")  # the keys of Pulsar's messages are texts, unless a pair says otherwise
     made = _of_pulsar_schema(schema, source.format, source.topic)
     return replace(made, pulsar=source.pulsar, topic=source.topic) if made.format == "avro" else made
 
 
-def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> Plan:
+def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> ColumnPlan:
     known = FORMATS_OF_PULSAR.get(schema.kind, "")
     if not known and schema.kind not in PRIMITIVES:
         raise SchemaError(f"set the format to bytes: the schema of {topic} is {schema.kind}, which is not read")
     if wanted not in (AUTO, known):
         raise SchemaError(f"set the format to {known or AUTO}: the schema of {topic} is {schema.kind}")
     if not known:
-        return Plan("string" if schema.kind == "STRING" else schema.kind)
+        return ColumnPlan("string" if schema.kind == "STRING" else schema.kind)
     if known == "protobuf":
         text, message = protobuf.native_schema(schema.text)
-        return Plan("protobuf", Schema("PROTOBUF", text), message=message)
-    return Plan(known, Schema("AVRO", schema.text, version=schema.version))
+        return ColumnPlan("protobuf", Schema("PROTOBUF", text), message=message)
+    return ColumnPlan(known, Schema("AVRO", schema.text, version=schema.version))
 
 
 @functools.lru_cache(16)
@@ -206,7 +207,7 @@ Decoded = tuple[pa.Array, dict[int, str]]
 """A column, and what is wrong with records that are null in it because they are bad, by row."""
 
 
-class RecordReader(Protocol):
+class SchemaReader(Protocol):
     """The reader of records of one schema."""
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
@@ -220,7 +221,7 @@ class ColumnReader(Protocol):
         """Return the column of the plan's type; null stays null."""
 
 
-def reader_of(plan: Plan) -> ColumnReader:
+def reader_of(plan: ColumnPlan) -> ColumnReader:
     """Return the reader of a plan, for one task; SchemaError."""
     if plan.format == "string":
         return TextReader()
@@ -231,7 +232,7 @@ def reader_of(plan: Plan) -> ColumnReader:
     return BareReader(plan)
 
 
-def _record_reader(plan: Plan) -> RecordReader:
+def _record_reader(plan: ColumnPlan) -> SchemaReader:
     """Return the reader of records that the plan's own schema wrote."""
     match plan.format:
         case "avro" if plan.pulsar is not None:
@@ -246,7 +247,7 @@ def _record_reader(plan: Plan) -> RecordReader:
     return PrimitiveReader("STRING" if plan.format == "string" else plan.format)
 
 
-def _versions(options: PulsarOptions, topic: str) -> dict[int, avro_schema.AvroType]:
+def _versions(options: PulsarRegistryOptions, topic: str) -> dict[int, avro_schema.AvroType]:
     """Return the versions of a topic's schema, but for those of other formats."""
     schemas = [schema for schema in topic_schemas(options, topic) if schema.kind == "AVRO"]
     return {schema.version or 0: avro_schema.parse(schema.text) for schema in schemas}
@@ -269,7 +270,7 @@ class TextReader:
 class BareReader:
     """The reader of records without anything before them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ColumnPlan) -> None:
         self._kind = plan.kind
         self._reader = _record_reader(plan)
 
@@ -283,7 +284,7 @@ class BareReader:
 class PairReader:
     """The reader of Pulsar's pairs of key and value in one message."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ColumnPlan) -> None:
         self._kind = plan.kind
         self._parts = [_record_reader(part) for part in plan.pair]
 
@@ -322,12 +323,12 @@ begins.
 class FramedReader:
     """The reader of records with a registry's id before them; each id has a reader of its own."""
 
-    def __init__(self, plan: Plan, registry: RegistryOptions) -> None:
+    def __init__(self, plan: ColumnPlan, registry: RegistryOptions) -> None:
         self._registry = registry_of_process(registry)
         self._kind = plan.kind
-        self._readers: dict[tuple[int, tuple[int, ...]], RecordReader | str] = {}
+        self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}
         self._wanted = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}[plan.format]
-        self._make: Callable[[Schema, tuple[int, ...]], RecordReader]
+        self._make: Callable[[Schema, tuple[int, ...]], SchemaReader]
         if plan.format == "avro":
             reader = plan.avro
             self._make = lambda schema, _: AvroReader(avro_schema.parse(schema.text, schema.reference_texts), reader)
@@ -372,7 +373,7 @@ class FramedReader:
                 failures |= {rows[at]: f"by schema {schema_id} {reason}" for at, reason in bad.items()}
         return in_order(self._kind, len(column), decoded), failures
 
-    def _reader(self, schema_id: int, indexes: tuple[int, ...]) -> RecordReader | str:
+    def _reader(self, schema_id: int, indexes: tuple[int, ...]) -> SchemaReader | str:
         """Return the reader of a schema, or why none of its records can be read."""
         key = schema_id, indexes
         if key not in self._readers:
@@ -383,7 +384,7 @@ class FramedReader:
             self._readers[key] = self._made(schema_id, written, indexes)
         return self._readers[key]
 
-    def _made(self, schema_id: int, written: Schema, indexes: tuple[int, ...]) -> RecordReader | str:
+    def _made(self, schema_id: int, written: Schema, indexes: tuple[int, ...]) -> SchemaReader | str:
         if written.kind != self._wanted:
             return f"schema {schema_id} is {written.kind}, not {self._wanted}"
         try:

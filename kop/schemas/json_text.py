@@ -98,7 +98,9 @@ class JsonReader:
         into = self._into
         for row, text in enumerate(texts):
             try:
-                value = json.loads(text.decode(), parse_constant=_no_number, parse_float=_Number) if text else None
+                value = (
+                    json.loads(text.decode(), parse_constant=_no_number, parse_float=_WrittenNumber) if text else None
+                )
                 into.add(None if value is None else self._convert(value))
                 continue
             except UnicodeDecodeError:
@@ -115,7 +117,7 @@ class JsonReader:
         return into.finish(), failures
 
 
-class _Number(str):
+class _WrittenNumber(str):
     """A number with a fraction or an exponent, as it is written."""
 
 
@@ -189,12 +191,12 @@ def _nullable(convert: Convert) -> Convert:
 
 
 def _expect(value: Any, kind: type, what: str, path: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, _Number):
+    if not isinstance(value, kind) or isinstance(value, _WrittenNumber):
         raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not {what}")
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, _Number) else json.dumps(_written(value), ensure_ascii=False)
+    text = value if isinstance(value, _WrittenNumber) else json.dumps(_written(value), ensure_ascii=False)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
@@ -235,12 +237,12 @@ def _float(value: Any, most: float, path: str) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, _Number)) and not isinstance(value, bool)
+    return isinstance(value, (int, _WrittenNumber)) and not isinstance(value, bool)
 
 
 def _whole(value: Any, bits: int, path: str) -> int:
     if type(value) is not int:
-        number = _as_decimal(value) if isinstance(value, _Number) else None
+        number = _as_decimal(value) if isinstance(value, _WrittenNumber) else None
         if number is None or abs(number.adjusted()) > 20 or number != int(number):
             raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not a whole number")
         value = int(number)
@@ -274,7 +276,9 @@ def _decimal(value: Any, kind: pa.DataType, path: str) -> Decimal:
 
 def _time(value: Any, zoned: bool, path: str) -> int:
     try:
-        made = datetime.fromisoformat(value) if isinstance(value, str) and not isinstance(value, _Number) else None
+        made = (
+            datetime.fromisoformat(value) if isinstance(value, str) and not isinstance(value, _WrittenNumber) else None
+        )
     except ValueError:
         made = None
     if made is None or (made.tzinfo is None) == zoned:
@@ -306,7 +310,7 @@ def _not_base64(value: Any, path: str) -> NoReturn:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        value = value if isinstance(value, _Number) else json.dumps(_written(value), ensure_ascii=False)
+        value = value if isinstance(value, _WrittenNumber) else json.dumps(_written(value), ensure_ascii=False)
     made = str(value)
     made.encode()  # a lone surrogate is no text
     return made
@@ -314,7 +318,7 @@ def _text(value: Any) -> str:
 
 def _written(value: Any) -> Any:
     """Return a value of JSON with its numbers as numbers again."""
-    if isinstance(value, _Number):
+    if isinstance(value, _WrittenNumber):
         return float(value)
     if isinstance(value, list):
         return [_written(item) for item in value]

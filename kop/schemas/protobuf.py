@@ -150,13 +150,13 @@ class ProtobufSchema:
 
     def at(self, indexes: Sequence[int]) -> Descriptor:
         """Return the message that a record's indexes name: of the file, then within that message; BadRecordError."""
-        found = list(self._file.message_types_by_name.values())
+        messages = list(self._file.message_types_by_name.values())
         made = None
         for index in indexes:
-            if not 0 <= index < len(found):
+            if not 0 <= index < len(messages):
                 raise BadRecordError(f"its message index {list(indexes)} names no message of the schema")
-            made = found[index]
-            found = list(made.nested_types)
+            made = messages[index]
+            messages = list(made.nested_types)
         if made is None:
             raise BadRecordError("it has no message index")
         return made
@@ -168,7 +168,7 @@ class ProtobufSchema:
         while at is not None:
             outer = at.containing_type
             beside = list(self._file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
-            path.insert(0, [one.full_name for one in beside].index(at.full_name))
+            path.insert(0, [sibling.full_name for sibling in beside].index(at.full_name))
             at = outer
         return path
 
@@ -299,13 +299,13 @@ def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
             return (0,), at
         if not 0 < count <= len(data) - at:
             raise BadRecordError(f"it has {count} message indexes")
-        found = []
+        indexes = []
         for _ in range(count):
             index, at = _zigzag(data, at)
-            found.append(index)
+            indexes.append(index)
     except IndexError:
         raise BadRecordError("it is cut short") from None
-    return tuple(found), at
+    return tuple(indexes), at
 
 
 def write_indexes(indexes: Sequence[int]) -> bytes:

@@ -33,12 +33,12 @@ def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list
     def encode(column: pa.Array) -> list[bytes]:
         encoded = []
         for row in _without_times(column).to_pylist():
-            one = made()
+            filled = made()
             try:
-                fill(one, row)
+                fill(filled, row)
             except (ValueError, TypeError, OverflowError) as error:
                 raise BadRecordError(f"a row does not fit the message {message.full_name}: {error}") from None
-            encoded.append(one.SerializeToString(deterministic=True))
+            encoded.append(filled.SerializeToString(deterministic=True))
         return encoded
 
     return lambda column: with_nulls(encode, column)

@@ -27,7 +27,7 @@ KEY_VALUE: Final = "KEY_VALUE"
 
 
 @dataclass(frozen=True, slots=True)
-class PulsarOptions:
+class PulsarRegistryOptions:
     """The access to Pulsar's admin REST."""
 
     url: str
@@ -67,7 +67,7 @@ class PulsarSchema:
         return PulsarSchema(kind, part if isinstance(part, str) else json.dumps(part), {}, self.version)
 
 
-def topic_schema(options: PulsarOptions, topic: str, version: int | None = None) -> PulsarSchema:
+def topic_schema(options: PulsarRegistryOptions, topic: str, version: int | None = None) -> PulsarSchema:
     """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if none is named.
     SchemaError.
     """
@@ -75,7 +75,7 @@ def topic_schema(options: PulsarOptions, topic: str, version: int | None = None)
     return _asked(options, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
 
 
-def topic_schemas(options: PulsarOptions, topic: str) -> list[PulsarSchema]:
+def topic_schemas(options: PulsarRegistryOptions, topic: str) -> list[PulsarSchema]:
     """Return all versions of the schema of a topic; SchemaError."""
     return _asked(
         options,
@@ -91,7 +91,9 @@ def _schema(answer: Mapping[str, Any]) -> PulsarSchema:
     )
 
 
-def _asked(options: PulsarOptions, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str) -> T:
+def _asked(
+    options: PulsarRegistryOptions, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str
+) -> T:
     async def once() -> A:
         tls = TlsOptions(ca_file=options.ca_file, system_too=True)
         async with Admin(options.url, auth=parse_auth(options.auth, tls), tls=tls) as client:

@@ -57,8 +57,8 @@ class VersionsReader:
         self._fetch = fetch
         self._versions = self._made(fetch())
 
-    def _made(self, found: Mapping[int, AvroType]) -> dict[int, _Version]:
-        return {number: _Version(schema, self._reader) for number, schema in found.items()}
+    def _made(self, versions: Mapping[int, AvroType]) -> dict[int, _Version]:
+        return {number: _Version(schema, self._reader) for number, schema in versions.items()}
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each record, and what is wrong with those that are null, by row."""
@@ -66,15 +66,15 @@ class VersionsReader:
             records = [record[start:] for record in records]
         values, failures, strange = self._by_each(records)
         if strange:
-            found = self._fetch()
-            if found.keys() != self._versions.keys():
-                self._versions = self._made(found)
+            versions = self._fetch()
+            if versions.keys() != self._versions.keys():
+                self._versions = self._made(versions)
                 values, failures, _ = self._by_each(records)
         return values, failures
 
     def _by_each(self, records: Sequence[bytes]) -> tuple[pa.Array, dict[int, str], bool]:
         """Return as `decode` does, and true if a record fits no version."""
-        decoded = {number: one.decode(records, self._kind) for number, one in self._versions.items()}
+        decoded = {number: version.decode(records, self._kind) for number, version in self._versions.items()}
         failures: dict[int, str] = {}
         places: list[int | None] = []
         strange = False

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from kop.schemas import avro_schema, avro_writing, json_writing, protobuf_writing
-from kop.schemas.columns import AUTO, Source, plan, registry_of_process
+from kop.schemas.columns import AUTO, SchemaSource, plan, registry_of_process
 from kop.schemas.confluent import Schema, frame
 from kop.schemas.errors import SchemaError
 from kop.schemas.protobuf import ProtobufSchema, write_indexes
@@ -35,7 +35,7 @@ class WritePlan:
     before: bytes = b""
 
 
-def plan_writing(source: Source, kind: pa.DataType, *, register: bool) -> WritePlan:
+def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> WritePlan:
     """Return how a column of a type is written. With `register` its schema is registered if the subject has not got it:
     that of the source, or the one that the type is by itself. SchemaError, with the registry's words if it refuses.
     """
@@ -52,7 +52,7 @@ def plan_writing(source: Source, kind: pa.DataType, *, register: bool) -> WriteP
     return made
 
 
-def _with_id(source: Source, kind: pa.DataType, register: bool) -> WritePlan:
+def _with_id(source: SchemaSource, kind: pa.DataType, register: bool) -> WritePlan:
     assert source.registry is not None
     registry = registry_of_process(source.registry)
     if register or source.text:
@@ -68,8 +68,8 @@ def _with_id(source: Source, kind: pa.DataType, register: bool) -> WritePlan:
     before = frame(schema_id)
     if format_ == "protobuf":
         file = ProtobufSchema(schema.text, schema.references)
-        found = file.message(message)
-        before, message = before + write_indexes(file.indexes(found)), found.full_name
+        chosen = file.message(message)
+        before, message = before + write_indexes(file.indexes(chosen)), chosen.full_name
     return WritePlan(format_, kind, schema, message, before)
 
 

@@ -130,18 +130,18 @@ def _check(column: str, made: FormatOptions, registry: RegistryAccess | None, pu
     """Raise OptionError if options of a column contradict each other."""
     if made.format == "string":
         return
-    found = [name for name, access in (("schema.registry.url", registry), ("pulsar.admin.url", pulsar)) if access]
+    registries = [name for name, access in (("schema.registry.url", registry), ("pulsar.admin.url", pulsar)) if access]
     if made.schema:
         if made.format == "auto":
             raise OptionError(f"set {column}Format to avro, json or protobuf: with auto a registry tells the format")
         if made.version is not None:
             raise OptionError(f"leave {column}Schema or the version of the schema out: one of them is the schema")
-    elif not found:
+    elif not registries:
         where = "schema.registry.url or pulsar.admin.url"
         own = "" if made.format == "auto" else f", or {column}Schema to the schema"
         raise OptionError(f"set {where} to the registry that has the schema of {column}{own}")
-    elif len(found) > 1:
-        raise OptionError(f"set one of {' and '.join(found)}, not both: each says where the schema is")
+    elif len(registries) > 1:
+        raise OptionError(f"set one of {' and '.join(registries)}, not both: each says where the schema is")
     if made.format == "json" and re.search(r"\bNOT\s+NULL\b", made.schema, re.IGNORECASE):
         raise OptionError(f"leave NOT NULL out of {column}Schema: a record may leave any field out")
     if made.message and made.format not in ("protobuf", "auto"):

@@ -136,8 +136,8 @@ class KopDataSource(DataSource):
         _check_columns(
             StructType([field for field in schema.fields[: len(own)] if field.name not in typed]), StructType(plain)
         )
-        found = [field.name for field in schema.fields]
-        if found != [*(field.name for field in own), *names]:
+        given_names = [field.name for field in schema.fields]
+        if given_names != [*(field.name for field in own), *names]:
             what = "a decoder" if options.decoder is not None else "typed columns and mode=PERMISSIVE"
             raise OptionError(f"leave .schema() out: with {what} the columns end with {', '.join(names)}")
         if options.decoder is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from kop.schemas import columns
 from kop.schemas.confluent import RegistryOptions
 from kop.schemas.errors import SchemaError
-from kop.schemas.pulsar import PulsarOptions
+from kop.schemas.pulsar import PulsarRegistryOptions
 from kop.schemas.types import widened
 from kop.schemas.writing import WritePlan, plan_writing
 from kop.spark.clients import read_client
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class TypedPlan:
     """The plan of the columns of a read that are no bytes, pickled for its tasks."""
 
-    plans: Mapping[str, columns.Plan]
+    plans: Mapping[str, columns.ColumnPlan]
     permissive: bool
 
     @property
@@ -120,10 +120,10 @@ def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict
 
 def schema_source(
     name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
-) -> columns.Source:
+) -> columns.SchemaSource:
     """Return where the schema of a column is found; `topic` is None if the rows are of several. OptionError."""
     wanted = formats.columns[name]
-    source = columns.Source(
+    source = columns.SchemaSource(
         name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version
     )
     if formats.registry is not None:
@@ -134,7 +134,7 @@ def schema_source(
             subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
             source = replace(source, subject=subject)
     if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:
-        of_pulsar = PulsarOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
+        of_pulsar = PulsarRegistryOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
         named = wanted.subject or _only(topic, name, "Subject", "the topic")
         source = replace(source, pulsar=of_pulsar, topic=_full_name(named, connection))
     return source

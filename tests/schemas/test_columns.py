@@ -13,11 +13,11 @@ import pytest
 
 from conformance.stub_registry import StubRegistry
 from kop.schemas import columns, pulsar
-from kop.schemas.columns import Plan, Source, plan, reader_of
+from kop.schemas.columns import ColumnPlan, SchemaSource, plan, reader_of
 from kop.schemas.confluent import ConfluentRegistry, RegistryOptions, Schema
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 from kop.schemas.primitives import PRIMITIVES
-from kop.schemas.pulsar import PulsarOptions, PulsarSchema
+from kop.schemas.pulsar import PulsarRegistryOptions, PulsarSchema
 from kop.schemas.types import in_sql
 from kop.schemas.writing import plan_writing, writer_of
 
@@ -25,7 +25,7 @@ TOPIC = "persistent://public/default/t"
 AVRO = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a b", "type": "int"}]})
 
 
-def read(how: Plan, *records: bytes | None) -> tuple[list[Any], dict[int, str]]:
+def read(how: ColumnPlan, *records: bytes | None) -> tuple[list[Any], dict[int, str]]:
     values, failures = reader_of(how).read(pa.array(records, pa.binary()))
     values.validate(full=True)
     assert values.type.equals(how.kind)
@@ -46,8 +46,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[PulsarSchema]:
     return schemas
 
 
-def of_pulsar(how: str = "auto", column: str = "value") -> Source:
-    return Source(column, how, pulsar=PulsarOptions("http://127.0.0.1:1"), topic=TOPIC)
+def of_pulsar(how: str = "auto", column: str = "value") -> SchemaSource:
+    return SchemaSource(column, how, pulsar=PulsarRegistryOptions("http://127.0.0.1:1"), topic=TOPIC)
 
 
 def record(*fields: tuple[str, Any]) -> str:
@@ -161,23 +161,23 @@ def test_formats_that_are_not_pulsar_s_are_told(told: list[PulsarSchema]) -> Non
     with pytest.raises(SchemaError, match="is PROTOBUF, which is not read"):
         plan(of_pulsar())
     with pytest.raises(SchemaError, match=r"pulsar\.admin\.url"):
-        pulsar.topic_schema(PulsarOptions("ftp://nowhere"), TOPIC)
+        pulsar.topic_schema(PulsarRegistryOptions("ftp://nowhere"), TOPIC)
 
 
 def test_schemas_may_be_given(registry: StubRegistry) -> None:
     with pytest.raises(SchemaError, match="a column cannot have the type duration"):
-        plan(Source("value", "json", "n INTERVAL DAY TO SECOND")).of_type(pa.struct([("n", pa.duration("us"))]))
-    how = plan(Source("value", "avro", AVRO))
+        plan(SchemaSource("value", "json", "n INTERVAL DAY TO SECOND")).of_type(pa.struct([("n", pa.duration("us"))]))
+    how = plan(SchemaSource("value", "avro", AVRO))
     assert how.sql == "STRUCT<`a b`: INT>"
     assert read(how, b"\x0e", b"\x0e\x00") == ([{"a b": 7}, None], {1: "there are 1 bytes behind it"})
-    ddl = plan(Source("value", "json", "n INT"))
+    ddl = plan(SchemaSource("value", "json", "n INT"))
     assert ddl.sql == "STRUCT<n INT>"
     kind = pa.struct([pa.field("n", pa.int32(), nullable=False)])
     assert read(ddl.of_type(kind), b'{"n": 5}') == ([{"n": 5}], {})
     with pytest.raises(SchemaError, match="has the type STRUCT<`a b`: INT> by its schema, not INT"):
         how.of_type(pa.int32())
     number = registry.add("other", AVRO.replace('"int"', '"int", "default": 1'))
-    own = plan(Source("value", "avro", AVRO.replace("int", "long"), registry=RegistryOptions(registry.url)))
+    own = plan(SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=RegistryOptions(registry.url)))
     assert read(own, b"\0\0\0\0" + bytes([number]) + b"\x0e") == ([{"a b": 7}], {})
 
 
@@ -219,27 +219,27 @@ KIND = pa.struct([("a b", pa.int32())])
 
 
 def test_what_a_write_registers_is_what_it_writes_by(registry: StubRegistry) -> None:
-    source = Source("value", "avro", registry=RegistryOptions(registry.url), subject="s")
+    source = SchemaSource("value", "avro", registry=RegistryOptions(registry.url), subject="s")
     with pytest.raises(UnknownSchemaError):
         plan_writing(source, KIND, register=False)
-    made = plan_writing(Source("value", "avro", AVRO, registry=source.registry, subject="s"), KIND, register=True)
+    made = plan_writing(SchemaSource("value", "avro", AVRO, registry=source.registry, subject="s"), KIND, register=True)
     assert writer_of(made)(pa.array([{"a b": 7}, None], KIND)).to_pylist() == [b"\0\0\0\0\1\x0e", None]
     assert plan_writing(source, KIND, register=False) == plan_writing(
-        Source("value", "auto", registry=source.registry, subject="s"), KIND, register=False
+        SchemaSource("value", "auto", registry=source.registry, subject="s"), KIND, register=False
     )
-    other = Source("value", "avro", AVRO.replace("int", "long"), registry=source.registry, subject="s")
+    other = SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=source.registry, subject="s")
     with pytest.raises(UnknownSchemaError, match="Schema not found"):
         plan_writing(other, KIND, register=False)
     assert plan_writing(other, KIND, register=True).before == b"\0\0\0\0\2"
-    by_type = Source("value", "json", registry=source.registry, subject="j")
+    by_type = SchemaSource("value", "json", registry=source.registry, subject="j")
     (data,) = writer_of(plan_writing(by_type, KIND, register=True))(pa.array([{"a b": 7}], KIND)).to_pylist()
     assert read(plan(by_type), data) == ([{"a b": 7}], {})
 
 
 def test_json_and_texts_are_written_without_a_schema() -> None:
-    made = plan_writing(Source("value", "json"), KIND, register=False)
+    made = plan_writing(SchemaSource("value", "json"), KIND, register=False)
     assert writer_of(made)(pa.array([{"a b": 7}, {"a b": None}, None], KIND)).to_pylist() == [b'{"a b":7}', b"{}", None]
-    texts = plan_writing(Source("value", "string"), pa.string(), register=False)
+    texts = plan_writing(SchemaSource("value", "string"), pa.string(), register=False)
     assert writer_of(texts)(pa.array(["ä", None])).to_pylist() == ["ä".encode(), None]
     with pytest.raises(SchemaError, match="cast it"):
-        plan_writing(Source("value", "string"), KIND, register=False)
+        plan_writing(SchemaSource("value", "string"), KIND, register=False)

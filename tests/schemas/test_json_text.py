@@ -42,7 +42,7 @@ def read(kind: pa.DataType, *texts: bytes) -> tuple[list[Any], dict[int, str]]:
     return values.to_pylist(), failures
 
 
-def one(kind: pa.DataType, text: bytes) -> Any:
+def outcome(kind: pa.DataType, text: bytes) -> Any:
     """The row that a text is, or what is wrong with it."""
     (row,), failures = read(kind, text)
     return failures.get(0) or row
@@ -118,7 +118,7 @@ MORE = pa.struct(
 def test_other_types_are_read_one_after_the_other() -> None:
     text = b"""{"at": "2026-01-31T12:30:00.5+01:00", "local": "2026-01-31T12:30:00", "day": "2026-01-31",
                "price": 12.5, "raw": "AAE=", "m": {"a": 1, "b": null}, "f": 0.5}"""
-    assert one(MORE, text) == {
+    assert outcome(MORE, text) == {
         "at": datetime(2026, 1, 31, 11, 30, 0, 500_000, tzinfo=UTC),
         "local": datetime(2026, 1, 31, 12, 30),  # noqa: DTZ001
         "day": date(2026, 1, 31),
@@ -151,7 +151,7 @@ def test_other_types_are_read_one_after_the_other() -> None:
     ],
 )
 def test_what_does_not_fit_is_told_with_its_field(text: bytes, told: str) -> None:
-    assert told in one(KIND, text)
+    assert told in outcome(KIND, text)
 
 
 @pytest.mark.parametrize(
@@ -170,26 +170,26 @@ def test_what_does_not_fit_is_told_with_its_field(text: bytes, told: str) -> Non
     ],
 )
 def test_other_types_refuse_what_is_not_theirs(text: bytes, told: str) -> None:
-    assert told in one(MORE, text)
+    assert told in outcome(MORE, text)
 
 
 def test_texts_take_the_json_of_what_is_none() -> None:
     kind = pa.struct([("s", pa.string())])
-    assert [one(kind, b'{"s": %s}' % text)["s"] for text in (b"5", b"1.50", b"true", b'{"a": [1.5, "x"]}')] == [
+    assert [outcome(kind, b'{"s": %s}' % text)["s"] for text in (b"5", b"1.50", b"true", b'{"a": [1.5, "x"]}')] == [
         "5",
         "1.50",
         "true",
         '{"a": [1.5, "x"]}',
     ]
-    assert one(kind, b'{"s": 1, "s": "last"}') == {"s": "last"}
+    assert outcome(kind, b'{"s": 1, "s": "last"}') == {"s": "last"}
 
 
 @pytest.mark.parametrize("kind", [KIND, MORE])
 def test_what_is_written_is_read(kind: pa.DataType) -> None:
     rows = (
-        [one(KIND, text) for text in TEXTS]
+        [outcome(KIND, text) for text in TEXTS]
         if kind is KIND
-        else [one(MORE, b'{"at": "1969-01-31T12:30:00.5Z", "raw": ""}')]
+        else [outcome(MORE, b'{"at": "1969-01-31T12:30:00.5Z", "raw": ""}')]
     )
     if kind is MORE:
         rows.append({"price": Decimal("-1.50"), "m": [("ä", 1), ("b", None)], "day": date(1, 1, 1)})

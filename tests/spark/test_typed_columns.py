@@ -74,10 +74,10 @@ def test_bad_records_are_told_with_their_place(registry: StubRegistry) -> None:
     permissive = planned(
         valueFormat="avro", schema__registry__url=registry.url, keyFormat="string", mode="PERMISSIVE"
     ).make()
-    found = permissive.add(rows(good, bad, good[:-1], good)).select(["value", "decodeError"]).to_pylist()
-    assert [row["value"] for row in found] == [{"id": 7}, None, None, {"id": 7}]
-    assert [row["decodeError"] is None for row in found] == [True, False, False, True]
-    assert found[2]["decodeError"] == "value: by schema 1 it is cut short"
+    permitted = permissive.add(rows(good, bad, good[:-1], good)).select(["value", "decodeError"]).to_pylist()
+    assert [row["value"] for row in permitted] == [{"id": 7}, None, None, {"id": 7}]
+    assert [row["decodeError"] is None for row in permitted] == [True, False, False, True]
+    assert permitted[2]["decodeError"] == "value: by schema 1 it is cut short"
     both = permissive.add(rows(bad, key=b"\xff")).column("decodeError")[0].as_py()
     assert "; " in both
     assert "key: it is no UTF-8" in both

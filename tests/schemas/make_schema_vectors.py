@@ -1,9 +1,9 @@
-"""Makes vectors.json beside this file: records as confluent-kafka's serializers and pulsar-client write them.
+"""Makes schema_vectors.json beside this file: records as confluent-kafka's serializers and pulsar-client write them.
 
 Needs an environment of its own, and registers with the stub registry of this checkout:
 
     pip install 'confluent-kafka[avro,json,protobuf,schemaregistry]==2.16.1' 'pulsar-client[avro]==3.13.0'
-    PYTHONPATH=. python tests/schemas/make_vectors.py
+    PYTHONPATH=. python tests/schemas/make_schema_vectors.py
 
 Each group has the schemas of a registry (the first has id 1) and records with the rows that they are.
 """
@@ -271,7 +271,7 @@ def main() -> None:
             }
     groups["pulsar_avro"] = {"records": pulsar(AvroSchema)}
     groups["pulsar_json"] = {"records": pulsar(JsonSchema)}
-    path = Path(__file__).with_name("vectors.json")
+    path = Path(__file__).with_name("schema_vectors.json")
     path.write_text(json.dumps(groups, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from conformance.stub_registry import StubRegistry
-from kop.schemas.columns import Plan, Source, plan, reader_of
+from kop.schemas.columns import ColumnPlan, SchemaSource, plan, reader_of
 from kop.schemas.confluent import RegistryOptions, Schema
 
-VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("vectors.json").read_text())
+VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("schema_vectors.json").read_text())
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def registry_of(group: str) -> Iterator[StubRegistry]:
 
 
 def shown(value: Any) -> Any:
-    """A value as make_vectors.py has it."""
+    """A value as make_schema_vectors.py has it."""
     if isinstance(value, dict):
         return {name: shown(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -39,7 +39,7 @@ def shown(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)
 
 
-def read(how: Plan, *records: bytes | None) -> tuple[list[Any], dict[int, str]]:
+def read(how: ColumnPlan, *records: bytes | None) -> tuple[list[Any], dict[int, str]]:
     values, failures = reader_of(how).read(pa.array(records, pa.binary()))
     values.validate(full=True)
     assert values.type.equals(how.kind)
@@ -50,8 +50,8 @@ def data(group: str) -> list[bytes]:
     return [bytes.fromhex(record["data"]) for record in VECTORS[group]["records"]]
 
 
-def source(registry: StubRegistry, how: str, version: int | None = None, message: str = "") -> Source:
-    return Source(
+def source(registry: StubRegistry, how: str, version: int | None = None, message: str = "") -> SchemaSource:
+    return SchemaSource(
         "value",
         how,
         message=message or ("shop.Order" if how == "protobuf" else ""),
@@ -116,7 +116,7 @@ def test_versions_of_protobuf_are_read_by_the_reader_s_numbers() -> None:
 def test_records_of_pulsar_s_client_are_read_by_their_version(group: str) -> None:
     for record in VECTORS[group]["records"]:
         schema = Schema("AVRO", record["schema"])
-        how = Plan(group.removeprefix("pulsar_"), schema)
+        how = ColumnPlan(group.removeprefix("pulsar_"), schema)
         rows, failures = read(how, bytes.fromhex(record["data"]))
         fields = {field["name"] for field in json.loads(record["schema"])["fields"]}
         assert (rows, failures) == ([dict.fromkeys(fields) | record["row"]], {})
