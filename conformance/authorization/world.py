@@ -66,13 +66,14 @@ class Closed(Exception):
 class Connection:
     """One connection, one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str = CLIENT_ID) -> None:
+        self._reader, self._writer, self._client_id = reader, writer, client_id
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        """Connect."""
-        return cls(*await asyncio.open_connection(host, port, limit=2**24))
+    async def open(cls, host: str, port: int, client_id: str = CLIENT_ID, *, source: str | None = None) -> Connection:
+        """Connect, from the address `source` if one is given."""
+        local = None if source is None else (source, 0)
+        return cls(*await asyncio.open_connection(host, port, limit=2**24, local_addr=local), client_id)
 
     def close(self) -> None:
         """Close."""
@@ -93,7 +94,7 @@ class Connection:
 
     async def call(self, key: int, version: int, /, **fields: Any) -> Any:
         """Send a request and return its answer."""
-        self.send(request_frame(key, version, fields))
+        self.send(request_frame(key, version, fields, self._client_id))
         return decoded(key, version, await self.receive())
 
 
@@ -111,11 +112,11 @@ def _values(struct_field: Any, version: int, fields: Mapping[str, Any]) -> dict[
     return values
 
 
-def request_frame(key: int, version: int, fields: Mapping[str, Any]) -> bytes:
+def request_frame(key: int, version: int, fields: Mapping[str, Any], client_id: str = CLIENT_ID) -> bytes:
     """Return a request's frame. Fields that the version has not are left out."""
     request = REQUESTS[key](version=version, **_values(REQUESTS[key]._struct, version, fields))
     tags = b"\0" if type(request).flexible_version_q(version) else b""
-    return codec.encode_request(1, CLIENT_ID, request, tags)
+    return codec.encode_request(1, client_id, request, tags)
 
 
 def decoded(key: int, version: int, answer: bytes) -> Any:

@@ -214,7 +214,7 @@ def crashes(python: str, kills: int, trigger: str, seed: int, *, blind: bool = F
             try:
                 for kill in range(kills):
                     _wait(output, output.read() + BETWEEN, driver, folder)
-                    victim = VICTIMS[kill % len(VICTIMS)]
+                    victim = "worker" if blind else VICTIMS[kill % len(VICTIMS)]
                     time.sleep(chance.random())  # a moment of a transaction that nobody chooses
                     if victim == "driver":
                         driver.kill()
@@ -265,6 +265,7 @@ def main() -> int:
     parser.add_argument("--proof", action="store_true", help="show that ignored offsets give duplicates, too")
     parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
     try:
         python = asked.python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
     except Missing as error:

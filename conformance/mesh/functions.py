@@ -24,8 +24,8 @@ def end(text: str) -> str:
 
 
 def blind(text: str) -> str:
-    """Let the process that calls this see no committed offset from here on: the crash test has to find duplicates."""
+    """Do the same in a process that sees no committed offset from here on: the crash test has to find duplicates."""
     from kop.client.write_client import WriteClient
 
     WriteClient.committed = lambda *_, **__: {}  # type: ignore[method-assign]
-    return text
+    return dice(text)

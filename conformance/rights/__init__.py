@@ -1,1 +1,2 @@
-"""Changes of users, ACLs and certificates under load: nothing is answered by what held before, after its bound."""
+"""Changes of users, ACLs, quotas, grants and certificates under load: nothing is answered by what held before, after
+its bound."""

@@ -17,11 +17,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from conformance.progress import ProgressLine
-from conformance.rights.churn import Gateway, churn, make_certificate
+from conformance.rights.churn import ByGrants, churn, make_certificate
+from conformance.rights.grants import pulsar_settings, super_token
+from conformance.rights.told import Gateway
 from conformance.servers import SETTINGS, Kop, KopOverPulsar, Pulsar, free_port
-from kop.security.settings import STANDARD_AUTHORIZER
+from kop.security.quotas import QuotaKind
+from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER
 
-CHANGES, FAST_CHANGES = 100, 12
+CHANGES, FAST_CHANGES = 100, 8
 
 
 def _gateway(folder: Path) -> tuple[Gateway, dict[str, str]]:
@@ -35,7 +38,7 @@ def _gateway(folder: Path) -> tuple[Gateway, dict[str, str]]:
         "listener.security.protocol.map": "OPEN:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SASL_SSL",
         "listener.name.tls.ssl.keystore.location": str(keystore),
         "authorizer.class.name": STANDARD_AUTHORIZER,
-        "super.users": "User:ANONYMOUS",
+        "super.users": ";".join(["User:ANONYMOUS", *(f"User:quota-{kind}" for kind in QuotaKind)]),
         "connection.failed.authentication.delay.ms": "0",
         "max.connections.per.ip": "1000",
     }
@@ -43,32 +46,45 @@ def _gateway(folder: Path) -> tuple[Gateway, dict[str, str]]:
     return Gateway(opened, login, tls, keystore), settings
 
 
-def _start(options: argparse.Namespace, stack: ExitStack, folder: Path) -> list[Gateway]:
-    """Start the gateways: one of the embedded engine, or two over one Pulsar."""
-    urls = stack.enter_context(Pulsar()) if options.start_kop_pulsar else None
+def _start(over_pulsar: bool, stack: ExitStack, folder: Path) -> tuple[list[Gateway], ByGrants | None]:
+    """Start the gateways: one of the embedded engine, or two over one Pulsar, and a third one that goes by its grants.
+
+    A Pulsar that was there before has none.
+    """
+    if not over_pulsar:
+        gateway, settings = _gateway(folder)
+        return [_started(Kop(folder, settings=SETTINGS | settings), gateway, stack)], None
+    conf = folder / "pulsar.conf"
+    conf.write_text(pulsar_settings())
+    pulsar = Pulsar(EXTRA_CONF=str(conf), TOKEN=super_token())
+    urls = stack.enter_context(pulsar)
+    token = super_token() if pulsar.own else ""
+    gateways: list[Gateway] = []
     namespace = ""
-    gateways = []
-    for number in range(1 if urls is None else 2):
+    for number in range(3 if pulsar.own else 2):
         place = folder / f"gateway-{number + 1}"
         place.mkdir()
         gateway, settings = _gateway(place)
-        settings = {**SETTINGS, **settings, "node.id": str(number + 1)}
-        if urls is None:
-            server = Kop(place, settings=settings)
-        else:
-            server = over = KopOverPulsar(urls, namespace, folder=place, settings=settings)
-        server.address = f"127.0.0.1:{gateway.open[1]}"
-        stack.enter_context(server)
-        if urls is not None:
-            namespace = over.behind.split(",")[1]
-        gateways.append(gateway)
-    return gateways
+        if number == 2:
+            namespace = ""  # its own
+            settings["authorizer.class.name"] = PULSAR_AUTHORIZER
+        settings = SETTINGS | settings | {"node.id": str(number + 1)}
+        over = KopOverPulsar(urls, namespace, folder=place, settings=settings, token=token)
+        gateways.append(_started(over, gateway, stack))
+        namespace = over.behind.split(",")[1]
+    return gateways[:2], ByGrants(gateways[2], urls[1], namespace) if pulsar.own else None
+
+
+def _started(server: Kop, gateway: Gateway, stack: ExitStack) -> Gateway:
+    server.address = f"127.0.0.1:{gateway.open[1]}"
+    stack.enter_context(server)
+    return gateway
 
 
 def main() -> int:
     """Run; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m conformance.rights", description=__doc__)
-    parser.add_argument("--start-kop-pulsar", action="store_true", help="two gateways over an Apache Pulsar")
+    parser.add_argument("--start-kop-pulsar", action="store_true", help="three gateways over an Apache Pulsar")
     parser.add_argument("--changes", type=int, default=CHANGES, help="of each kind (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fast", action="store_true", help=f"{FAST_CHANGES} changes of each kind")
@@ -77,9 +93,9 @@ def main() -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(ProgressLine())
         progress.say("the servers start")
-        gateways = _start(options, stack, folder)
+        gateways, by_grants = _start(options.start_kop_pulsar, stack, folder)
         changes = FAST_CHANGES if options.fast else options.changes
-        told = asyncio.run(churn(gateways, changes, options.seed, folder, progress.update))
+        told = asyncio.run(churn(gateways, by_grants, changes, options.seed, folder, progress.update))
     for what, count in sorted(told.changes.items()):
         late = told.worst[what] * 1000
         print(f"{what}: {count} changes; what held before was last answered {late:.0f} ms after one")

@@ -1,4 +1,4 @@
-"""Users with open connections, whose rights, passwords and certificates are changed under them.
+"""Users with open connections, whose rights, passwords, quotas and certificates are changed under them.
 
 Owns: the load, the changes, and what is asked of the server meanwhile.
 Must not know: how servers are started, what is printed.
@@ -12,108 +12,34 @@ import os
 import random
 import ssl
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.authorization.world import Closed, Connection, batch
+from conformance.authorization.world import Closed, Connection
 from conformance.rights.belief import Belief
-from kop.errors import ErrorCode
+from conformance.rights.grants import Grants
+from conformance.rights.quotas import quota_subjects
+from conformance.rights.told import BOUND, PAUSE, Gateway, Right, Told, log_in, now, set_password, write
 from kop.security.rights import AclOperation, Permission, ResourceType
-from kop.security.sasl.scram import ScramLogin
 
-BOUND = 1.0
-"""Seconds after which users and ACLs are in force everywhere."""
 CERTIFICATE_BOUND = 10.0
 """Seconds after which a changed certificate holds for new connections."""
 BROKEN_EVERY = 15
 """The number of changes of the certificate of which one puts a file there that has none."""
+_GRANTED = (AclOperation.WRITE, AclOperation.READ)
 LOGIN_SECONDS = 25.0
 """Seconds for which a connection stays open that does not log in: 30, less some for a slow machine."""
-PAUSE = 0.005
-"""Seconds between two requests of one user."""
-_ROUNDS = 4096
-_now = time.monotonic
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """The addresses of one gateway."""
-
-    open: tuple[str, int]
-    """Without a login: who comes is a super user."""
-    login: tuple[str, int]
-    """By SCRAM-SHA-256."""
-    tls: tuple[str, int]
-    keystore: Path
-    """The file of the certificate."""
-
-
-@dataclass(slots=True)
-class Told:
-    """What a run has seen."""
-
-    wrong: list[str] = field(default_factory=list)
-    asked: int = 0
-    """Requests and logins that were answered by what may be in force."""
-    changes: dict[str, int] = field(default_factory=dict)
-    worst: dict[str, float] = field(default_factory=dict)
-    """The latest answer by what held before, by what was changed, in seconds behind the answer to the change."""
-
-    def changed(self, what: str) -> None:
-        self.changes[what] = self.changes.get(what, 0) + 1
-
-    def judge(self, what: str, belief: Belief[Any], value: Any, sent: float, bound: float) -> None:
-        """Note if an answer may go by a value."""
-        if belief.is_right(value, sent, _now(), bound):
-            self.asked += 1
-        else:
-            self.wrong.append(f"{what}: answered by {value!r}, and {belief.value!r} holds")
-
-
-async def _login(address: tuple[str, int], name: str, password: str) -> Connection | None:
-    """Return a connection that has logged in; None if the login is refused."""
-    conn = await Connection.open(*address)
-    login = ScramLogin("SCRAM-SHA-256", name, password, os.urandom(9).hex())
-    try:
-        assert not (await conn.call(17, 1, mechanism="SCRAM-SHA-256")).error_code
-        answer = await conn.call(36, 2, auth_bytes=login.first())
-        answer = await conn.call(36, 2, auth_bytes=login.final(bytes(answer.auth_bytes)))
-    except Closed:
-        conn.close()
-        return None
-    if answer.error_code:
-        conn.close()
-        return None
-    return conn
-
-
-async def set_password(admin: Connection, name: str, password: str | None) -> None:
-    """Give a user a password, or none; AssertionError if that is refused."""
-    user: dict[str, Any] = {"name": name, "mechanism": 1}
-    if password is None:
-        answer = await admin.call(51, 0, deletions=[user], upsertions=[])
-    else:
-        salt = os.urandom(8)
-        salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ROUNDS)
-        made = user | {"iterations": _ROUNDS, "salt": salt, "salted_password": salted}
-        answer = await admin.call(51, 0, deletions=[], upsertions=[made])
-    assert answer.results[0].error_code == 0, answer
-
-
-class Acls:
-    """A user's right to a topic, by an ALLOW and a DENY that come and go, while he writes or reads all the time."""
+class Acls(Right):
+    """A right by an ALLOW and a DENY that come and go."""
 
     def __init__(self, told: Told, operation: AclOperation, number: int) -> None:
-        self._told = told
-        self._operation = operation
-        self.name = f"acl-{operation.name.lower()}-{number}"
-        """The user's name, and his topic's."""
+        super().__init__(told, f"acl-{operation.name.lower()}-{number}", operation, BOUND)
         self._there = {Permission.ALLOW: False, Permission.DENY: False}
-        self.belief = Belief(False)
 
     async def change(self, admin: Connection, chance: random.Random) -> None:
         """Add or remove one of the ACLs."""
@@ -121,7 +47,7 @@ class Acls:
         self._there[which] = present = not self._there[which]
         acl = {"principal": f"User:{self.name}", "host": "*", "operation": self._operation, "permission_type": which}
         acl |= {"resource_type": ResourceType.TOPIC, "resource_name": self.name, "resource_pattern_type": 3}
-        self.belief.change(self._there[Permission.ALLOW] and not self._there[Permission.DENY], _now())
+        self.belief.change(self._there[Permission.ALLOW] and not self._there[Permission.DENY], now())
         if present:
             answer = await admin.call(30, 3, creations=[acl])
             assert answer.results[0].error_code == 0, answer
@@ -130,35 +56,8 @@ class Acls:
             rest = {"pattern_type_filter": 3, "operation": self._operation, "permission_type": which}
             answer = await admin.call(31, 3, filters=[filters | rest])
             assert len(answer.filter_results[0].matching_acls) == 1, answer
-        self.belief.done(_now())
+        self.belief.done(now())
         self._told.changed("ACLs")
-
-    async def load(self, gateway: Gateway) -> None:
-        """Write or read until cancelled."""
-        conn = await _login(gateway.login, self.name, self.name)
-        assert conn is not None, f"{self.name} cannot log in"
-        try:
-            while True:
-                sent = _now()
-                code = await (self._write(conn) if self._operation is AclOperation.WRITE else self._read(conn))
-                assert code in {0, ErrorCode.TOPIC_AUTHORIZATION_FAILED}, f"{self.name}: {code}"
-                self._told.judge(self.name, self.belief, not code, sent, BOUND)
-                await asyncio.sleep(PAUSE)
-        finally:
-            conn.close()
-
-    async def _write(self, conn: Connection) -> int:
-        data = [{"name": self.name, "partition_data": [{"index": 0, "records": batch("record")}]}]
-        answer = await conn.call(0, 9, transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=data)
-        return int(answer.responses[0].partition_responses[0].error_code)
-
-    async def _read(self, conn: Connection) -> int:
-        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
-        topics = [{"topic": self.name, "partitions": [partition]}]
-        answer = await conn.call(
-            1, 12, max_wait_ms=0, min_bytes=0, max_bytes=1000, session_epoch=-1, topics=topics, forgotten_topics_data=[]
-        )
-        return int(answer.responses[0].partitions[0].error_code)
 
 
 class Passwords:
@@ -176,17 +75,17 @@ class Passwords:
         password = None if gone else f"{self.name}-{len(self._passwords)}"
         if password is not None:
             self._passwords.append(password)
-        self.belief.change(password, _now())
+        self.belief.change(password, now())
         await set_password(admin, self.name, password)
-        self.belief.done(_now())
+        self.belief.done(now())
         self._told.changed("users")
 
     async def log_in(self, gateway: Gateway) -> None:
         """Try the newest passwords, until cancelled."""
         while True:
             for password in self._passwords[-2:]:
-                sent = _now()
-                conn = await _login(gateway.login, self.name, password)
+                sent = now()
+                conn = await log_in(gateway.login, self.name, password)
                 if conn is not None:
                     conn.close()
                 self._judge(password, conn is not None, sent)
@@ -195,7 +94,7 @@ class Passwords:
     def _judge(self, password: str, is_in: bool, sent: float) -> None:
         if is_in:
             self._told.judge(f"login of {self.name}", self.belief, password, sent, BOUND)
-        elif self.belief.possible(sent, _now(), BOUND) == {password}:
+        elif self.belief.possible(sent, now(), BOUND) == {password}:
             self._told.wrong.append(f"login of {self.name}: {password} is refused, and it holds")
         else:
             self._told.asked += 1
@@ -204,13 +103,13 @@ class Passwords:
         """Ask on a connection for as long as it is open, then log in again, until cancelled."""
         while True:
             password = self.belief.value
-            conn = None if password is None else await _login(gateway.login, self.name, password)
+            conn = None if password is None else await log_in(gateway.login, self.name, password)
             if conn is None or password is None:
                 await asyncio.sleep(PAUSE)
                 continue
             try:
                 while True:
-                    sent = _now()
+                    sent = now()
                     await conn.call(3, 12, topics=[], allow_auto_topic_creation=False)
                     self._judge(password, True, sent)
                     await asyncio.sleep(PAUSE)
@@ -245,19 +144,19 @@ class Certificates:
             new.write_text("no certificate\n")
         else:
             await asyncio.to_thread(make_certificate, new)
-            self.belief.change(_of_file(new), _now())
+            self.belief.change(_of_file(new), now())
         os.replace(new, self._gateway.keystore)
         if not broken:
-            self.belief.done(_now())
+            self.belief.done(now())
         self._told.changed("certificates")
 
     async def connect(self, gateway: Gateway) -> None:
         """Look at the certificate that is shown to new connections, until cancelled."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        kept, since = await asyncio.open_connection(*gateway.tls, ssl=context), _now()
+        kept, since = await asyncio.open_connection(*gateway.tls, ssl=context), now()
         while True:
-            sent = _now()
+            sent = now()
             _, writer = await asyncio.open_connection(*gateway.tls, ssl=context)
             shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             writer.close()
@@ -265,9 +164,9 @@ class Certificates:
             self._told.judge("certificate", self.belief, self._shown, sent, CERTIFICATE_BOUND)
             if kept[0].at_eof():
                 kept[1].close()
-                if _now() - since < LOGIN_SECONDS:
+                if now() - since < LOGIN_SECONDS:
                     self._told.wrong.append("certificate: an open connection was closed")
-                kept, since = await asyncio.open_connection(*gateway.tls, ssl=context), _now()
+                kept, since = await asyncio.open_connection(*gateway.tls, ssl=context), now()
             await asyncio.sleep(PAUSE)
 
 
@@ -300,34 +199,59 @@ class _Steady:
         await self._acls.load(gateway)
 
 
-async def churn(gateways: list[Gateway], changes: int, seed: int, folder: Path, say: Callable[[str], None]) -> Told:
+@dataclass(frozen=True, slots=True)
+class ByGrants:
+    """A gateway that goes by Pulsar's grants."""
+
+    gateway: Gateway
+    admin_url: str
+    namespace: str
+
+
+async def churn(
+    gateways: list[Gateway],
+    by_grants: ByGrants | None,
+    changes: int,
+    seed: int,
+    folder: Path,
+    say: Callable[[str], None],
+) -> Told:
     """Change each kind of thing so many times under load, and return what was seen.
 
-    Changes go to the first gateway, and all others are asked, too.
+    Changes go to the first gateway, and all others are asked, too. Without `by_grants` no grants are changed.
     """
     told, chance = Told(), random.Random(seed)
     acls = [Acls(told, each, number) for each in (AclOperation.WRITE, AclOperation.READ) for number in range(2)]
     users = [Passwords(told, number) for number in range(3)]
+    quotas = quota_subjects(told)
     certificates = Certificates(told, gateways[0], folder)
     steady = _Steady(told)
     admin = await Connection.open(*gateways[0].open)
-    names = [*(each.name for each in acls), steady.name]
-    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in names]
-    made = await admin.call(19, 7, topics=topics, timeout_ms=30_000)
-    assert not any(each.error_code for each in made.topics), made
-    for name in (*names, *(each.name for each in users)):
-        await set_password(admin, name, name)
+    names = [*(each.name for each in acls), steady.name, *(name for each in quotas for name in each.topics)]
+    await _make(admin, names, *(each.name for each in users), *(each.name for each in quotas))
+    for each in quotas:
+        for name in each.topics:
+            await write(admin, name)
     await steady.begin(admin)
     told.changes.clear()
     await _until_known(gateways, names)
     load: list[Awaitable[None]] = []
     for gateway in gateways:
-        load += [steady.load(gateway), *(each.load(gateway) for each in acls)]
+        load += [steady.load(gateway), *(each.load(gateway) for each in acls), *(each.load(gateway) for each in quotas)]
         load += [work(gateway) for each in users for work in (each.log_in, each.stay)]
     load.append(certificates.connect(gateways[0]))
+    kinds: list[list[Any]] = [acls, users, [certificates], *([each] for each in quotas)]
+    grants: list[Grants] = []
+    if by_grants is not None:
+        grants = [Grants(told, each, by_grants.admin_url, by_grants.namespace) for each in _GRANTED]
+        its_admin = await Connection.open(*by_grants.gateway.open)
+        await _make(its_admin, [each.name for each in grants])
+        await _until_known([by_grants.gateway], [each.name for each in grants])
+        its_admin.close()
+        load += [each.load(by_grants.gateway) for each in grants]
+        kinds.append(grants)
     tasks = [asyncio.ensure_future(each) for each in load]
-    kinds: list[tuple[list[Any], int]] = [(acls, changes), (users, changes), ([certificates], changes)]
-    plan = [subjects for subjects, count in kinds for _ in range(count)]
+    plan = [subjects for subjects in kinds for _ in range(changes)]
     chance.shuffle(plan)
     try:
         for number, subjects in enumerate(plan):
@@ -337,18 +261,33 @@ async def churn(gateways: list[Gateway], changes: int, seed: int, folder: Path, 
             for task in tasks:
                 if task.done():
                     task.result()  # a client that has ended has failed
-        await asyncio.sleep(BOUND * 1.5)  # what holds at the end has to be what is answered
+        for quota in quotas:
+            await quota.end(admin)
+        longest = max([BOUND, *(each.bound for each in grants)])
+        await asyncio.sleep(longest * 1.5)  # what holds at the end has to be what is answered
+        await told.pulse()
     finally:
         for task in tasks:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         admin.close()
-    for what, subjects, bound in (("ACLs", acls, BOUND), ("users", users, BOUND)):
-        told.worst[what] = max(each.belief.worst for each in subjects)
-        told.wrong += [f"{what}: a change was felt after {told.worst[what]:.2f} s"] * (told.worst[what] > bound)
+    told.worst = {each.kind.value: each.belief.worst for each in quotas}
     told.worst["certificates"] = certificates.belief.worst
+    of_many: dict[str, list[Any]] = {"ACLs": acls, "users": users, "grants": grants}
+    for what, subjects in of_many.items():
+        told.worst[what] = max((each.belief.worst for each in subjects), default=0.0)
     return told
+
+
+async def _make(admin: Connection, names: list[str], *users: str) -> None:
+    """Make topics, each with a user of its name, and more users; each has its name for a password."""
+    kept = [{"name": "retention.ms", "value": "-1"}]  # the records are old
+    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1, "configs": kept} for name in names]
+    made = await admin.call(19, 7, topics=topics, timeout_ms=30_000)
+    assert not any(each.error_code for each in made.topics), made
+    for name in {*names, *users}:
+        await set_password(admin, name, name)
 
 
 async def _until_known(gateways: list[Gateway], names: list[str]) -> None:

@@ -27,7 +27,7 @@ from kop.cli.functions_flags import (
 )
 
 if TYPE_CHECKING:
-    from kop.cli.functions_rest import FormPart, WorkerRest
+    from kop.cli.functions_rest import FormPart, RestAnswer, WorkerRest
 
 revision_option = click.option(
     "--revision", metavar="N", type=click.IntRange(0), help="Only if the function is of this revision."
@@ -65,7 +65,7 @@ def create(worker: WorkerRest, as_json: bool, function_config_file: str | None, 
         note(line)
     form = _form(config, spec.py)
     answer = worker.function("POST", spec.fqfn, form=form)
-    _say_revision("created", spec.fqfn, answer.revision, as_json)
+    _say_revision("created", spec.fqfn, answer, as_json)
 
 
 @click.command("update", short_help="Change some of a function.")
@@ -98,7 +98,7 @@ def update(
     if revision is None:
         revision = worker.function("GET", fqfn).revision
     answer = worker.function("PUT", fqfn, form=form, revision=revision)
-    _say_revision("updated", fqfn, answer.revision, as_json)
+    _say_revision("updated", fqfn, answer, as_json)
 
 
 def _fqfn_of(config: dict[str, Any]) -> str:
@@ -122,12 +122,14 @@ def _form(config: Mapping[str, Any], code: str | None) -> dict[str, FormPart]:
     return form
 
 
-def _say_revision(done: str, fqfn: str, revision: int | None, as_json: bool) -> None:
+def _say_revision(done: str, fqfn: str, answer: RestAnswer, as_json: bool) -> None:
     if as_json:
-        print_json({"function": fqfn, "revision": revision})
-    else:
-        shown = "" if revision is None else f", revision {revision}"
-        click.echo(f"{done} {fqfn}{shown}")
+        print_json({"function": fqfn, "revision": answer.revision, "note": answer.note or None})
+        return
+    shown = "" if answer.revision is None else f", revision {answer.revision}"
+    click.echo(f"{done} {fqfn}{shown}")
+    if answer.note:
+        note(answer.note)
 
 
 @click.command("get", short_help="Print the definition of a function.")
@@ -178,11 +180,17 @@ def delete(worker: WorkerRest, fqfn: str, revision: int | None) -> None:
 
 @click.command("history", short_help="Show who changed a function, and who lost.")
 @function_name
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The last N requests."
+)
 @admin_options
 @json_option
-def history(worker: WorkerRest, fqfn: str, as_json: bool) -> None:
-    """Show every request to change a function: when, by whom, and what became of it."""
-    requests = worker.function("GET", fqfn, "/history").json()
+def history(worker: WorkerRest, fqfn: str, limit: int, as_json: bool) -> None:
+    """Show the requests to change a function: when, by whom, and what became of them.
+
+    Those that lost are left out if the workers had some 16,000 requests after them, for all functions together.
+    """
+    requests = worker.function("GET", fqfn, f"/history?limit={limit}").json()
     if as_json:
         print_json(requests)
         return
@@ -250,6 +258,7 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
                 "last_ms": given["lastInvocationTime"] or None,
                 "at": None if at is None else {"topic": at[0], "partition": at[1], "offset": at[2]},
                 "error": given["error"] or None,
+                "loop": _loop(given["loop"]),
                 "stderr": given["stderr"],
                 "latest_exceptions": [
                     {"text": each["exceptionString"], "at_ms": each["timestampMs"]}
@@ -275,6 +284,12 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
     _print(shown, False, columns)
     for row in rows:
         _print_troubles(row)
+    if rows and (loop := rows[0]["loop"]) is not None:
+        click.echo(f"\nsince {_time(loop['since_ms'])} {loop['text']}")
+
+
+def _loop(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if given is None else {"text": given["text"], "since_ms": given["since"]}
 
 
 def _print_troubles(row: Mapping[str, Any]) -> None:

@@ -39,6 +39,8 @@ class RestAnswer(NamedTuple):
     body: bytes
     revision: int | None
     """That of the definition, if the answer has it."""
+    note: str = ""
+    """What the worker says beside the answer."""
 
     def json(self) -> Any:
         """Return the body, which is JSON."""
@@ -98,7 +100,8 @@ class WorkerRest:
         try:
             with self._opener.open(request, timeout=SECONDS) as response:
                 etag = response.headers.get("ETag", "").strip('"')
-                return RestAnswer(response.status, response.read(), int(etag) if etag.isdigit() else None)
+                revision = int(etag) if etag.isdigit() else None
+                return RestAnswer(response.status, response.read(), revision, response.headers.get("Kop-Note", ""))
         except urllib.error.HTTPError as error:
             with error:
                 if may_miss and error.code == 404:

@@ -150,8 +150,8 @@ def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         return
     click.echo(_headline(shown))
     rows = [
-        (part["name"].rpartition("/")[2], part["component"], part["state"], part["received"], part["processed"],
-         part["exceptions"], f"{part['rate']:.1f}", part["lag"])
+        (part["name"].rpartition("/")[2], part["kind"], part["component"], part["state"], part["received"],
+         part["processed"], part["exceptions"], f"{part['rate']:.1f}", part["lag"])
         for part in shown["parts"]
     ]  # fmt: skip
     print_table(
@@ -380,7 +380,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     writer = WriteClient(settings, patience)
     topic = KeyedTopic(settings, records.TOPIC, patience)
     try:
-        for group in sorted({part["group"] for part in report["parts"]} - {""}):
+        for group in sorted({part["group"] for part in report.get("parts", ())} - {""}):
             writer.delete_group(group)
         kinds = (records.REPORT, records.DEFINITION, records.LAYOUT, records.REQUEST)
         topic.put({records.key(kind, full_name): None for kind in kinds})

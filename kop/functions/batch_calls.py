@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kop import clock
 from kop.client.offsets import TopicPartition
-from kop.functions.call_base import CallBase
-from kop.functions.calling import RECORD_BYTES, NackedError, OutputError, dead_letter
-from kop.functions.context import Effect, InputRecord, Nacked, Publish
+from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, OutputError, check_publishes, too_large
+from kop.functions.context import InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateChanges, StateLostError
-from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 from kop.records import arrow
 
@@ -76,7 +74,9 @@ class BatchCalls(CallBase):
             self._context.begin(partition, (first, -1, None, None, ()))
             result = self._code.call(batch, self._context)
             rows = self._rows(partition, result)
-            self._check(effects)
+            check_publishes(effects)
+            if any(isinstance(effect, Nacked) for effect in effects):
+                raise NackedError("the function called context.nack")
         except Exception as error:
             self._failed(partition, batch, error)
             return
@@ -86,55 +86,27 @@ class BatchCalls(CallBase):
             self._outputs.add_rows(place, arrow.rows_in(some))
         for effect in effects:
             if isinstance(effect, Publish):
-                self._outputs.add(
-                    effect.topic, partition[1], (effect.key, effect.value, effect.headers, effect.timestamp)
-                )
-                if effect.callback is not None:
-                    self._callbacks.append(effect)
+                self._publish(partition[1], effect)
             elif isinstance(effect, StateChanges):
                 effect.apply()
         self._acks.done(partition, first)
         self._stats.called(len(batch), clock.monotonic() - began)
-        self._answers += [(number, TriggerAnswer()) for number in self._numbers(batch)]
-
-    @staticmethod
-    def _check(effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Publish) and len(effect.value) + len(effect.key or b"") > RECORD_BYTES:
-                raise OutputError(f"a publish to {effect.topic} has {len(effect.value)} bytes, {RECORD_BYTES} at most")
-            if isinstance(effect, Nacked):
-                raise NackedError("the function called context.nack")
-
-    def _numbers(self, batch: pa.RecordBatch) -> list[bytes]:
-        """Return the ids of the messages in a batch that somebody waits for."""
-        if not self._triggers:
-            return []
-        numbers = (self._triggers.number_of(headers) for _, _, _, _, headers in records_of(batch))
-        return [number for number in numbers if number is not None]
+        if self._triggers:
+            self._answer(records_of(batch), None)
 
     def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
         """Let a batch wait for its next attempt, make its messages dead letters, or give it up."""
         if isinstance(error, StateLostError):
             self._open[partition] = batch
             return
-        self._stats.failed(error, by_function=not isinstance(error, OutputError))
-        for number in self._numbers(batch):
-            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
         first, now = _first(batch), clock.monotonic()
         where = f"{partition[0]}-{partition[1]} from offset {first} to {batch.column('offset')[len(batch) - 1]}"
-        if not self._tries:
-            self._logger.error("the batch of %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
-            self._acks.done(partition, first)
-            return
-        due = self._acks.failed(partition, first, now)
-        if due is not None:
-            self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+        self._note_failure(records_of(batch), where, error)
+        if self._tries and (due := self._acks.failed(partition, first, now)) is not None:
+            self._tell_next_attempt(where, due - now, error)
             self._open[partition] = batch
             return
-        for record in records_of(batch):
-            topic, letter = dead_letter(self._spec, partition, record, error)
-            self._outputs.add(topic, partition[1], letter)
-        self._logger.error("the batch of %s goes to %s: the function failed", where, topic, exc_info=error)
+        self._give_up(partition, records_of(batch), f"the batch of {where}", error)
         self._acks.done(partition, first)
 
     # -- its result
@@ -200,7 +172,7 @@ class BatchCalls(CallBase):
                 sizes = pc.add(sizes, pc.fill_null(pc.binary_length(result.column(name)).cast(pa.int64()), 0))
         largest = sizes.as_py() if isinstance(sizes, pa.Scalar) else pc.max(sizes).as_py()
         if (largest or 0) > RECORD_BYTES:
-            raise OutputError(f"a row of the result has {largest} bytes, and {RECORD_BYTES} are the most")
+            raise too_large("a row of the result", largest)
 
 
 def _first(batch: pa.RecordBatch) -> int:

@@ -1,22 +1,43 @@
 """The part that the calls of all kinds of functions have in common: what is done, and who is told of it.
 
-Owns: what the instance asks calls for between batches; the answers and callbacks that wait for what is written.
+Owns: what the instance asks calls for between batches; the answers and callbacks that wait for what is written; what
+becomes of messages that are given up.
 Must not know: what is called with what (`calling`, `windowing`, `batch_calls`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from typing import Final
 
+from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import Acks
-from kop.functions.context import Effect, FunctionContext, Publish
+from kop.functions.context import Effect, FunctionContext, InputRecord, Publish, RecordId
 from kop.functions.function import FunctionCode
+from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import Stats
 from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.writing import Outputs
+
+EXCEPTION_HEADER: Final = "__pfn_exception__"
+RECORD_BYTES: Final = BATCH_BYTES - 10_000
+"""As large may key and value of an output be together."""
+
+
+class OutputError(Exception):
+    """A result that cannot be written; the text says why."""
+
+
+def too_large(what: str, size: int) -> OutputError:
+    """Return the error of an output that has too many bytes."""
+    return OutputError(f"{what} has {size} bytes, and {RECORD_BYTES} are the most")
+
+
+class NackedError(Exception):
+    """The function refused a message by `context.nack`."""
 
 
 class CallBase:
@@ -58,6 +79,8 @@ class CallBase:
         self._effects: list[Effect] = []
         self._context = context(self._effects)
 
+    # -- for the loop of the instance
+
     def close(self) -> None:
         """End what the calls ran on, if there is anything."""
 
@@ -84,3 +107,67 @@ class CallBase:
                 publish.tell(True, None)
             except Exception:
                 self._logger.exception("the callback of a publish to %s failed", publish.topic)
+
+    # -- what a call has asked for
+
+    def _publish(self, source: int, effect: Publish) -> None:
+        """Write what a call has published; `source` is the number of the partition that its message is of."""
+        self._outputs.add(effect.topic, source, (effect.key, effect.value, effect.headers, effect.timestamp))
+        if effect.callback is not None:
+            self._callbacks.append(effect)
+
+    def _answer(self, records: Iterable[InputRecord], output: bytes | None) -> None:
+        """Answer those who wait for one of these messages, once what is done is written."""
+        self._answers += [(number, TriggerAnswer(output)) for number in self._numbers(records)]
+
+    def _numbers(self, records: Iterable[InputRecord]) -> list[bytes]:
+        """Return the ids of those messages that somebody waits for."""
+        if not self._triggers:
+            return []
+        numbers = (self._triggers.number_of(record[4]) for record in records)
+        return [number for number in numbers if number is not None]
+
+    # -- a call that has failed
+
+    def _note_failure(self, records: Iterable[InputRecord], where: str, error: Exception) -> None:
+        """Count a failure, and tell it to those who wait for one of the messages."""
+        self._stats.failed(error, where, by_function=not isinstance(error, SerdeError | OutputError))
+        for number in self._numbers(records):
+            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+
+    def _tell_next_attempt(self, where: str, seconds: float, error: Exception) -> None:
+        self._logger.warning("the function failed at %s; next attempt in %.1f s", where, seconds, exc_info=error)
+
+    def _give_up(self, partition: TopicPartition, records: Iterable[InputRecord], what: str, error: Exception) -> None:
+        """Make messages dead letters, or let them go if they may not be called again; `what` says which they are."""
+        if not self._tries:
+            self._logger.error("%s is lost (ATMOST_ONCE): the function failed", what, exc_info=error)
+            return
+        topic = dead_letter_topic(self._spec, partition)
+        self._logger.error("%s goes to %s: the function failed", what, topic, exc_info=error)
+        for record in records:
+            self._outputs.add(topic, partition[1], dead_letter(self._spec, partition, record, error))
+
+
+def check_publishes(effects: Iterable[Effect]) -> None:
+    """Raise OutputError if something was published that is too large for a record."""
+    for effect in effects:
+        if isinstance(effect, Publish) and (size := len(effect.value) + len(effect.key or b"")) > RECORD_BYTES:
+            raise too_large(f"a publish to {effect.topic}", size)
+
+
+def dead_letter_topic(spec: FunctionSpec, partition: TopicPartition) -> str:
+    """Return where messages of a partition go that were tried often enough: by default as Pulsar's clients name it."""
+    return spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
+
+
+def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception) -> NewRecord:
+    """Return what is written of a message that was tried often enough: with Pulsar's headers, and the last error."""
+    headers = [
+        *record[4],
+        ("REAL_TOPIC", partition[0].encode()),
+        ("REAL_SUBSCRIPTION", spec.group.encode()),
+        ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
+        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+    ]
+    return record[2], record[3], headers, record[1]

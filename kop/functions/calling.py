@@ -12,22 +12,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
-from kop.client.batches import BATCH_BYTES, NewRecord
 from kop.client.offsets import TopicPartition
-from kop.functions.call_base import CallBase
-from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish, RecordId
+from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, check_publishes, too_large
+from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
-from kop.functions.serdes import Serde, SerdeError
+from kop.functions.serdes import Serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateChanges, StateLostError
-from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 
 AHEAD_RECORDS: Final = 1_000
 """How many messages of a partition at most are called behind one that is not done yet."""
-EXCEPTION_HEADER: Final = "__pfn_exception__"
-RECORD_BYTES: Final = BATCH_BYTES - 10_000
-"""As large may key and value of an output be together."""
 
 Unit: TypeAlias = tuple[TopicPartition, bytes | None]
 """What waits while a message of it is tried again: a whole partition, or a key of one."""
@@ -40,18 +35,6 @@ class CallResult(NamedTuple):
     output: bytes | None
     effects: Sequence[Effect]
     seconds: float
-
-
-class OutputError(Exception):
-    """A result that cannot be written; the text says why."""
-
-
-def _too_large(what: str, data: bytes) -> OutputError:
-    return OutputError(f"{what} has {len(data)} bytes, and {RECORD_BYTES} are the most")
-
-
-class NackedError(Exception):
-    """The function refused a message by `context.nack`."""
 
 
 class Calls(CallBase):
@@ -166,7 +149,7 @@ class Calls(CallBase):
                 if result is not None and serialize is not None:
                     data = serialize(result)
                     if len(data) > RECORD_BYTES:
-                        raise _too_large("the result", data)
+                        raise too_large("the result", len(data))
                     values.append(data)
                     offsets.append(record[0])
                 if changes is not None:
@@ -274,10 +257,8 @@ class Calls(CallBase):
         if result is not None and self._spec.output:
             output = self._output.serialize(result)
             if len(output) > RECORD_BYTES:
-                raise _too_large("the result", output)
-        for effect in effects:
-            if isinstance(effect, Publish) and len(effect.value) + len(effect.key or b"") > RECORD_BYTES:
-                raise _too_large(f"a publish to {effect.topic}", effect.value)
+                raise too_large("the result", len(output))
+        check_publishes(effects)
         return CallResult(output, effects, clock.monotonic() - began)
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
@@ -296,8 +277,8 @@ class Calls(CallBase):
             self._open[here] = record
         if given.output is not None:
             self._outputs.add_results(self._spec.output, partition, [given.output], [record[0]])
-        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
-            self._answers.append((number, TriggerAnswer(given.output)))
+        if self._triggers:
+            self._answer([record], given.output)
         self._stats.called(1, given.seconds)
         if not self._manual:
             self._acks.done(partition, record[0])
@@ -305,10 +286,7 @@ class Calls(CallBase):
 
     def _act(self, source: int, effect: Effect) -> None:
         if isinstance(effect, Publish):
-            record = effect.key, effect.value, effect.headers, effect.timestamp
-            self._outputs.add(effect.topic, source, record)
-            if effect.callback is not None:
-                self._callbacks.append(effect)
+            self._publish(source, effect)
         elif isinstance(effect, Acked):
             if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
                 self._acks.done(effect.partition, effect.offset)
@@ -322,15 +300,15 @@ class Calls(CallBase):
         if isinstance(error, StateLostError):
             self._hold(partition, record)
             return True
-        self._note_failure(record, error)
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+        self._note_failure([record], where, error)
         now = clock.monotonic()
         if self._tries and (due := self._acks.failed(partition, record[0], now)) is not None:
-            self._logger.warning("the function failed at %s; next attempt in %.1f s", where, due - now, exc_info=error)
+            self._tell_next_attempt(where, due - now, error)
             self._hold(partition, record)
             return True
         self._open.pop((partition, record[0]), None)
-        self._give_up(partition, record, error)
+        self._give_up(partition, [record], f"the message at {where}", error)
         self._acks.done(partition, record[0])
         return False
 
@@ -340,21 +318,6 @@ class Calls(CallBase):
         unit = self._unit(partition, record)
         if unit is not None:
             self._blocked.setdefault(unit, deque())
-
-    def _note_failure(self, record: InputRecord, error: Exception) -> None:
-        self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))
-        if self._triggers and (number := self._triggers.number_of(record[4])) is not None:
-            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
-
-    def _give_up(self, partition: TopicPartition, record: InputRecord, error: Exception) -> None:
-        """Make a message a dead letter, or let it go if it may not be called again."""
-        where = f"{partition[0]}-{partition[1]} offset {record[0]}"
-        if not self._tries:
-            self._logger.error("the message at %s is lost (ATMOST_ONCE): the function failed", where, exc_info=error)
-            return
-        topic, letter = dead_letter(self._spec, partition, record, error)
-        self._logger.error("the message at %s goes to %s: the function failed", where, topic, exc_info=error)
-        self._outputs.add(topic, partition[1], letter)
 
     # -- asynchronous functions
 
@@ -386,20 +349,3 @@ class Calls(CallBase):
             return self._given(await self._code.call(value, context), effects, began)
         except Exception as error:
             return error
-
-
-def dead_letter(
-    spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception
-) -> tuple[str, NewRecord]:
-    """Return what is written of a message that was tried often enough, and to which topic: by default to one of the
-    name that Pulsar's clients give it.
-    """
-    headers = [
-        *record[4],
-        ("REAL_TOPIC", partition[0].encode()),
-        ("REAL_SUBSCRIPTION", spec.group.encode()),
-        ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
-        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
-    ]
-    topic = spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
-    return topic, (record[2], record[3], headers, record[1])

@@ -71,6 +71,8 @@ class Definition(_RecordJson):
     """Offset of the request that made it what it is. It grows, and no other definition ever has it."""
     version: int
     """Revision of the last request that changed configuration or code: what its instances run."""
+    version_ms: int = 0
+    """When that was asked for, in milliseconds since the epoch; 0 in definitions of workers that did not note it."""
     package: str = ""
     """The SHA-256 of its code."""
     package_name: str = ""
@@ -88,7 +90,7 @@ class Definition(_RecordJson):
 
     @cached_property
     def spec(self) -> FunctionSpec:
-        """The function, checked; SpecError."""
+        """The function, checked; SpecError if its configuration is wrong."""
         return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
@@ -261,7 +263,7 @@ def to_log(said: Request | LeaderAnswer) -> bytes:
 
 
 def from_log(value: bytes | None) -> Request | LeaderAnswer:
-    """Return the request or the answer that a value is; DamagedRecordError."""
+    """Return the request or the answer that a value is; DamagedRecordError if it is neither."""
     try:
         read = from_json(value or b"")
     except ValueError as error:

@@ -20,9 +20,9 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-PRELOADED: Final = ("kop.functions.forkserver_preload", "kop.cli.main")
-"""Modules of the fork server: no thread and no socket begins by their import. The second one is what multiprocessing
-imports again in each process of a worker, since it is the main module's."""
+PRELOADED: Final = ("kop.cli.main", "kop.functions.forkserver_preload")
+"""Modules of the fork server: no thread and no socket begins by their import. The first one is what multiprocessing
+imports again in each process of a worker, since it is the main module's; the last one keeps all of them shared."""
 TAIL_LINES: Final = 30
 LINE_CHARACTERS: Final = 500
 

@@ -1,6 +1,6 @@
-"""The modules that the fork server of functions has loaded: imported by it alone, and by processes that it makes.
+"""What the fork server of functions has loaded: imported by it alone, and so by processes that it makes.
 
-Owns: the list of these modules; that they stay in pages that all processes share.
+Owns: which modules and compiled code these are; that they stay in pages that all processes share.
 Must not know: what is done with them.
 """
 
@@ -12,7 +12,10 @@ import multiprocessing.sharedctypes  # noqa: F401
 import kop.functions.checking
 import kop.functions.child  # noqa: F401
 from kop.allocator import share_arenas
+from kop.client.message_codecs import compile_codecs
 
 share_arenas(1)  # an idle instance keeps 1.5 MiB less than with an arena for its threads
+compile_codecs()
 # Python's garbage collector writes to what it looks at, and a page that is written is a process's own.
+gc.collect()
 gc.freeze()

@@ -28,12 +28,25 @@ def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
 
     Patterns leave out what the function writes by itself, topics of the servers (`internal`), and those of functions.
     """
-    given = spec.inputs.get(topic)
-    if given is not None and not given.is_regex:
-        return True
-    if internal or topic.startswith(OWN_PREFIX) or topic in spec.own_topics:
+    name = _input_or_none(spec, topic)
+    if name is None:
         return False
-    return any(each.is_regex and re.fullmatch(pattern, topic) for pattern, each in spec.inputs.items())
+    return not spec.inputs[name].is_regex or not (internal or topic.startswith(OWN_PREFIX) or topic in spec.own_topics)
+
+
+def input_of(spec: FunctionSpec, topic: str) -> str:
+    """Return the input, a name or a pattern, by which a function reads a topic; KeyError if none means it."""
+    name = _input_or_none(spec, topic)
+    if name is None:
+        raise KeyError(topic)
+    return name
+
+
+def _input_or_none(spec: FunctionSpec, topic: str) -> str | None:
+    """Return the first input that means a topic; a name goes before a pattern."""
+    if topic in spec.inputs:
+        return topic
+    return next((name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic)), None)
 
 
 def named(spec: FunctionSpec) -> set[str]:

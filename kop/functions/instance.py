@@ -21,7 +21,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, MutableSequence
@@ -43,7 +42,7 @@ from kop.functions.changelog import FunctionState
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
-from kop.functions.input_topics import PartitionDiscovery
+from kop.functions.input_topics import PartitionDiscovery, input_of
 from kop.functions.poison_record import PoisonRecord, divided
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
@@ -504,13 +503,6 @@ def check_batches(spec: FunctionSpec) -> None:
     named = [given for given in spec.inputs.values() if given.serde_class_name or given.schema_type]
     if named or spec.output_serde_class_name or spec.output_schema_type:
         raise ClientError(f"leave serdes and schemas of {spec.fqfn} out: process_batch takes and gives bytes")
-
-
-def input_of(spec: FunctionSpec, topic: str) -> str:
-    """Return the input, a name or a pattern, by which a function has a topic."""
-    if topic in spec.inputs:
-        return topic
-    return next(name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic))
 
 
 def read_secrets(spec: FunctionSpec) -> dict[str, str]:

@@ -22,7 +22,7 @@ from kop.client.write_client import WriteClient
 from kop.errors import without_frames
 from kop.functions.function import FunctionCode, load, load_place
 from kop.functions.input_topics import LOOK_SECONDS, partitions_of, topics_of
-from kop.functions.instance import PATIENCE_SECONDS, Instance
+from kop.functions.instance import PATIENCE_SECONDS, Instance, read_secrets
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack
 from kop.functions.spec import FunctionSpec
@@ -38,7 +38,8 @@ class HungError(ClientError):
 
 
 def load_here(spec: FunctionSpec) -> FunctionCode:
-    """Return the code of a function from its file, which may be a package; FunctionLoadError, PackageError.
+    """Return the code of a function from its file, which may be a package; FunctionLoadError or PackageError says what
+    is wrong with it.
 
     A package is unpacked into the user's cache, once.
     """
@@ -117,6 +118,7 @@ class Running:
 
     def start(self) -> Self:
         """Find the topics, make those that are missing, and start."""
+        read_secrets(self._spec)  # nothing is made for a function that cannot start
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)
         if self._spec.parallelism > 1:
             self._say(f"parallelism is {self._spec.parallelism}; here one instance has all partitions")

@@ -22,7 +22,8 @@ from kop.client.membership import Membership
 from kop.client.offsets import EARLIEST, LATEST, Offsets
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
-from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, from_log, to_log
+from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, to_log
+from kop.functions.history import read_history
 from kop.functions.input_topics import named
 from kop.functions.instance import ID_PREFIX
 from kop.functions.leader import KNOWN_REQUESTS
@@ -217,30 +218,10 @@ class Registry:
             assert self._writer is not None
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
 
-    def history(self, fqfn: str) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return all requests for a function, the oldest first, with their answers."""
-        reader = ReadClient(self._settings, int(self._patience * 1000))
-        requests: dict[str, Request] = {}
-        answers: dict[str, LeaderAnswer] = {}
-        try:
-            place = REQUESTS, 0
-            position = reader.list_offsets({place: EARLIEST}, READ_COMMITTED)[place]
-            end = reader.list_offsets({place: LATEST}, READ_COMMITTED)[place]
-            while position < end:
-                stored = StoredRecords(reader.fetch(place, None, position, _FETCH), place, position)
-                for records in stored:
-                    for _, _, key, value, _ in records:
-                        if key == fqfn.encode():
-                            with suppress(DamagedRecordError):
-                                said = from_log(value)
-                                if isinstance(said, Request):
-                                    requests.setdefault(said.id, said)
-                                else:
-                                    answers.setdefault(said.request, said)
-                position = stored.next_offset
-        finally:
-            reader.close()
-        return [(request, answers.get(name)) for name, request in requests.items()]
+    def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
+        """Return the last requests for a function, the oldest of them first, with their answers."""
+        there = self.metadata.definitions.get(fqfn)
+        return read_history(self._settings, self._patience, fqfn, None if there is None else there.revision, limit)
 
     # -- the tail
 

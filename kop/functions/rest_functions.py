@@ -7,6 +7,7 @@ Must not know: who may ask, where functions run: it asks a `Service`.
 from __future__ import annotations
 
 import base64
+import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from kop.functions import shapes
 from kop.functions.definitions import Definition
+from kop.functions.loops import Loop, loop_of
 from kop.functions.packages import Package
 from kop.functions.rest_requests import (
     CONFIG_BYTES,
@@ -28,6 +30,8 @@ from kop.functions.rest_requests import (
 )
 from kop.functions.service import Json, Service
 
+NOTE: Final = "Kop-Note"
+"""The header of an answer to create and update that has a note."""
 V3: Final = "/admin/v3/functions"
 FUNCTION: Final = "/{tenant}/{namespace}/{name}"
 INSTANCE: Final = FUNCTION + r"/{instance:\d{1,9}}"
@@ -36,6 +40,9 @@ PACKAGE_BYTES: Final = 128 << 20
 VALUE_BYTES: Final = 1 << 20
 """As large may the message of a trigger be, and a value of the state."""
 TRIGGER_SECONDS: Final = 60.0
+HISTORY_REQUESTS: Final = 100
+"""How many requests a history has, unless another number is asked for."""
+MOST_REQUESTS: Final = 10_000
 ASK_SECONDS: Final = 15.0
 """How long an instance may take to answer for its state."""
 
@@ -51,7 +58,13 @@ class FunctionPaths:
     def _needed(self, fqfn: str) -> Definition:
         definition = self._service.definition(fqfn)
         if definition is None:
-            raise RestError(404, f"Function {fqfn} doesn't exist")
+            reason = self._service.not_ready()
+            if reason is not None:
+                raise RestError(503, f"this worker does not know of {fqfn}: {reason}")
+            *space, name = fqfn.split("/")
+            names = {other.lower(): other for other in self._service.names(*space)}
+            near = difflib.get_close_matches(name.lower(), names, 1)
+            raise RestError(404, f"Function {fqfn} doesn't exist" + (f"; is it {names[near[0]]}?" if near else ""))
         return definition
 
     def _expects(self, request: web.Request, fqfn: str) -> int:
@@ -101,7 +114,7 @@ class FunctionPaths:
         answer = await self._service.request(
             "create", fqfn_of(request), config=config, package=package, by=author_of(request)
         )
-        return answered(answer)
+        return self._with_note(answered(answer), fqfn_of(request))
 
     async def update(self, request: web.Request) -> web.Response:
         """Change the fields that are given."""
@@ -111,7 +124,17 @@ class FunctionPaths:
         answer = await self._service.request(
             "update", fqfn, expects=expects, config=config, package=package, by=author_of(request)
         )
-        return answered(answer)
+        return self._with_note(answered(answer), fqfn)
+
+    def _loop(self, fqfn: str) -> Loop | None:
+        return loop_of(fqfn, {definition.fqfn: definition for definition in self._service.functions()})
+
+    def _with_note(self, response: web.Response, fqfn: str) -> web.Response:
+        """Add what the author of a definition should know of it, although it was taken."""
+        loop = self._loop(fqfn)
+        if loop is not None:
+            response.headers[NOTE] = loop.text.encode("ascii", "backslashreplace").decode()
+        return response
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a function."""
@@ -144,8 +167,11 @@ class FunctionPaths:
         )
 
     async def history(self, request: web.Request) -> web.Response:
-        """Return who asked for which changes, and what became of them."""
-        history = list(await self._service.history(fqfn_of(request)))
+        """Return who asked for which changes, and what became of them: the last ones, `?limit=N` of them at most."""
+        given = request.query.get("limit", str(HISTORY_REQUESTS))
+        if not given.isdecimal() or not 1 <= int(given) <= MOST_REQUESTS:
+            raise RestError(400, f"limit must be a number from 1 to {MOST_REQUESTS}, not {given!r}")
+        history = list(await self._service.history(fqfn_of(request), int(given)))
         if not history:
             self._needed(fqfn_of(request))
         return web.json_response(history)
@@ -156,7 +182,7 @@ class FunctionPaths:
         told = dict(await self._service.status(fqfn, instance))
         assignments = self._service.assignments()
         others_run = any(name == fqfn for name, _ in assignments)
-        definition = self._needed(fqfn)
+        definition, loop = self._needed(fqfn), self._loop(fqfn)
         statuses = {}
         for number in range(_count(definition)) if instance is None else [instance]:
             assignment = assignments.get((fqfn, number))
@@ -167,6 +193,10 @@ class FunctionPaths:
                 status["error"] = "stopped"
             elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
+            elif number not in told and assignment is None:
+                missing = f"there is no topic of its inputs, {', '.join(definition.spec.inputs)}. Create one"
+                status["error"] += f": {self._service.not_ready() or missing}"
+            status["loop"] = None if loop is None else {"text": loop.text, "since": loop.since_ms}
         return told, statuses
 
     async def status(self, request: web.Request) -> web.Response:

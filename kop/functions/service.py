@@ -54,8 +54,8 @@ class Service(Protocol):
     async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
         """Ask an instance, the one that has the answer if none is named."""
 
-    async def history(self, fqfn: str) -> Sequence[Json]:
-        """Return requests and their answers, the oldest first."""
+    async def history(self, fqfn: str, limit: int) -> Sequence[Json]:
+        """Return the last requests for a function and their answers, the oldest of them first."""
 
     async def package(self, fqfn: str) -> Package | None:
         """Return the package of a function."""

@@ -58,8 +58,8 @@ def config_with_package(config: Json, package_name: str) -> Json:
 def instance_status(status: Mapping[str, Any] | None, worker_id: str | None) -> Json:
     """Return the status of an instance; `status` is an InstanceStatus, None if no worker has told of it.
 
-    Beside Pulsar's fields it has `at`, the record that is called or was at the end, `since`, `nextStart`, `stderr` and
-    `lag`.
+    Beside Pulsar's fields it has `at`, the record that is called or was at the end, `since`, `nextStart`, `stderr`,
+    `lag` and `loop`, which is filled in by who knows the other functions.
     """
     if status is None:
         waits = "no worker has it" if worker_id is None else f"the worker {worker_id} does not tell of it"
@@ -83,6 +83,7 @@ def instance_status(status: Mapping[str, Any] | None, worker_id: str | None) -> 
         "stderr": list(status.get("stderr") or ()),
         "nextStart": status.get("next_start_ms"),
         "lag": status.get("lag") or stats.get("lag") or {},
+        "loop": None,
     }
 
 

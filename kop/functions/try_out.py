@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 from kop.client.errors import ClientError
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish
 from kop.functions.function import FunctionCode
-from kop.functions.instance import input_of, read_secrets
+from kop.functions.input_topics import input_of
+from kop.functions.instance import read_secrets
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import LocalState, PartitionState, StateChanges, Value
@@ -86,7 +87,7 @@ class TryOut:
         """Call the function with a record of a topic."""
         try:
             serde = self._serdes[input_of(self._spec, topic)]
-        except StopIteration:
+        except KeyError:
             raise ClientError(f"{topic} is no input of the function: {', '.join(self._spec.inputs)}") from None
         effects, context = self._effects, self._context
         effects.clear()

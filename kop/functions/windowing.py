@@ -14,7 +14,8 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import wait_seconds
-from kop.functions.calling import CallResult, Calls, NackedError
+from kop.functions.call_base import NackedError
+from kop.functions.calling import CallResult, Calls
 from kop.functions.changelog import FunctionState, topic_of
 from kop.functions.context import InputRecord, Nacked
 from kop.functions.function import FunctionCode, FunctionLoadError
@@ -22,7 +23,6 @@ from kop.functions.reading import Taken
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import PartitionState, StateLostError
-from kop.functions.triggers import TriggerAnswer
 from kop.functions.watch import NOT_CALLING, OFFSET, PARTITION
 from kop.functions.windows import Element, Fate, Windows
 
@@ -226,7 +226,8 @@ class WindowCalls(Calls):
                 self._acks.done(partition, record[0])  # an earlier instance has given it up
                 unit.windows.passed(partition, record[0] + 1)
             elif not self._tried_again(unit, f"{partition[0]}-{partition[1]} offset {record[0]}", record, error):
-                self._give_up(partition, record, error)
+                where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+                self._give_up(partition, [record], f"the message at {where}", error)
                 self._acks.done(partition, record[0])
                 unit.windows.leave_out(partition, record[0])
             else:
@@ -296,7 +297,8 @@ class WindowCalls(Calls):
             if self._tried_again(unit, where, last.record, error):
                 return False
             for element in window:
-                self._give_up(element.partition, element.record, error)
+                place = f"{element.partition[0]}-{element.partition[1]} offset {element.offset}"
+                self._give_up(element.partition, [element.record], f"the message at {place}", error)
             return True
         finally:
             self._calling[PARTITION] = NOT_CALLING
@@ -322,12 +324,6 @@ class WindowCalls(Calls):
             raise NackedError("the function called context.nack")
         return given
 
-    def _answer(self, records: Sequence[InputRecord], output: bytes | None) -> None:
-        """Answer those who wait for a message, once this is written."""
-        if self._triggers:
-            numbers = [self._triggers.number_of(record[4]) for record in records]
-            self._answers += [(number, TriggerAnswer(output)) for number in numbers if number is not None]
-
     # -- failures
 
     def _tried_again(self, unit: _Unit, where: str, record: InputRecord, error: Exception) -> bool:
@@ -335,14 +331,14 @@ class WindowCalls(Calls):
         if isinstance(error, StateLostError):
             unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
             return True
-        self._note_failure(record, error)
+        self._note_failure([record], where, error)
         if not self._tries or (self._max_retries is not None and unit.failures >= self._max_retries):
             unit.failures = 0
             return False
         unit.failures += 1
         wait = wait_seconds(unit.failures)
         unit.due = clock.monotonic() + wait
-        self._logger.warning("the function failed at %s; next attempt in %.1f s", where, wait, exc_info=error)
+        self._tell_next_attempt(where, wait, error)
         return True
 
 

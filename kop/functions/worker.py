@@ -202,8 +202,8 @@ class Worker:
         """Return the InstanceStatus, as JSON, of the instances of this worker. It may take a second."""
         return {} if self._instances is None else self._instances.status()
 
-    async def history(self, fqfn: str) -> list[dict[str, Any]]:
-        """Return all requests for a function and their answers, the oldest first."""
+    async def history(self, fqfn: str, limit: int) -> list[dict[str, Any]]:
+        """Return the last requests for a function and their answers, the oldest of them first."""
         return [
             {
                 "at_ms": request.at_ms,
@@ -215,7 +215,7 @@ class Worker:
                 "status": None if answer is None else answer.status,
                 "reason": "" if answer is None else answer.reason,
             }
-            for request, answer in await asyncio.to_thread(self._begun().registry.history, fqfn)
+            for request, answer in await asyncio.to_thread(self._begun().registry.history, fqfn, limit)
         ]
 
     # -- what there is

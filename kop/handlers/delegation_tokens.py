@@ -26,6 +26,8 @@ _NEVER: Final = -1
 _LONGEST: Final = 32_767
 """Bytes of a principal's name."""
 _MOST_RENEWERS: Final = 1000
+_LONGEST_RENEWERS: Final = 65_536
+"""Bytes of the names of all renewers of a token."""
 _ID_BYTES: Final = 16
 
 
@@ -114,7 +116,7 @@ def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
         tokens=[
             _described(gw, ctx, token)
             for token in gw.security.tokens
-            if owners is None or any(token.is_of(owner) for owner in owners)
+            if owners is None or not owners.isdisjoint((token.owner, token.requester, *token.renewers))
             if token.is_of(ctx.conn.principal)
             or ctx.may(AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.id)
             or ctx.may(AclOperation.DESCRIBE_TOKENS, ResourceType.USER, token.owner)
@@ -128,6 +130,11 @@ def _check_client(ctx: Context) -> None:
     if conn.is_by_token or (conn.principal == ANONYMOUS and not conn.needed_login):
         raise PeerError(
             "Delegation tokens are for clients that have logged in, and not by a token",
+            ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        )
+    if conn.is_by_claim and not conn.space.is_home:
+        raise PeerError(
+            f"Who bears the token would not be of {conn.space.name}: only kop.tenant.rules count then",
             ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
         )
 
@@ -163,6 +170,8 @@ def _renewers(rows: Iterable[Any]) -> list[str]:
         renewers.append(f"{USER}:{row.principal_name}")
     if len(renewers) > _MOST_RENEWERS:
         raise PeerError(f"more than {_MOST_RENEWERS} renewers")
+    if sum(len(renewer.encode()) for renewer in renewers) > _LONGEST_RENEWERS:  # they are kept, for as long as it is
+        raise PeerError(f"the names of the renewers are longer than {_LONGEST_RENEWERS} bytes")
     return renewers
 
 

@@ -43,9 +43,12 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     code = login.handshake(request.mechanism, ctx.version)
     response = ctx.response(error_code=code, mechanisms=login.mechanisms)
     if code is NONE:
+        if login.has_failed:
+            _tell(gw, conn, login, f"it logs in again by another mechanism than {login.mechanism}", request.mechanism)
         return response
     shown = repr(request.mechanism[:40])
     gw.metrics.login_failures.labels("unknown").inc()
+    _tell(gw, conn, login, f"there are the mechanisms {', '.join(login.mechanisms)}", request.mechanism)
     later = Later()
     later.error = LoginRefusedError(
         f"it asked for the mechanism {shown}; there are {', '.join(login.mechanisms)}",
@@ -84,24 +87,32 @@ async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) 
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def failed() -> None:
+    async def failed(reason: str) -> None:
         gw.metrics.login_failures.labels(login.mechanism).inc()
+        _tell(gw, conn, login, reason, login.mechanism)
         await asyncio.sleep(began + failure_seconds(gw) - loop.time())
 
-    was_refused = login.is_refused
+    was_refused = login.refusal is not None
     try:
         answer, exchange = await login.take(token, clock.wall_ms)
-    except AuthenticationError:
+    except AuthenticationError as error:
         if not was_refused:
-            await failed()
+            await failed(str(error))
         raise
-    if login.is_refused:
-        await failed()
+    if (refusal := login.refusal) is not None:
+        await failed(f"the token is refused: {refusal}")
     if exchange is not None and exchange.principal is not None:
         conn.principal, conn.is_valid, conn.login = exchange.principal, exchange.is_valid, None
         conn.is_by_token = exchange.is_by_token
+        conn.space, conn.is_by_claim = login.space, exchange.claim is not None
+        gw.access.logged_in(exchange.principal)
         conn.session = None if login.lifetime_ms is None else login
     return answer
+
+
+def _tell(gw: Gateway, conn: ConnectionInfo, login: Login, reason: str, mechanism: str) -> None:
+    again = login.has_been_completed
+    gw.audit.login_failed(conn, conn.listener, mechanism, login.claimed, reason, again=again)
 
 
 def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes, session_ms: int = 0) -> Response:

@@ -1,4 +1,5 @@
-"""The audit: a line of JSON for what was denied, for what was changed, and, if that is set, for what was allowed.
+"""The audit: a line of JSON for what was denied, for what was changed, for each login that failed, and, if that is set,
+for what was allowed.
 
 Owns: the shape of a line, how many there may be in a second, and where they go.
 Must not know: requests, who decides and how.
@@ -26,6 +27,7 @@ from kop import clock
 from kop.errors import ConfigError, KopError
 from kop.metrics import CountFamily, counter_value
 from kop.repeats import Repeats
+from kop.security.tenants import Space
 
 LINES_A_SECOND: Final = 100
 """Lines of each kind in a second."""
@@ -43,6 +45,7 @@ class Event(StrEnum):
     DENIED = "denied"
     ALLOWED = "allowed"
     CHANGED = "changed"
+    LOGIN_FAILED = "login failed"
 
 
 class Peer(Protocol):
@@ -50,6 +53,7 @@ class Peer(Protocol):
 
     principal: str
     client_host: str
+    space: Space
 
 
 class AuditLines:
@@ -167,6 +171,18 @@ class Audit:
             more = {} if failure is None else {"failure": failure.code.name}
             self._tell(Event.CHANGED, peer, operation, resource, name, **details, **more)
 
+    def login_failed(
+        self, peer: Peer, listener: str, mechanism: str, claimed: str | None, reason: str, *, again: bool = False
+    ) -> None:
+        """Tell that a login has failed; `claimed`: who the client said that it is, None if it did not get so far.
+
+        `again`: it had logged in before, as the principal of `peer`, and wanted to go on.
+        """
+        if self._has_room(Event.LOGIN_FAILED):
+            operation = "LOG_IN_AGAIN" if again else "LOG_IN"
+            about = {"listener": listener, "mechanism": mechanism, "reason": reason}
+            self._tell(Event.LOGIN_FAILED, peer, operation, "USER", claimed, **about)
+
     def close(self) -> None:
         """Tell what is left out so far, and close the file."""
         if self._telling is not None:
@@ -203,6 +219,7 @@ class Audit:
                 "event": event,
                 "principal": peer.principal,
                 "host": peer.client_host,
+                **({} if peer.space.is_home else {"space": peer.space.name}),
                 "operation": operation,
                 "resource": resource,
                 "name": name,

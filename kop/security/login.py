@@ -1,7 +1,7 @@
 """What one connection has to show before anything else is served to it (KIP-43, KIP-152).
 
 Owns: the order of the steps of SASL: at most one ApiVersions, SaslHandshake, tokens; which mechanisms a listener has;
-when a client has to log in again, and who it must be then.
+when a client has to log in again, and who, and of which tenant, it must be then.
 Must not know: sockets, the clock, what requests look like, any mechanism.
 
 A client may send its tokens as requests (SaslAuthenticate, after SaslHandshake 1), or without any header (after
@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode
 from kop.security.sasl.exchange import AuthenticationError, Exchange
+from kop.security.tenant_membership import TenantMembership
+from kop.security.tenants import HOME
 
 _SASL_HANDSHAKE: Final = 17
 _API_VERSIONS: Final = 18
@@ -53,8 +55,12 @@ class Turn(Enum):
 class Login:
     """The login of one connection, and each further one by which the client goes on (KIP-368)."""
 
-    def __init__(self, mechanisms: Mechanisms) -> None:
+    def __init__(self, mechanisms: Mechanisms, membership: TenantMembership | None = None) -> None:
+        """`membership` says where clients belong; None: all are of the home space."""
         self._mechanisms = mechanisms
+        self._membership = membership
+        self.space = HOME
+        """Where the client that has logged in belongs."""
         self._mechanism = ""
         """The mechanism of the exchange under way."""
         self._exchange: Exchange | None = None
@@ -66,6 +72,8 @@ class Login:
         self._logged_in_by = ""
         self._again_ms: int | None = None
         """When the client began to log in again the last time."""
+        self.claimed: str | None = None
+        """The user that the client said to be in its last exchange; None if it has not said it."""
         self.lifetime_ms: int | None = None
         """Milliseconds from the login on after which the client has to log in again; None: it need not."""
         self.completed: Callable[[], None] | None = None
@@ -87,9 +95,14 @@ class Login:
         return self._principal is not None
 
     @property
-    def is_refused(self) -> bool:
-        """True if the client has been told that its login will fail, and may send another token."""
-        return self._exchange is not None and self._exchange.refusal is not None
+    def has_failed(self) -> bool:
+        """True once nothing is taken of the client any more."""
+        return self._has_failed
+
+    @property
+    def refusal(self) -> str | None:
+        """Why its login will fail, if the client has been told that it will, and may send another token; else None."""
+        return None if self._exchange is None else self._exchange.refusal
 
     @property
     def takes_raw_tokens(self) -> bool:
@@ -126,6 +139,7 @@ class Login:
 
     def handshake(self, mechanism: str, version: int) -> ErrorCode:
         """Begin an exchange; UNSUPPORTED_SASL_MECHANISM if the listener does not have the mechanism."""
+        self.claimed = None
         offer = self._mechanisms.get(mechanism)
         if offer is None:
             self._has_failed = True
@@ -154,9 +168,16 @@ class Login:
                 return answer, None
             if self._principal not in {None, exchange.principal}:
                 raise AuthenticationError("Cannot change principals during re-authentication")
+            if self._membership is not None:
+                space = await self._membership.of(exchange.principal, exchange.claim)
+                if self._principal is not None and space != self.space:
+                    raise AuthenticationError("Cannot change the namespace during re-authentication")
+                self.space = space
         except BaseException:
             self._exchange, self._has_failed = None, True
             raise
+        finally:
+            self.claimed = exchange.claimed
         self._exchange = None
         self._principal, self._logged_in_by = exchange.principal, self._mechanism
         self.lifetime_ms = self._lifetime_ms(exchange.expires_ms, wall_ms())

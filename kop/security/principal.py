@@ -3,6 +3,9 @@
 Owns: the rules, what Java's patterns and replacements mean, and which of them Python cannot keep to.
 Must not know: TLS, what a principal may do.
 
+A repetition of what can be read in many ways, such as `(a+)*`, may take for ever on an ordinary subject: it is refused.
+Others take their time on subjects that are made for it alone, and whoever chooses its subject chooses its name.
+
 Rules are tried in their order, the first whose pattern is the whole subject counts:
 `RULE:PATTERN/REPLACEMENT/` with `L` or `U` behind it for lower or upper case, or `DEFAULT`, the subject itself.
 """
@@ -13,15 +16,18 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from kop.security.certificates import of_der
-
 _SHOWN: Final = 200
 """Characters of a subject that a log line shows."""
 LONGEST_SUBJECT: Final = 1024
 """Characters of the longest subject that patterns are tried on: they may take time."""
 _ENDS_OF_LINES: Final = re.compile("[\n\r\x85\u2028\u2029]")
 """Python's `.` and `$` differ from Java's in these."""
-_QUANTIFIER: Final = re.compile(r"\{\d+(,\d*)?\}")
+_QUANTIFIER: Final = re.compile(r"[*+?]|\{\d+(,\d*)?\}")
+_FIXED: Final = re.compile(r"\{(\d+)(,\1)?\}")
+_AT_MOST_ONCE: Final = re.compile(r"\?|\{[01](,[01])?\}")
+_NESTED: Final = (
+    "a repetition in a repetition, which can take for ever: let there be one way to read what is repeated, by (?>...)"
+)
 _GROUP: Final = re.compile(r"\((?!\?)|\(\?(:|=|!|>|<=|<!)")
 _FLAGS: Final = re.compile(r"\(\?[is]+\)")
 _ESCAPES: Final = frozenset("dDwWsStnrf")
@@ -32,10 +38,13 @@ Mapping: TypeAlias = Callable[[str], str | None]
 
 
 class MappingRules:
-    """The rules of one listener. ValueError if the text is none, with the part that is wrong."""
+    """The rules of one setting. ValueError if the text is none, with the part that is wrong."""
 
-    def __init__(self, text: str) -> None:
-        self._rules = list(_parse(text))
+    def __init__(self, text: str, *, once: bool = False, check: Callable[[str], object] | None = None) -> None:
+        """`once`: a name is made of the whole subject once; in Java `.*` applies a second time, to its empty end.
+        `check` raises ValueError if a name that a rule gives to all subjects cannot be.
+        """
+        self._rules = list(_parse(text, once, check))
         if not self._rules:
             raise ValueError("has no rule, so nobody could log in: DEFAULT is the subject itself")
 
@@ -47,9 +56,13 @@ class MappingRules:
         return None
 
 
-def name_of(rules: MappingRules, certificate: bytes) -> str:
-    """Return the principal of a client with this certificate, in DER. ValueError tells why there is none."""
-    subject = of_der(certificate).subject
+def can_be_tried(subject: str) -> bool:
+    """Return true if rules are tried on the subject; none applies to any other."""
+    return len(subject) <= LONGEST_SUBJECT and not _ENDS_OF_LINES.search(subject)
+
+
+def name_of(rules: MappingRules, subject: str) -> str:
+    """Return the principal of a client whose certificate has this subject. ValueError tells why there is none."""
     name = rules.name(subject)
     if not name:
         what = "have no rule for" if name is None else "make nothing of"
@@ -61,7 +74,7 @@ def _default(subject: str) -> str | None:
     return subject
 
 
-def _parse(text: str) -> list[Mapping]:
+def _parse(text: str, once: bool, check: Callable[[str], object] | None) -> list[Mapping]:
     rules: list[Mapping] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -78,7 +91,7 @@ def _parse(text: str) -> list[Mapping]:
             letter = rest[taken : taken + 1]
             letter = letter if letter in {"L", "U"} else ""
             taken += len(letter)
-            rule = _rule(pattern, replacement, letter)
+            rule = _rule(pattern, replacement, letter, once, check)
         else:
             raise ValueError(f"has {rest!r}, which begins neither with RULE: nor with DEFAULT")
         behind = rest[taken:].lstrip()
@@ -99,20 +112,23 @@ def _until_slash(text: str, begin: int) -> tuple[str, int]:
     return text[begin:at], at + 1
 
 
-def _rule(pattern: str, replacement: str, letter: str) -> Mapping:
+def _rule(pattern: str, replacement: str, letter: str, once: bool, check: Callable[[str], object] | None) -> Mapping:
     try:
         compiled = re.compile(_python_pattern(pattern), re.ASCII)
     except re.error as error:
         raise ValueError(f"has the pattern {pattern!r}, which cannot be read: {error}") from None
     parts = _replacement(replacement, compiled.groups)
+    texts = [part for part in parts if isinstance(part, str)]
+    if check is not None and texts == parts:
+        check("".join(texts))
 
     def replaced(match: re.Match[str]) -> str:
         return "".join([part if isinstance(part, str) else match[part] or "" for part in parts])
 
     def apply(subject: str) -> str | None:
-        if len(subject) > LONGEST_SUBJECT or _ENDS_OF_LINES.search(subject) or not compiled.fullmatch(subject):
+        if not can_be_tried(subject) or not (whole := compiled.fullmatch(subject)):
             return None
-        name = compiled.sub(replaced, subject)
+        name = replaced(whole) if once else compiled.sub(replaced, subject)
         return name.lower() if letter == "L" else name.upper() if letter == "U" else name
 
     return apply
@@ -131,11 +147,17 @@ def _python_pattern(pattern: str) -> str:
     """
     made = []
     at = 0
+    atomic: list[bool] = []
+    many = [False]
+    """For each group that has begun: what it has so far can be read in more than one way."""
+    last, quantified = False, True
+    """If the last part can be read so; if it is a quantifier."""
     if flags := _FLAGS.match(pattern):
         made.append(flags[0])
         at = flags.end()
     while at < len(pattern):
         sign = pattern[at]
+        was_last, was_quantified, last, quantified = last, quantified, False, False
         if sign == "\\":
             piece, at = _escape(pattern, at, in_class=False)
         elif sign == "[":
@@ -146,13 +168,27 @@ def _python_pattern(pattern: str) -> str:
                 instead = ": groups are $1, $2 in their order" if pattern[at : at + 3] == "(?<" else ""
                 raise _refuse(pattern, pattern[at : at + 4], instead)
             piece, at = group[0], group.end()
-        elif sign == "{":
+            atomic.append(piece == "(?>")
+            many.append(False)
+            quantified = True
+        elif sign in "{*+?":
             quantifier = _QUANTIFIER.match(pattern, at)
             if quantifier is None:
                 raise _refuse(pattern, "{ that is no quantifier", ": write \\{")
             piece, at = quantifier[0], quantifier.end()
+            quantified = True
+            if not was_quantified:  # else it says how the one before is meant
+                if was_last and not _AT_MOST_ONCE.fullmatch(piece):
+                    raise ValueError(f"has the pattern {pattern!r} with {_NESTED}")
+                many[-1] |= not _FIXED.fullmatch(piece) and pattern[at : at + 1] != "+"
         else:
             piece, at = sign, at + 1
+            if sign == "|":
+                many[-1], quantified = True, True
+            elif sign == ")" and len(many) > 1:
+                inner, is_atomic = many.pop(), atomic.pop()
+                last = inner and not is_atomic
+                many[-1] |= last
         made.append(piece)
     return "".join(made)
 

@@ -1,4 +1,4 @@
-"""The keys by which tokens are signed, from a file or a URL (JWKS), fetched again and again beside the logins.
+"""The keys by which tokens are signed, from a file or a URL, fetched again and again beside the logins.
 
 Owns: when a source is asked, and that the last good keys stay if it cannot be; the age of the keys.
 Must not know: tokens, listeners.
@@ -7,10 +7,11 @@ Must not know: tokens, listeners.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import ssl
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from prometheus_client.core import Metric
@@ -27,18 +28,24 @@ _LONGEST_SECONDS: Final = 10.0
 _LARGEST: Final = 1 << 20
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-_FILE_SECONDS: Final = 10.0
-"""Seconds from one look into a file to the next."""
+_FILE_SECONDS: Final = 5.0
+"""Seconds from one look into a file to the next, as long as from one at certificates."""
 _LEAST_SECONDS: Final = 10.0
 """Seconds from one fetch to the next if a token names a key that is not known."""
 _LOOK_SECONDS: Final = 1.0
 
 
+ReadKeys: TypeAlias = "Callable[[bytes], tuple[TokenKey, ...]]"
+
+
 class KeySource:
     """The keys at one place. What is due is decided by `now`, in seconds."""
 
-    def __init__(self, url: str, refresh_seconds: float) -> None:
-        """ValueError if the URL is neither one of file: nor of https:."""
+    def __init__(self, url: str, refresh_seconds: float = math.inf, read: ReadKeys | None = None) -> None:
+        """`read` gives the keys in what is there, or ValueError; None: it is a JWKS.
+
+        ValueError if the URL is neither one of file: nor of https:.
+        """
         parts = urlsplit(url)
         if parts.scheme == "file" and parts.netloc in {"", "localhost"} and parts.path:
             self._path: str | None = unquote(parts.path)
@@ -52,7 +59,8 @@ class KeySource:
         self.keys: tuple[TokenKey, ...] = ()
         self.since = clock.monotonic()
         """When the keys were fetched the last time; at first when they were first wanted."""
-        self._url = url
+        self.url = url
+        self._read = read
         self._refresh_seconds = refresh_seconds
         self._due = -math.inf
         self._tried = -math.inf
@@ -74,13 +82,11 @@ class KeySource:
         self._due, self._pause = now + min(self._pause, self._refresh_seconds), min(2 * self._pause, _LONGEST_PAUSE)
         try:
             async with asyncio.timeout(_LONGEST_SECONDS):
-                text = await (self._fetched() if self._path is None else asyncio.to_thread(_read, self._path))
-            self.keys = keys_of_jwks(text)
+                text = await (self._fetched() if self._path is None else asyncio.to_thread(_content, self._path))
+            self.keys = (self._read or keys_of_jwks)(text)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error) or "no answer in time"
-            kept = (
-                f"the {len(self.keys)} keys of before stay" if self.keys else "no token is taken until they are there"
-            )
+            kept = "what was read before stays" if self.keys else "no token is taken until they are there"
             raise BackendError(f"{self.name}: {why}; {kept}") from None
         self.since, self._due, self._pause = now, now + self._refresh_seconds, _FIRST_PAUSE
 
@@ -91,7 +97,7 @@ class KeySource:
         try:
             async with (
                 aiohttp.ClientSession(trust_env=True) as session,
-                session.get(self._url, allow_redirects=False, ssl=context) as answer,
+                session.get(self.url, allow_redirects=False, ssl=context) as answer,
             ):
                 if answer.status != 200:
                     raise ValueError(f"it answers {answer.status}")
@@ -105,7 +111,7 @@ class KeySource:
             raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _read(path: str) -> bytes:
+def _content(path: str) -> bytes:
     with open(path, "rb") as stream:
         text = stream.read(_LARGEST + 1)
     if len(text) > _LARGEST:
@@ -116,23 +122,28 @@ def _read(path: str) -> bytes:
 class KeySources:
     """The sources of all listeners, and the task that asks them."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
+        """`now` gives the time in seconds."""
+        self._now = now
         self._sources: dict[tuple[str, float], KeySource] = {}
         self._asking: asyncio.Task[None] | None = None
 
     def source(self, url: str, refresh_seconds: float) -> KeySource:
-        """Return the source at a URL. ValueError if there can be none."""
-        key = url, refresh_seconds
-        if key not in self._sources:
-            self._sources[key] = KeySource(url, refresh_seconds)
-        return self._sources[key]
+        """Return the source of the JWKS at a URL. ValueError if there can be none."""
+        known = self._sources.get((url, refresh_seconds))
+        return known or self.follow(KeySource(url, refresh_seconds), refresh_seconds)
+
+    def follow(self, source: KeySource, refresh_seconds: float = math.inf) -> KeySource:
+        """Fetch the keys of a source from now on; return it."""
+        self._sources[source.url, refresh_seconds] = source
+        return source
 
     async def open(self) -> None:
-        """Ask all once, and go on with that; who cannot be asked keeps nobody waiting for long."""
+        """Ask every source once, then again and again in the background. A silent one delays this little."""
         if not self._sources:
             return
-        await self._look()
-        work = repeat("the look for keys of tokens", self._look, every=_LOOK_SECONDS)
+        await self.look()
+        work = repeat("the look for keys of tokens", self.look, every=_LOOK_SECONDS)
         self._asking = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
@@ -141,23 +152,23 @@ class KeySources:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
-    async def _look(self) -> None:
-        now = clock.monotonic()
-        await asyncio.gather(*(_fetch(source, now) for source in self._sources.values() if source.is_due(now)))
+    async def look(self) -> None:
+        """Fetch the keys of all sources that are due."""
+        now = self._now()
+        await asyncio.gather(*(self._fetch(source, now) for source in self._sources.values() if source.is_due(now)))
+
+    async def _fetch(self, source: KeySource, now: float) -> None:
+        try:
+            await source.fetch(now)
+        except BackendError as error:
+            tell("the fetch of token keys", error, level=logging.ERROR)
 
     def collect(self) -> Iterable[Metric]:
         """Return for how long the keys of each source have not been fetched."""
         family = gauge_family(
             "kop_token_keys_age_seconds", "Seconds since the keys of tokens were last fetched.", ["url"]
         )
-        now = clock.monotonic()
+        now = self._now()
         for source in self._sources.values():
             family.add_metric([source.name], now - source.since)
         return (family,)
-
-
-async def _fetch(source: KeySource, now: float) -> None:
-    try:
-        await source.fetch(now)
-    except BackendError as error:
-        tell("the fetch of token keys", error)

@@ -13,7 +13,8 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from kop.security.sasl.exchange import ClientIdentity
+from kop.security.sasl.exchange import ClientIdentity, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenError
+from kop.security.tenants import space_of
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -60,6 +62,8 @@ class TokenRules:
     audience_claim: str = "aud"
     name_claim: str = "sub"
     scope_claim: str = "scope"
+    namespace_claim: str = ""
+    """The claim that says to which namespace its bearer belongs; empty: none does."""
     skew: float = 30.0
     """By how much clocks may differ."""
     longest: float | None = None
@@ -129,7 +133,24 @@ def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
 
 
 def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return whose token it is, at `now` in seconds since the epoch. TokenError."""
+    """Return whose token it is, at `now` in seconds since the epoch. TokenError if it is not valid."""
+    with claimed_by(token, rules):
+        return _checked(token, keys, rules, now)
+
+
+@contextmanager
+def claimed_by(token: str, rules: TokenRules) -> Iterator[None]:
+    """Let a TokenError say whose the token says to be."""
+    try:
+        yield
+    except TokenError as error:
+        with suppress(TokenError):
+            name = {} if len(token) > LONGEST_TOKEN else unchecked_claims(token).get(rules.name_claim)
+            error.claimed = name if isinstance(name, str) else None
+        raise
+
+
+def _checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
     header = _header(token)
     algorithm, key_id = header.get("alg"), header.get("kid")
     fitting = [key for key in keys if algorithm in key.algorithms and (key_id is None or key.key_id in (None, key_id))]
@@ -184,9 +205,10 @@ def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
 
 def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
     """Return who an unsigned token says that it is of. TokenError; a signed one is refused, too."""
-    if _header(token).get("alg") != "none" or not token.endswith("."):
-        raise TokenError("it is signed, and there is no key to check that")
-    return identity_of(unchecked_claims(token), rules, now)
+    with claimed_by(token, rules):
+        if _header(token).get("alg") != "none" or not token.endswith("."):
+            raise TokenError("it is signed, and there is no key to check that")
+        return identity_of(unchecked_claims(token), rules, now)
 
 
 def unchecked_claims(token: str) -> Mapping[str, Any]:
@@ -211,7 +233,7 @@ def _header(token: str) -> Mapping[str, Any]:
 
 
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return who has a token with these claims. TokenError."""
+    """Return who has a token with these claims. TokenError if they name nobody."""
     name = claims.get(rules.name_claim)
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")
@@ -229,7 +251,18 @@ def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> Cli
         raise TokenError(f"its exp is further than {rules.longest:.0f} s away")
     if any((begins := _time(claims, claim)) is not None and begins > now + rules.skew for claim in ("nbf", "iat")):
         raise TokenError("it is of the future: nbf or iat")
-    return ClientIdentity(f"User:{name}", None if ends is None else int(ends * 1000))
+    expires_ms = None if ends is None else int(ends * 1000)
+    return ClientIdentity(f"User:{name}", expires_ms, claim=_claim(claims, rules.namespace_claim))
+
+
+def _claim(claims: Mapping[str, Any], claim: str) -> NamespaceClaim | None:
+    value = claims.get(claim) if claim else None
+    if value is None:
+        return None
+    try:
+        return NamespaceClaim(space_of(value if isinstance(value, str) else "").name)
+    except ValueError:
+        raise TokenError(f"its claim {claim} is no namespace TENANT/NAMESPACE") from None
 
 
 def _time(claims: Mapping[str, Any], claim: str) -> float | None:

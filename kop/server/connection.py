@@ -29,7 +29,7 @@ from kop.errors import FrameError
 from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.security.listener import OPEN, ListenerSecurity
 from kop.security.throttling import Meter
-from kop.server.frames import FrameSplitter
+from kop.server.frames import SMALLEST, FrameSplitter
 from kop.server.limits import MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
 from kop.server.request import RequestPipeline
@@ -141,7 +141,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._server = server
         self._memory = server.memory
         self._transport: asyncio.Transport | None = None
-        self.info = ConnectionInfo("", "", 0, advertised, listener=security.name, login=security.login())
+        self.info = ConnectionInfo(
+            "", "", 0, advertised, listener=security.name, login=security.login(), space=security.space
+        )
         self._login_timer: asyncio.TimerHandle | None = None
         self._quota_timer: asyncio.TimerHandle | None = None
         self._quotas = 0
@@ -158,7 +160,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.info.login is not None:
             self.info.needed_login = True
             self.info.login.completed = self._logged_in
-            self._frames.largest = security.largest_before_login
+            self._frames.largest, self._frames.smallest = security.largest_before_login, 0
         self._ready: memoryview | None = None
         self._held: deque[memoryview] = deque()
         self._held_bytes = 0
@@ -201,7 +203,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._login_timer = self._server.loop.call_later(LOGIN_SECONDS, self._not_logged_in)
 
     def _logged_in(self) -> None:
-        self._frames.largest = self._server.settings.socket_request_max_bytes
+        self._frames.largest, self._frames.smallest = self._server.settings.socket_request_max_bytes, SMALLEST
         self._end_login_timer()
         login = self.info.login
         if login is not None and login.lifetime_ms is not None:

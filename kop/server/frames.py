@@ -5,8 +5,8 @@ frame's size claims; the checks of a frame's size; what a peer of another protoc
 Must not know: what a request means, whether it may be started, how much memory there is.
 
 Rules
-- A frame is four bytes of size, then as many bytes as they say. Sizes from `SMALLEST` to the limit are taken; any other
-  is a FrameError, and nothing that follows it can be told apart.
+- A frame is four bytes of size, then as many bytes as they say. Sizes from `SMALLEST` (before a login from 0) to the
+  limit are taken; any other is a FrameError, and nothing that follows it can be told apart.
 - `next` gives a view of the data that it was given where the frame lies in it whole. It changes nothing then: a caller
   that may not start the frame gives the same bytes again later.
 - What is left of the data where no frame is whole is copied. Until that frame is whole its caller fills
@@ -81,12 +81,14 @@ class FrameSplitter:
     None.
     """
 
-    __slots__ = ("_first", "_prefix", "incomplete", "largest")
+    __slots__ = ("_first", "_prefix", "incomplete", "largest", "smallest")
 
     def __init__(self, largest: int) -> None:
         """`largest`: bytes that a frame may have."""
         self.largest = largest
         """The bytes that a frame may have."""
+        self.smallest = SMALLEST
+        """The bytes that a frame has to have: before a login less, since a token may come without any header."""
         self._first = True
         self._prefix = b""
         """The first bytes of a frame's size, up to three, while the fourth has not arrived."""
@@ -141,7 +143,7 @@ class FrameSplitter:
             if foreign is not None:
                 raise FrameError(f"this is {foreign}")
             self._first = False
-        if size < SMALLEST:
+        if size < self.smallest:
             raise FrameError(f"a frame of {size} bytes is too small to be a request")
         if size > self.largest:
             raise FrameError(

@@ -12,7 +12,7 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
@@ -20,6 +20,7 @@ from prometheus_client.core import Metric
 from kop import allocator, clock
 from kop.background import every
 from kop.metrics import Metrics, counter_value, gauge_family
+from kop.security.certificates import of_der
 from kop.security.listener import OPEN, ListenerSecurity
 from kop.security.tls import TlsContext
 from kop.server.connection import ClientConnection
@@ -48,6 +49,8 @@ _QUIET_SECONDS = 60
 again earlier finds the memory of the last one: fresh pages cost a fifth of its CPU.
 """
 _GROWN_BYTES = 16 * 1024 * 1024
+_BY_CERTIFICATE = "SSL"
+"""The word, in audit lines, for a login by a certificate."""
 _OTHER_FILES = 64
 """The number of open files that connections leave to storage and other parts if the system's limit is low."""
 
@@ -126,7 +129,7 @@ class Server:
 
         def accepted() -> asyncio.BufferedProtocol:
             connection = ClientConnection(self, advertised, security)
-            return connection if security.tls is None else self._with_tls(security.tls, security.name_of, connection)
+            return connection if security.tls is None else self._with_tls(security.tls, security, connection)
 
         if security.tls is not None:
             self.watch(security.tls)
@@ -149,15 +152,22 @@ class Server:
         tls.look()
         self._certificates.append(tls)
 
-    def _with_tls(
-        self, tls: TlsContext, name_of: Callable[[bytes], str] | None, connection: ClientConnection
-    ) -> TlsTransport:
-        def failed(reason: str) -> None:
+    def _with_tls(self, tls: TlsContext, security: ListenerSecurity, connection: ClientConnection) -> TlsTransport:
+        subject: str | None = None
+
+        def failed(reason: str, of_certificate: bool) -> None:
             self.bad_frame(connection, reason, "tls")
+            if of_certificate:
+                info = connection.info
+                self.requests.audit.login_failed(info, info.listener, _BY_CERTIFICATE, subject, reason)
 
         def shown(certificate: bytes) -> None:
-            if name_of is not None:
-                connection.info.principal = name_of(certificate)
+            nonlocal subject
+            if security.name_of is not None:
+                subject = of_der(certificate).subject
+                info = connection.info
+                info.principal, info.space = security.identified(subject)
+                self.requests.logged_in(info.principal)
 
         return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 
@@ -177,9 +187,17 @@ class Server:
         now = self.snapshot()
         return (
             self._days_left(),
+            self._of_tenants(),
             counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
         )
+
+    def _of_tenants(self) -> Metric:
+        family = gauge_family("kop_tenant_connections", "Connections of clients of each tenant.", ["namespace"])
+        for name, count in Counter(connection.info.space.name for connection in self._connections).items():
+            if name:
+                family.add_metric([name], count)
+        return family
 
     def _days_left(self) -> Metric:
         family = gauge_family(

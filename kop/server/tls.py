@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast
 
 HANDSHAKE_SECONDS: Final = 10.0
@@ -24,13 +25,15 @@ _MOST_PENDING: Final = 256 * 1024
 
 
 class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection. `failed` is given the reason of a failure of TLS; the connection is closed then."""
+    """One connection. `failed` is given the reason of a failure of TLS, and true if it is the client's certificate; the
+    connection is closed then.
+    """
 
     def __init__(
         self,
         context: ssl.SSLContext,
         inner: asyncio.BufferedProtocol,
-        failed: Callable[[str], None],
+        failed: Callable[[str, bool], None],
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
         shown: Callable[[bytes], None],
@@ -73,7 +76,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection."""
         if self._begun and not self._shaken and not self._told:
-            self._failed(_LEFT)
+            self._failed(_LEFT, False)
         self._shake_no_more()
         self._transport = None
         self._inner.connection_lost(exc)
@@ -117,7 +120,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         except ssl.SSLError as error:
             self._send()  # the alert, which tells the client why
-            self._fail(_told(error))
+            self._fail(_told(error), of_certificate=_is_of_certificate(error))
             return False
         self._send()
         self._shake_no_more()
@@ -126,7 +129,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             try:
                 self._shown(certificate)
             except ValueError as error:
-                self._fail(str(error))
+                self._fail(str(error), of_certificate=True)
                 return False
         self._shaken = True
         return True
@@ -140,13 +143,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._timer = None
         self._fail(f"no TLS handshake within {HANDSHAKE_SECONDS:.0f} s")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, of_certificate: bool = False) -> None:
         self._shake_no_more()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self._told = True
-        self._failed(reason)
+        self._failed(reason, of_certificate)
         transport.close()
 
     # --- bytes in
@@ -159,23 +162,14 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             while not self._paused and self._transport is not None:
                 room = cast(memoryview, self._inner.get_buffer(BUFFER_BYTES))
-                try:
-                    count = self._tls.read(len(room), cast(Any, room))
-                except ssl.SSLWantReadError:
+                count, end = self._decrypt(room)
+                if count:
+                    self._inner.buffer_updated(count)
+                if end is not None:
+                    end()
                     break
-                except ssl.SSLZeroReturnError:
-                    self._end_of_stream()
+                if count < len(room):
                     break
-                except ssl.SSLError as error:
-                    if self._incoming.eof:  # cut off without TLS's own end
-                        self._end_of_stream()
-                    else:
-                        self._fail(f"TLS has failed: {error.reason or error}")
-                    break
-                if not count:
-                    self._end_of_stream()
-                    break
-                self._inner.buffer_updated(cast(int, count))
         finally:
             self._feeding = False
         # What TLS itself has to say, such as a refusal to renegotiate. The connection bounds answers, and not these.
@@ -183,6 +177,33 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._fail("it asks for more and more of TLS, and does not read the answers")
         else:
             self._send()
+
+    def _decrypt(self, room: memoryview) -> tuple[int, Callable[[], object] | None]:
+        """Fill `room` as far as there is something: the bytes, and what to do behind them if TLS has ended.
+
+        OpenSSL gives one record at a time, and some clients make one of each few bytes: the connection is to be told of
+        all at once.
+        """
+        read, pending = self._tls.read, self._incoming
+        size = len(room)
+        filled = 0
+        try:
+            while True:
+                count = read(size - filled, cast(Any, room[filled:] if filled else room))
+                filled += cast(int, count)
+                if not count:
+                    return filled, self._end_of_stream
+                # OpenSSL has no whole record left then; to ask it would cost an exception. At the end it tells that.
+                if filled == size or not (pending.pending or pending.eof):
+                    return filled, None
+        except ssl.SSLWantReadError:
+            return filled, None
+        except ssl.SSLZeroReturnError:
+            return filled, self._end_of_stream
+        except ssl.SSLError as error:
+            if self._incoming.eof:  # cut off without TLS's own end
+                return filled, self._end_of_stream
+            return filled, partial(self._fail, f"TLS has failed: {error.reason or error}")
 
     def _end_of_stream(self) -> bool:
         if self._ended:
@@ -287,6 +308,7 @@ _LEFT: Final = (
     "it left in the middle of the TLS handshake: see that it trusts the CA (ssl.truststore.location) and that the name "
     "it connects to is in the certificate"
 )
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _REASONS: Final = {
     "HTTP_REQUEST": "this is HTTP on a listener with TLS",
     "HTTPS_PROXY_REQUEST": "this is HTTP on a listener with TLS",
@@ -304,11 +326,16 @@ _REASONS: Final = {
         "the client does not take the certificate: see that it trusts the CA, and that the name it connects to is in it"
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the certificate has expired",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+    _NO_CERTIFICATE: (
         "the client shows no certificate, and ssl.client.auth=required: give it one (ssl.keystore.location)"
     ),
     "EXCESSIVE_MESSAGE_SIZE": "the client sends more in the TLS handshake than any certificate has",
 }
+
+
+def _is_of_certificate(error: ssl.SSLError) -> bool:
+    """Return true if a client is refused for the certificate that it shows, or does not show."""
+    return isinstance(error, ssl.SSLCertVerificationError) or error.reason == _NO_CERTIFICATE
 
 
 def _told(error: ssl.SSLError) -> str:

@@ -11,6 +11,7 @@ from security.test_tls import shake
 
 from kop.client.properties import connection, parse_properties
 from kop.config import Config
+from kop.security.certificates import of_der
 from kop.security.keystores import Store
 from kop.security.tls import TlsFiles, server_context
 from kop.server.endpoints import endpoints
@@ -44,7 +45,7 @@ def test_what_it_prints_is_all_that_has_to_be_set(invoke: Invoke, tmp_path: Path
         context.load_cert_chain(settings["ssl_certfile"])
         shown = shake(secured.tls.context, context)[0].getpeercert(binary_form=True)
         assert shown is not None
-        assert secured.name_of(shown) == f"User:{name}"
+        assert secured.name_of(of_der(shown).subject) == f"User:{name}"
     assert "the password of all is in" in rest
     assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == set()
 

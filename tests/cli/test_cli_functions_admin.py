@@ -97,6 +97,7 @@ def test_from_create_to_delete(admin: Admin) -> None:
     assert json.loads(admin.ok("update", "--name", "shout", "--py", admin.py, "--json")) == {
         "function": "public/default/shout",
         "revision": 103,
+        "note": None,
     }
     assert admin.service.requests[-1]["config"] == {"py": "shout.py"}
     got = admin.ok("get", "shout")
@@ -144,6 +145,20 @@ def test_history_shows_who_won_and_who_lost(created: Admin) -> None:
     ]
     assert all(row.index("kop/") == head.index("BY") for row in rows), "columns line up"
     assert [row["status"] for row in json.loads(created.ok("history", "shout", "--json"))] == [200, 200, 409]
+    assert [row["status"] for row in json.loads(created.ok("history", "shout", "--json", "--limit", "1"))] == [409]
+
+
+def test_a_loop_is_noted_when_it_is_made_and_told_by_the_status(created: Admin) -> None:
+    flags = ("--py", created.py, "--classname", "shout", "--name", "back", "--inputs", "loud", "--output", "lines")
+    outcome = created("create", *flags)
+    text = (
+        "what public/default/back writes comes back to it: public/default/back writes lines, public/default/shout "
+        "writes loud, which public/default/back reads"
+    )
+    assert (outcome.exit_code, text in outcome.stderr) == (0, True), outcome.output
+    assert text in created.ok("status", "back")
+    (row,) = json.loads(created.ok("status", "back", "--json"))
+    assert row["loop"]["text"] == text
 
 
 def test_status_says_what_at_which_record_and_since_when(created: Admin) -> None:

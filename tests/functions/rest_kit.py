@@ -156,8 +156,8 @@ class FakeService:
         value = base64.b64decode(question["value"])
         return self.answers.get(value.decode(), {"output": base64.b64encode(value.upper()).decode(), "error": None})
 
-    async def history(self, fqfn: str) -> list[dict[str, Any]]:
-        return [row for row in self.requests if row["fqfn"] == fqfn]
+    async def history(self, fqfn: str, limit: int) -> list[dict[str, Any]]:
+        return [row for row in self.requests if row["fqfn"] == fqfn][-limit:]
 
     async def package(self, fqfn: str) -> Package | None:
         return self.packages.get(fqfn)

@@ -226,7 +226,7 @@ def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Bro
     alone.until(lambda metadata: not metadata.definitions and not metadata.assignments)
     alone.until(lambda _: not alone.registry.packages.digests())
     wait_until(lambda: not broker.committed(FQFN), "no offsets")
-    assert [request.kind for request, _ in alone.registry.history(FQFN)] == ["create", "delete"]
+    assert [request.kind for request, _ in alone.registry.history(FQFN, 10)] == ["create", "delete"]
 
 
 def test_a_drained_worker_has_nothing(broker: Broker, members: WorkersOfTest) -> None:

@@ -137,7 +137,7 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             deleted = await first.request("delete", FQFN, expects=changed.revision, by="ada")
             assert deleted.won
             assert first.functions() == []
-            told = await first.history(FQFN)
+            told = await first.history(FQFN, 10)
             assert [(row["kind"], row["by"], row["status"]) for row in told] == [
                 ("create", "ada", 200),
                 ("update", "bob", 200),

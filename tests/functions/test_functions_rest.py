@@ -12,7 +12,7 @@ from functions.rest_kit import STATS, FakeService, Rest, serving, status_of
 
 from kop.address import is_loopback
 from kop.client.errors import ClientError
-from kop.functions import rest, shapes
+from kop.functions import rest, rest_functions, shapes
 from kop.functions.definitions import WorkerInfo
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 
@@ -81,6 +81,10 @@ def test_the_first_of_two_that_read_the_same_revision_wins(created: Rest) -> Non
     assert update(2, "ann").status == 204
     answer = update(3, "bob")
     assert (answer.status, "made by ann" in answer.json()["reason"]) == (409, True)
+    assert [row["kind"] for row in created("GET", f"{F}/history?limit=1").json()] == ["update"]
+    for limit in ("0", "x", "100000"):
+        refused = created("GET", f"{F}/history?limit={limit}")
+        assert (refused.status, "from 1 to" in refused.json()["reason"]) == (400, True)
     history = created("GET", f"{F}/history").json()
     assert [(row["kind"], row["status"], row["by"].partition(" ")[0]) for row in history] == [
         ("create", 200, "Pulsar-Java-v4"),
@@ -138,7 +142,7 @@ def test_what_is_wrong_with_a_request_is_said(api: Rest, parts: Any, status: int
 
 
 def test_a_package_that_is_too_large_is_refused(api: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "PACKAGE_BYTES", 3)
+    monkeypatch.setattr(rest_functions, "PACKAGE_BYTES", 3)
     assert api("POST", F, [CONFIG, DATA]).status == 413
 
 
@@ -169,6 +173,7 @@ def test_status_of_all_and_of_one(created: Rest) -> None:
         "nextStart": None,
         "stderr": [],
         "lag": {"in-put-0": 4},
+        "loop": None,
     }
 
 
@@ -183,7 +188,11 @@ def test_instances_that_nobody_runs_are_in_the_status(api: Rest) -> None:
     ]
     assert api("GET", f"{F}/stats").json()["receivedTotal"] == 0
     api.service.statuses.clear()
-    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it"
+    error = "no worker has it: there is no topic of its inputs, in. Create one"
+    assert api("GET", f"{F}/0/status").json()["error"] == error
+    api.service.why_not_ready = "no worker leads at the moment"
+    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it: no worker leads at the moment"
+    api.service.why_not_ready = None
     api("POST", f"{F}/stop")
     assert api("GET", f"{F}/0/status").json()["error"] == "stopped"
 
@@ -470,3 +479,38 @@ def test_a_value_of_the_state_comes_back_as_it_went(
 ) -> None:
     assert shapes.state_told(number, value) == told
     assert shapes.state_kept(told) == kept
+
+
+def test_a_loop_through_topics_is_noted_and_told_by_the_status(api: Rest) -> None:
+    def make(name: str, given: str, output: str) -> str:
+        part = (
+            "functionConfig",
+            None,
+            "application/json",
+            json.dumps({"className": "f", "py": "f.py", "inputs": [given], "output": output}).encode(),
+        )
+        answer = api("POST", f"/admin/v3/functions/public/default/{name}", [part, DATA])
+        assert answer.status == 204
+        return answer.headers.get("Kop-Note") or ""
+
+    assert make("there", "a", "b") == ""
+    text = "public/default/back writes a, public/default/there writes b, which public/default/back reads"
+    assert make("back", "b", "a") == f"what public/default/back writes comes back to it: {text}"
+    assert make("aside", "b", "d") == ""
+    (instance,) = api("GET", "/admin/v3/functions/public/default/there/status").json()["instances"]
+    assert instance["status"]["loop"]["text"].startswith("what public/default/there writes comes back to it: ")
+    assert api("GET", "/admin/v3/functions/public/default/aside/0/status").json()["loop"] is None
+
+
+def test_what_is_not_there_is_said_with_what_is_meant_and_only_if_that_is_known(created: Rest) -> None:
+    created.create("Merge")
+    there = "/admin/v3/functions/public/default"
+    reason = created("GET", f"{there}/merge/status").json()["reason"]
+    assert reason == "Function public/default/merge doesn't exist; is it Merge?"
+    assert created("GET", f"{there}/zz").json()["reason"] == "Function public/default/zz doesn't exist"
+    created.service.why_not_ready = "it has not started yet"
+    answer = created("GET", f"{there}/merge")
+    assert (answer.status, answer.json()["reason"]) == (
+        503,
+        "this worker does not know of public/default/merge: it has not started yet",
+    )

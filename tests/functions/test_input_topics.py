@@ -10,7 +10,7 @@ from functions.function_kit import spec_with
 from kafka import errors
 
 from kop.client.read_client import TopicMetadata
-from kop.functions.input_topics import partitions_of, reads, topics_of
+from kop.functions.input_topics import input_of, partitions_of, reads, topics_of
 from kop.functions.spec import FunctionSpec, InputSpec
 
 LISTED = ("log-a", "log-b", "orders", "log-out", "__kop_functions", "internal")
@@ -79,3 +79,11 @@ def test_a_pattern_reads_no_topic_of_its_own() -> None:
     told = {topic: reads(spec, topic) for topic in ("in", "log-a", "log-out", "other", "__kop_log-a")}
     assert told == {"in": True, "log-a": True, "log-out": False, "other": False, "__kop_log-a": False}
     assert not reads(spec, "log-a", internal=True)
+
+
+def test_the_input_of_a_topic_is_told_by_its_name_before_a_pattern() -> None:
+    inputs = {"log-.*": InputSpec(is_regex=True), "log-a": InputSpec()}
+    spec = FunctionSpec(name="f", class_name="f", py="f.py", inputs=inputs)
+    assert [input_of(spec, topic) for topic in ("log-a", "log-b")] == ["log-a", "log-.*"]
+    with pytest.raises(KeyError):
+        input_of(spec, "other")

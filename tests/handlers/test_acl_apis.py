@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import admin as librdkafka
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 from support.gateway import gateway, run
 
 from conformance.authorization.world import Connection
 from kop.app import Serving
 from kop.errors import ErrorCode
-from kop.security.acls import Acl
+from kop.security.acls import Acl, AclFilter
 from kop.security.records import of_acl
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
@@ -292,6 +293,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 upsertion("f", 1, 4095),
                 upsertion("g", 1, 16_385),
                 upsertion("i", salted=b""),
+                upsertion("k") | {"salt": b"s" * 1025},
                 upsertion("x" * 40_000),
                 upsertion("good"),
             ]
@@ -303,6 +305,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 "f": (UNACCEPTABLE, "Too few iterations"),
                 "g": (UNACCEPTABLE, "Too many iterations"),
                 "i": (UNACCEPTABLE, "The salted password must not be empty"),
+                "k": (UNACCEPTABLE, "The salt is longer than 1024 bytes"),
                 "x" * 40_000: (UNACCEPTABLE, "Username is longer than 32767 bytes"),
                 "good": done,
             }
@@ -330,6 +333,29 @@ def test_a_credential_is_that_of_the_password(tmp_path: Path) -> None:
             for mechanism in Mechanism:
                 known = serving.gateway.security.users.scram(mechanism, "alice")
                 assert known == ScramCredential.of_password(mechanism, "secret", salt=b"salt")
+
+    run(main())
+
+
+def test_librdkafka_makes_and_removes_users(tmp_path: Path) -> None:
+    """Its requests have a byte more than Kafka's."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as (serving, _):
+
+            def alter() -> None:
+                admin = librdkafka.AdminClient({"bootstrap.servers": "{}:{}".format(*serving.listeners[0])})
+                scram = librdkafka.ScramMechanism.SCRAM_SHA_256
+                info = librdkafka.ScramCredentialInfo(scram, 4096)
+                wanted = librdkafka.UserScramCredentialUpsertion("alice", info, b"secret", b"salt")
+                removed = librdkafka.UserScramCredentialDeletion("alice", scram)
+                for alteration in (wanted, removed, wanted):
+                    for future in admin.alter_user_scram_credentials([alteration]).values():
+                        future.result(10)
+
+            await asyncio.to_thread(alter)
+            known = serving.gateway.security.users.scram(Mechanism.SCRAM_SHA_256, "alice")
+            assert known == ScramCredential.of_password(Mechanism.SCRAM_SHA_256, "secret", salt=b"salt")
 
     run(main())
 
@@ -407,5 +433,39 @@ def test_no_client_sees_the_state_topic(tmp_path: Path) -> None:
             assert name not in [topic.name for topic in sizes.results[0].topics]
             assert name not in "".join(str(each.samples) for each in serving.gateway.topics.collect())
             assert serving.engine.topics.get(name) == state_topic
+
+    run(main())
+
+
+def test_filters_let_others_have_their_turn_and_find_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broad = acl_filter()
+    turns, seen = 0, list[int]()
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with guarded(tmp_path, kop_security_max_acls="20") as (serving, conn):
+            await conn.call(30, 3, creations=[acl(resource_name=str(number)) for number in range(15)])
+            acls = serving.gateway.security.acls
+            matching = acls.matching
+
+            def noted(which: AclFilter) -> list[Acl]:
+                seen.append(turns)
+                return matching(which)
+
+            monkeypatch.setattr(acls, "matching", noted)
+            turning = asyncio.create_task(turn())
+            others = [acl_filter(principal_filter="User:nobody")] * 20
+            answer = await conn.call(31, 3, filters=[*others, broad, broad])
+            turning.cancel()
+            assert sorted(set(seen)) == seen, "something else runs between two filters"
+            # What two filters find is named twice: the answer has a bound.
+            assert [row.error_code for row in answer.filter_results] == [0] * 21 + [ErrorCode.INVALID_REQUEST]
+            assert [len(row.matching_acls) for row in answer.filter_results] == [0] * 20 + [15, 0]
+            assert not len(acls)
 
     run(main())

@@ -78,6 +78,17 @@ def test_a_filter_finds_what_kafkas_does(which: AclFilter, names: set[str]) -> N
     assert {acl.name for acl in acls.matching(which)} == names
 
 
+def test_a_filter_with_a_name_finds_what_a_look_at_all_does() -> None:
+    acls = Acls()
+    names, patterns = ("*", "t", "to", "top", "u"), (PatternType.LITERAL, PatternType.PREFIXED)
+    acls.replace(topic(name, pattern, who) for name in names for pattern in patterns for who in ("User:a", "User:b"))
+    for name in (*names, "topic", "x", None):
+        for pattern in set(PatternType) - {0}:
+            for resource in (ResourceType.ANY, ResourceType.TOPIC, ResourceType.GROUP):
+                which = AclFilter(resource=resource, name=name, pattern=pattern, principal="User:a")
+                assert acls.matching(which) == sorted(filter(which.finds, acls)), which
+
+
 def test_a_host_has_one_text() -> None:
     assert plain_host("::ffff:127.0.0.1") == plain_host("127.0.0.1") == "127.0.0.1"
     assert plain_host("0:0:0:0:0:0:0:1") == plain_host("::1") == "::1"

@@ -15,6 +15,7 @@ from support.waiting import until
 from kop import clock
 from kop.errors import BackendError, ConfigError, ErrorCode
 from kop.security.audit import LINES_A_SECOND, LONGEST_TEXT, MOST_ITEMS, Audit, AuditLines
+from kop.security.tenants import HOME, Space
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Client:
 
     principal: str = "User:alice"
     client_host: str = "192.0.2.1"
+    space: Space = HOME
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -41,9 +43,17 @@ def test_a_line_says_who_did_what_from_where_and_by_which_rule(tmp_path: Path) -
     audit.denied(Client(), "ALTER", "USER", "admin", "Only a super user")
     audit.changed(Client(), "CREATE", "ACL", "t", {"permission": "DENY"})
     audit.changed(Client(), "CREATE", "ACL", "t", {}, BackendError("gone", ErrorCode.REQUEST_TIMED_OUT))
+    audit.login_failed(Client("User:ANONYMOUS"), "LOGIN", "PLAIN", "bob", "wrong")
+    audit.login_failed(Client(), "LOGIN", "PLAIN", None, "wrong", again=True)
     audit.close()
     lines = written(path)
-    assert [line.pop("time")[-1] for line in lines] == ["Z"] * 4
+    assert [line.pop("time")[-1] for line in lines] == ["Z"] * 6
+    failed = dict(broker=7, host="192.0.2.1", event="login failed", resource="USER", listener="LOGIN", reason="wrong")
+    assert lines[4:] == [
+        failed | dict(principal="User:ANONYMOUS", operation="LOG_IN", name="bob", mechanism="PLAIN"),
+        failed | dict(principal="User:alice", operation="LOG_IN_AGAIN", name=None, mechanism="PLAIN"),
+    ]
+    del lines[4:]
     who = {"broker": 7, "principal": "User:alice", "host": "192.0.2.1"}
     assert lines == [
         who | dict(event="denied", operation="WRITE", resource="TOPIC", name="orders", rule="no ACL"),
@@ -65,11 +75,13 @@ def test_what_a_client_sends_stays_in_its_line_and_is_visible(tmp_path: Path, te
     audit = Audit(AuditLines(str(path)), 1)
     audit.denied(Client(f"User:{text}"), "READ", "TOPIC", text, text)
     audit.changed(Client(), "ALTER CONFIGS", "TOPIC", text, {"configs": [{"name": text, "value": text}]})
+    audit.login_failed(Client(), text, text, text, text)
     audit.close()
     raw = path.read_bytes()
-    assert raw.count(b"\n") == 2
+    assert raw.count(b"\n") == 3
     assert all(0x20 <= byte < 0x7F for byte in raw.replace(b"\n", b""))
-    denied, changed = written(path)
+    denied, changed, failed = written(path)
+    assert {failed[name] for name in ("listener", "mechanism", "name", "reason")} == {text}
     assert (denied["principal"], denied["name"], denied["rule"]) == (f"User:{text}", text, text)
     assert changed["configs"] == [{"name": text, "value": text}]
 

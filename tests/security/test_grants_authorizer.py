@@ -166,3 +166,18 @@ def test_a_decision_is_remembered_until_the_next_change() -> None:
     for name in ("orders", "team/app/orders"):
         assert not decides.allows("User:r", "192.0.2.1", WRITE, TOPIC, name)
     assert decides.rule("User:r", "192.0.2.1", READ, TOPIC, "__consumer_offsets") == "not in super.users"
+
+
+def test_a_remembered_decision_asks_nothing_of_topics() -> None:
+    asked: list[str] = []
+
+    def is_internal(name: str) -> bool:
+        asked.append(name)
+        return name == "__consumer_offsets"
+
+    decides = GrantsAuthorizer(GIVEN, ["User:root"], is_internal)
+    for _ in range(3):
+        assert decides.allows("User:writer", "192.0.2.1", WRITE, TOPIC, "orders")
+        assert not decides.allows("User:writer", "192.0.2.1", READ, TOPIC, "orders")
+        assert not decides.allows("User:boss", "192.0.2.1", READ, TOPIC, "__consumer_offsets")
+    assert asked.count("orders") == 2

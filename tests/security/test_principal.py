@@ -158,6 +158,43 @@ def test_a_subject_that_is_made_to_take_long_does_not() -> None:
         assert time.thread_time() - began < 0.5
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+b",
+        "(a*)*b",
+        "((a+))*b",
+        "(?:a|aa)+b",
+        "(?:x(a|aa))+b",
+        "(aa?)+b",
+        "(?:a{1,2}){2,}b",
+        "(?:a{1,2}){20}b",
+        "(?i)^CN=((?:[a-z]+)*),.*$",
+        "(?=(a+)+b).*",
+        r"(\w+\s?)*b",
+    ],
+)
+def test_repetitions_of_what_can_be_read_in_many_ways_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"a repetition in a repetition.*\(\?>"):
+        MappingRules(f"RULE:{pattern}/$0/")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject"),
+    [
+        ("(a+)?(?:b|c){0,1}d*", "aabd"),
+        ("(?:ab{2}c){2}", "abbcabbc"),
+        (r"((?>[a-z]+)\.)*[a-z]+", "a.bc.d"),
+        (r"(?:[a-z]++\.)*+x", "a.bc.x"),
+        (r"(?:[+*?|(]a\+\*)*", "+a+*|a+*"),
+        ("(?:ab)+?c", "ababc"),
+        ("(?>(?:ab))(?:c|d)(?:ef)+", "abcef"),
+    ],
+)
+def test_other_repetitions_are_taken(pattern: str, subject: str) -> None:
+    assert MappingRules(f"RULE:{pattern}/x/").name(subject) is not None
+
+
 @pytest.mark.parametrize("subject", ["CN=a\nb", "CN=a\u2028b", "CN=" + "x" * LONGEST_SUBJECT])
 def test_patterns_are_not_tried_on_odd_subjects(subject: str) -> None:
     assert MappingRules(r"RULE:[\s\S]*/admin/").name(subject) is None

@@ -24,6 +24,7 @@ from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
 from kop.security.sasl.oauthbearer import TokenError
 from kop.security.sasl.plain import PlainExchange
 from kop.security.settings import SecuritySettings
+from kop.security.token_keys import KeySources
 from kop.storage.pulsar.token_checks import TokenChecks
 
 SECRET = bytes(range(32))
@@ -52,7 +53,7 @@ def settings(**given: str) -> SecuritySettings:
 
 
 def whose(token: str, authority: Authority | None = None, **given: str) -> ClientIdentity:
-    return asyncio.run(pulsar_tokens(settings(**given), authority or Authority()).check(token))
+    return asyncio.run(pulsar_tokens(settings(**given), authority or Authority(), KeySources()).check(token))
 
 
 def signed(key: Any = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
@@ -98,12 +99,50 @@ def test_keys_in_pulsars_forms(tmp_path: Path) -> None:
 )
 def test_keys_that_cannot_be_had(given: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        pulsar_tokens(settings(**given), Authority())
+        pulsar_tokens(settings(**given), Authority(), KeySources())
+
+
+def test_a_changed_key_counts_and_the_last_good_one_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = bytes(range(1, 33))
+
+    async def main() -> None:
+        times = [0.0]
+        for path, place in (
+            (tmp_path / "first", str(tmp_path / "first")),
+            (tmp_path / "a key", f"file://{tmp_path}/a%20key"),
+        ):
+            sources = KeySources(lambda: times[-1])
+            path.write_bytes(SECRET)
+            tokens = pulsar_tokens(settings(secret_key=place), Authority(), sources)
+            assert (await tokens.check(signed())).principal == "User:app"
+            path.write_bytes(other)
+            times.append(times[-1] + 10)
+            await sources.look()
+            assert (await tokens.check(signed(other))).principal == "User:app"
+            with pytest.raises(TokenError, match="signature is wrong"):
+                await tokens.check(signed())
+            caplog.clear()
+            for content in (b"short", None):
+                if content is None:
+                    path.unlink()
+                else:
+                    path.write_bytes(content)
+                times.append(times[-1] + 10)
+                await sources.look()
+                assert (await tokens.check(signed(other))).principal == "User:app"
+            wrong, gone = [record for record in caplog.records if record.levelno == logging.ERROR]
+            kept = "what was read before stays"
+            assert f"{path.as_uri()}: a secret of 5 bytes: 32 are the least; {kept}" in wrong.getMessage()
+            assert f"{path.as_uri()}: No such file or directory; {kept}" in gone.getMessage()
+            ages = {sample.labels["url"]: sample.value for each in sources.collect() for sample in each.samples}
+            assert ages == {path.as_uri(): 20.0}
+
+    asyncio.run(main())
 
 
 def test_other_stores_have_no_tokens() -> None:
     with pytest.raises(ConfigError, match="needs --store pulsar"):
-        pulsar_tokens(settings(), None)
+        pulsar_tokens(settings(), None, KeySources())
 
 
 def test_without_a_key_pulsar_decides(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,9 +95,10 @@ def test_certificates_decide_who_a_client_is(tmp_path: Path, ca: Authority, capl
         "self": (ca.write("self.pem", self_signed()), "its CA is in ssl.truststore of the listener"),
     }
     allowed, denied = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    audit = tmp_path / "audit.log"
 
     async def main() -> None:
-        async with serving_tls(tmp_path, ca) as serving:
+        async with serving_tls(tmp_path, ca, **{"kop.audit.file": str(audit)}) as serving:
             caplog.clear()
             for listener, name, code in (
                 (REQUIRED, "broker", allowed),  # BROKER by the first rule
@@ -120,6 +122,13 @@ def test_certificates_decide_who_a_client_is(tmp_path: Path, ca: Authority, capl
                 (line,) = closings(caplog)
                 assert "127.0.0.1" in line, name
                 assert why in line, name
+            caplog.clear()
+            with contextlib.suppress(OSError):  # no TLS at all is no login
+                client = RawClient(*await asyncio.open_connection(*serving.listeners[REQUIRED]))
+                client.send(18, 0)
+                await client.reader.read()
+                await client.close()
+            await until(lambda: closings(caplog))
             days = [
                 (sample.labels["store"], sample.labels["subject"], sample.value)
                 for metric in serving.server.collect()
@@ -135,6 +144,12 @@ def test_certificates_decide_who_a_client_is(tmp_path: Path, ca: Authority, capl
             assert all(0.9 < each[2] <= 1 for each in days)
 
     run(main())
+    lines = [line for line in map(json.loads, audit.read_text().splitlines()) if line["event"] != "denied"]
+    assert [(line["event"], line["mechanism"], line["listener"], line["host"], line["name"]) for line in lines] == [
+        ("login failed", "SSL", "REQUIRED", "127.0.0.1", None)
+    ] * len(refused)
+    for line, (_, why) in zip(lines, refused.values(), strict=True):
+        assert why in line["reason"]
     assert sum("CN=broker" in text and "ends in" in text for text in caplog.messages) <= 3
 
 
@@ -148,7 +163,9 @@ def self_signed() -> bytes:
 
 
 def test_who_meets_no_rule_is_refused(tmp_path: Path, ca: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    audit = tmp_path / "audit.log"
     more = {"listener.name.required.ssl.principal.mapping.rules": "RULE:^CN=a$/b/,RULE:^CN=nobody$//"}
+    more["kop.audit.file"] = str(audit)
 
     async def main() -> None:
         async with serving_tls(tmp_path, ca, **more) as serving:
@@ -164,6 +181,11 @@ def test_who_meets_no_rule_is_refused(tmp_path: Path, ca: Authority, caplog: pyt
     none, empty = closings(caplog)
     assert "have no rule for its certificate's subject 'CN=carol'" in none
     assert "make nothing of its certificate's subject 'CN=nobody'" in empty
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["event"], line["name"]) for line in lines] == [
+        ("login failed", "CN=carol"),
+        ("login failed", "CN=nobody"),
+    ]
 
 
 def test_a_login_decides_and_the_certificate_is_asked_for_besides(tmp_path: Path, ca: Authority) -> None:

@@ -245,7 +245,7 @@ def test_answers_of_tls_itself_are_bounded_if_the_client_does_not_read() -> None
         context = cast(ssl.SSLContext, Asking())
         buffer = memoryview(bytearray(BUFFER_BYTES))
         loop = asyncio.get_running_loop()
-        tls = TlsTransport(context, Inner(), reasons.append, loop, buffer, lambda certificate: None)
+        tls = TlsTransport(context, Inner(), lambda why, _: reasons.append(why), loop, buffer, lambda certificate: None)
         tls.connection_made(transport)
         for _ in range(10):
             tls.buffer_updated(100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -234,6 +235,101 @@ def test_the_next_request_after_the_session_closes_the_connection(tmp_path: Path
     run(main())
 
 
+def failed_logins(path: Path) -> list[dict[str, Any]]:
+    """Return the audit lines, without what is the same in all."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["time"]
+        same = {"broker": 1, "event": "login failed", "host": "127.0.0.1", "resource": "USER", "listener": "LOGIN"}
+        assert {name: line.pop(name) for name in same} == same
+    return lines
+
+
+def failed(mechanism: str, name: str | None, reason: str, principal: str = "User:ANONYMOUS") -> dict[str, Any]:
+    operation = "LOG_IN" if principal == "User:ANONYMOUS" else "LOG_IN_AGAIN"
+    return dict(mechanism=mechanism, name=name, reason=reason, principal=principal, operation=operation)
+
+
+def test_failed_logins_are_audited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    audit = tmp_path / "audit.log"
+    wrong = "Authentication failed: Invalid username or password"
+    by_scram = (
+        "Authentication failed during authentication due to invalid credentials with SASL mechanism SCRAM-SHA-256"
+    )
+    hostile = '\n{"event": "allowed"}'
+
+    async def main() -> None:
+        async with serving_logins(tmp_path, **ENDING, **{"kop.audit.file": str(audit)}) as serving:
+            for name, password in (("alice", "wrong"), ("nobody", "wrong"), (hostile, "wrong"), ("", "wrong")):
+                client = await client_of(serving)
+                await by_plain(client, name, password)
+                await client.close()
+            client = await client_of(serving)  # tokens without a header
+            await client.call(17, 0, mechanism="PLAIN")
+            client.writer.write((9).to_bytes(4, "big") + b"\0bob\0oops")
+            assert await is_closed(client)
+            client = await client_of(serving)
+            await client.call(17, 1, mechanism="SCRAM-SHA-256")
+            await client.call(36, 2, auth_bytes=b"n,,n=bob,r=x")
+            await client.call(36, 2, auth_bytes=b"c=biws,r=x,p=AAAA")
+            await client.close()
+            for size in (0, 1, 2, 9):
+                for is_due in (False, True):  # too short for a request; too short for a token
+                    client = await client_of(serving)
+                    if is_due:
+                        await client.call(17, 0, mechanism="PLAIN")
+                    client.writer.write((size.to_bytes(4, "big") + bytes(size)) * 2)
+                    assert await is_closed(client)
+            client = await client_of(serving)
+            await client.call(17, 1, mechanism="NT\nLM")
+            await client.close()
+            client = await client_of(serving)  # as somebody else, then by another mechanism
+            await by_plain(client, "alice", "correct horse")
+            await by_plain(client, "carol", "battery staple")
+            await client.close()
+            client = await client_of(serving)
+            await by_plain(client, "alice", "correct horse")
+            await client.call(17, 1, mechanism="SCRAM-SHA-256")
+            await client.close()
+
+    run(main())
+    assert failed_logins(audit) == [
+        failed("PLAIN", "alice", wrong),
+        failed("PLAIN", "nobody", wrong),
+        failed("PLAIN", hostile, wrong),
+        failed("PLAIN", None, "Authentication failed: username not specified"),
+        failed("PLAIN", "bob", wrong),
+        failed("SCRAM-SHA-256", "bob", by_scram),
+        *(failed("PLAIN", None, f"Invalid SASL/PLAIN response: expected 3 tokens, got {parts}") for parts in (1, 2)),
+        failed("PLAIN", None, "Authentication failed: username not specified"),
+        failed("PLAIN", None, "Invalid SASL/PLAIN response: expected 3 tokens, got 10"),
+        failed("NT\nLM", None, "there are the mechanisms PLAIN, SCRAM-SHA-256"),
+        failed("PLAIN", "carol", "Cannot change principals during re-authentication", "User:alice"),
+        failed("SCRAM-SHA-256", None, "it logs in again by another mechanism than PLAIN", "User:alice"),
+    ]
+    text = audit.read_text()
+    assert not any(record.exc_info for record in caplog.records), "what is no request is no error here"
+    assert not any(secret in text for secret in ('wrong"', "oops", "correct horse", "battery staple"))
+
+
+def test_a_super_user_in_another_case_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:Alice;User:carol",
+    }
+
+    async def main() -> None:
+        async with serving_logins(tmp_path, **settings) as serving:
+            for name, password in (("alice", "correct horse"), ("carol", "battery staple"), ("alice", "correct horse")):
+                client = await client_of(serving)
+                assert (await by_plain(client, name, password)).error_code == 0
+                await client.close()
+
+    run(main())
+    (line,) = [text for text in caplog.messages if "super user" in text]
+    assert line.startswith("'User:alice' has logged in, who is no super user: super.users has 'User:Alice'")
+
+
 # -- tokens
 
 
@@ -264,8 +360,10 @@ async def by_token(client: RawClient, bearer: str) -> Any:
 
 
 def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.log"
+
     async def main() -> None:
-        async with serving_logins(tmp_path, **keys(tmp_path)) as serving:
+        async with serving_logins(tmp_path, **keys(tmp_path), **{"kop.audit.file": str(audit)}) as serving:
             client = await client_of(serving)
             answer = await by_token(client, token())
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b"")
@@ -283,11 +381,18 @@ def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status":"invalid_token"}')
             answer = await client.call(36, 2, auth_bytes=b"\x01")
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-            assert answer.error_message == "the token is refused: it has another issuer"
+            assert answer.error_message == "the token is refused (invalid_token): it has another issuer"
             assert await is_closed(client)
             assert count(serving, "OAUTHBEARER") == 1
+            client = await client_of(serving)
+            await by_token(client, "no.token")
+            await client.close()
 
     run(main())
+    assert failed_logins(audit) == [
+        failed("OAUTHBEARER", "alice", "the token is refused: it has another issuer"),
+        failed("OAUTHBEARER", None, "the token is refused: it is malformed"),
+    ]
 
 
 def test_libraries_log_in_by_token(tmp_path: Path) -> None:

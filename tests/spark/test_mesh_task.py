@@ -6,19 +6,22 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.waiting import wait_until
 
+from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.spark.mesh.component import Component, Step, Work
-from kop.spark.mesh.link import Hub
+from kop.spark.mesh.link import Hub, Link
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.task import run_task
 from kop.testing import Broker
 
@@ -166,6 +169,15 @@ def test_two_functions_read_one_topic_and_one_of_them_is_ahead(meshes: Meshes) -
     assert meshes.broker.committed("public/default/right5") == {("in5", 0): 3}
 
 
+def test_several_functions_are_called_with_what_another_gives(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in10", partitions=1)
+    steps = [meshes.step(A.format("a"), "in10", "mid10")]
+    steps += [meshes.step(A.format(name), "mid10", f"out10{name}", inner=True) for name in "bc"]
+    meshes.broker.produce("in10", ["1", "2"])
+    meshes.drain(meshes.work(*steps))
+    assert (meshes.values("out10b"), meshes.values("out10c")) == (["1ab", "2ab"], ["1ac", "2ac"])
+
+
 def test_a_private_topic_is_not_written(meshes: Meshes) -> None:
     meshes.broker.create_topic("in6", partitions=1)
     steps = meshes.step(A.format("a"), "in6", "mid6"), meshes.step(A.format("b"), "mid6", "out6", inner=True)
@@ -232,3 +244,52 @@ def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
     meshes.broker.produce("in9", ["1", "2"])
     meshes.drain(work)
     assert meshes.values("out9") == ["1.5"]
+
+
+def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in11", partitions=1)
+    first, called = (
+        meshes.step(A.format("a"), "in11", "mid11"),
+        meshes.step(A.format("b"), "mid11", "out11", inner=True),
+    )
+    apart = meshes.step(A.format("b"), "mid11", "out11")
+    settings = {"bootstrap_servers": [meshes.broker.bootstrap]}
+    reader, writer = ReadClient(settings, 20_000), WriteClient(settings, 20.0)
+    try:
+        meshes.broker.produce("in11", ["1"])
+        meshes.drain(meshes.work(first, called))
+        before = {"public/default/mid11": [], "public/default/out11": ["mid11"]}
+        works = meshes.work(first), meshes.work(apart)
+        components = [work.component for work in works]
+        Starts(reader, writer, before).commit(components)  # the function was called, and now reads
+        meshes.broker.produce("in11", ["2"])
+        for work in works:
+            meshes.drain(work)
+        assert meshes.values("out11") == ["1ab", "2ab"], "nothing is missing, nothing twice"
+        joined = [meshes.work(first, called).component]
+        before = {"public/default/mid11": [], "public/default/out11": []}
+        assert Starts(reader, writer, before).not_drained(joined) == {}
+        meshes.broker.produce("mid11", ["3a"])
+        assert Starts(reader, writer, before).not_drained(joined) == {"out11": ("mid11", 1)}
+    finally:
+        reader.close()
+        writer.close()
+
+
+def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
+    ended = threading.Event()
+    link = Link(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
+    assert ended.wait(5), "the line is cut"
+    assert meshes.hub.tasks() == 0
+    link.close()
+
+
+def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in12", partitions=1)
+    deadly = "def process(text: str) -> str:\n    if text == 'x':\n        raise KeyboardInterrupt\n    return text\n"
+    work = meshes.work(meshes.step(deadly, "in12", "out12"))
+    meshes.broker.produce("in12", ["1", "2", "x"])
+    for suspects, there in (({}, []), ({("in12", 0): 2}, ["1", "2"])):
+        with pytest.raises(KeyboardInterrupt):
+            meshes.drain(replace(work, suspects=suspects))
+        assert meshes.values("out12") == there

@@ -22,6 +22,16 @@ def _always() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceClaim:
+    """A word about where a client belongs."""
+
+    namespace: str
+    """The namespace, as TENANT/NAMESPACE."""
+    is_own_word: bool = False
+    """True if the client alone says so, and not who has signed its token."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientIdentity:
     """Who a client is."""
 
@@ -31,6 +41,8 @@ class ClientIdentity:
     """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
     is_valid: Callable[[], bool] = _always
     """Returns false once the client could not show it any more."""
+    claim: NamespaceClaim | None = None
+    """Where the client belongs, by what it has shown; None if that says nothing of it."""
 
 
 class Exchange(Protocol):
@@ -45,8 +57,16 @@ class Exchange(Protocol):
         """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
 
     @property
+    def claim(self) -> NamespaceClaim | None:
+        """Where the client belongs, by what it has shown; None if that says nothing of it."""
+
+    @property
     def is_by_token(self) -> bool:
         """True if the client logs in by a delegation token."""
+
+    @property
+    def claimed(self) -> str | None:
+        """The user that the client says to be, for the audit of a failure; None before, or if it is not readable."""
 
     @property
     def refusal(self) -> str | None:
@@ -57,3 +77,34 @@ class Exchange(Protocol):
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next token. AuthenticationError ends the exchange."""
+
+
+class IdentityExchange:
+    """What those exchanges have in common that find who a client is in one step."""
+
+    is_by_token = False
+
+    def __init__(self) -> None:
+        self.identity: ClientIdentity | None = None
+        """Who the client is; None until the exchange has succeeded."""
+        self.claimed: str | None = None
+        self.refusal: str | None = None
+
+    @property
+    def principal(self) -> str | None:
+        """The client's name for rights; None before it has logged in."""
+        return None if self.identity is None else self.identity.principal
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When what the client has shown ends; None: it does not."""
+        return None if self.identity is None else self.identity.expires_ms
+
+    @property
+    def claim(self) -> NamespaceClaim | None:
+        """Where the client belongs, by what it has shown; None if that says nothing of it."""
+        return None if self.identity is None else self.identity.claim
+
+    def is_valid(self) -> bool:
+        """Return true if the client could log in by the same now. The end of a token is that of the session."""
+        return self.identity is not None and self.identity.is_valid()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange
 
 LONGEST_MESSAGE: Final = 65_536
 _FIRST: Final = re.compile(r"n,(?:a=((?:[^,=]|=2C|=3D)*))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]*\x01)*)\x01")
@@ -21,43 +21,28 @@ _READ_ON: Final = b"\x01"
 class TokenError(Exception):
     """A token that is not taken. The text says why, without a word of it."""
 
+    claimed: str | None = None
+    """Whose the token says to be, which may be false; None if that cannot be read."""
+
 
 TokenCheck: TypeAlias = Callable[[str], Awaitable[ClientIdentity]]
 """Says whose token it is. TokenError."""
 
 
-class OAuthBearerExchange:
+class OAuthBearerExchange(IdentityExchange):
     """One login."""
 
-    is_by_token = False
-
     def __init__(self, check: TokenCheck) -> None:
+        super().__init__()
         self._check = check
-        self._identity: ClientIdentity | None = None
-        self.refusal: str | None = None
-        """Why the token is not taken; None if it is, or has not come."""
-
-    @property
-    def principal(self) -> str | None:
-        """The client's name for rights; None before it has logged in."""
-        return None if self._identity is None else self._identity.principal
-
-    @property
-    def expires_ms(self) -> int | None:
-        """When the token ends; None if it does not."""
-        return None if self._identity is None else self._identity.expires_ms
-
-    def is_valid(self) -> bool:
-        """Return true: the end of the token is that of the session."""
-        return self._identity is not None and self._identity.is_valid()
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next message. AuthenticationError ends the exchange."""
-        if self._identity is not None:
+        if self.identity is not None:
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:
             wanted = "" if token == _READ_ON else "; the client had to answer with the byte 1"
-            raise AuthenticationError(f"the token is refused: {self.refusal}{wanted}")
+            raise AuthenticationError(f"the token is refused (invalid_token): {self.refusal}{wanted}")
         authorization, bearer = _read(token)
         return self._log_in(authorization, bearer)
 
@@ -65,11 +50,12 @@ class OAuthBearerExchange:
         try:
             identity = await self._check(bearer)
         except TokenError as error:
-            self.refusal = str(error)
+            self.refusal, self.claimed = str(error), error.claimed or authorization or None
             return _REFUSED
+        self.claimed = identity.principal.partition(":")[2]
         if authorization and f"User:{authorization}" != identity.principal:
             raise AuthenticationError("the authorization id has to be empty or that of the token")
-        self._identity = identity
+        self.identity = identity
         return b""
 
 

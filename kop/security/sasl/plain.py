@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
 LONGEST_MESSAGE: Final = 65_536
@@ -25,45 +26,28 @@ Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]
 """Says who has this user name and this password; None: nobody, and nothing tells which of the two is wrong."""
 
 
-class PlainExchange:
+class PlainExchange(IdentityExchange):
     """One login."""
-
-    is_by_token = False
 
     def __init__(self, check: Check, check_token: TokenCheck | None = None) -> None:
         """`check_token` says whose a token of Pulsar is; None: such are passwords as any others."""
+        super().__init__()
         self._check = check
         self._check_token = check_token
-        self._identity: ClientIdentity | None = None
-        self.refusal: str | None = None
-
-    @property
-    def principal(self) -> str | None:
-        """The client's name for rights; None before it has logged in."""
-        return None if self._identity is None else self._identity.principal
-
-    @property
-    def expires_ms(self) -> int | None:
-        """When a token that was the password ends; None for any other password."""
-        return None if self._identity is None else self._identity.expires_ms
-
-    def is_valid(self) -> bool:
-        """Return true if the user has the same password as at the login."""
-        return self._identity is not None and self._identity.is_valid()
 
     def step(self, token: bytes) -> Awaitable[bytes]:
         """Take the message; nothing is answered but that it is right. AuthenticationError ends the exchange."""
-        if self._identity is not None:
+        if self.identity is not None:
             raise AuthenticationError("a message of PLAIN behind the last one")
-        name, password = _read(token)
-        return self._log_in(name, password)
+        self.claimed, password = _read(token)
+        return self._log_in(self.claimed, password)
 
     async def _log_in(self, name: str, password: str) -> bytes:
         if self._check_token is not None and password.startswith(_TOKEN):
-            self._identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
+            self.identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
             return b""
-        self._identity = await self._check(name, password)
-        if self._identity is None:
+        self.identity = await self._check(name, password)
+        if self.identity is None:
             raise AuthenticationError("Authentication failed: Invalid username or password")
         return b""
 
@@ -71,9 +55,15 @@ class PlainExchange:
         if not _NAMESPACE.fullmatch(name):
             raise AuthenticationError("with a token for a password the user name has to be TENANT/NAMESPACE")
         try:
-            return await check(token)
+            identity = await check(token)
         except TokenError as error:
+            self.claimed = f"{name} {error.claimed}" if error.claimed else name
             raise AuthenticationError(f"the token is refused: {error}") from None
+        if identity.claim is None:
+            return replace(identity, claim=NamespaceClaim(name, is_own_word=True))
+        if identity.claim.namespace != name:
+            raise AuthenticationError("the user name has to be the namespace that the token says")
+        return identity
 
 
 def _read(message: bytes) -> tuple[str, str]:

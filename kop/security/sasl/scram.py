@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import AuthenticationError
+from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism, by the names of `hashlib`."""
@@ -93,6 +93,7 @@ class ScramExchange:
     ) -> None:
         self.principal: str | None = None
         self.is_by_token = False
+        self.claim: NamespaceClaim | None = None
         self.expires_ms: int | None = None
         self.refusal: str | None = None
         self._mechanism = mechanism
@@ -104,6 +105,7 @@ class ScramExchange:
         self._of_client = ""
         """The client's own part of the nonce."""
         self._name = ""
+        self.claimed: str | None = None
         self._header = ""
         self._verifier: ScramVerifier | None = None
         self._first = ""
@@ -142,7 +144,7 @@ class ScramExchange:
         self.is_by_token = extensions is not None and "tokenauth=true" in extensions.split(",")
         if self.is_by_token and self._tokens is None:
             raise AuthenticationError("delegation tokens are not served")
-        self._name = _unescaped(name)
+        self._name = self.claimed = _unescaped(name)
         if not self._name or len(self._name) > _LONGEST_NAME:
             raise AuthenticationError(f"a user name of {len(self._name)} characters")
         if authorization and _unescaped(authorization) != self._name:

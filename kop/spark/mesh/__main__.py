@@ -57,12 +57,14 @@ class Run:
         self._given = given
         self._driver: Any = None
         self._spark: Any = None
+        self._is_stopping = False
         threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
 
     def stop(self) -> None:
-        """Let the mesh end; a process without one yet ends at once."""
-        if self._driver is None:
+        """Let the mesh end; the second time, and without one yet, the process ends at once."""
+        if self._driver is None or self._is_stopping:
             os._exit(INTERRUPTED)
+        self._is_stopping = True
         self._driver.stop()
 
     def _run(self) -> None:

@@ -67,6 +67,8 @@ class Work:
     """How many tasks there are at most."""
     batch_seconds: float | None
     """How long a batch lasts; None: it ends where the logs ended when it was planned."""
+    suspects: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Records that have ended a process: what is before them is committed first, and each of them is called alone."""
 
 
 @dataclass(frozen=True)

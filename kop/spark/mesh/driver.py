@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.membership import Membership
+from kop.client.offsets import TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
@@ -44,12 +45,16 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
 REPORT_SECONDS: Final = 1.0
+REPORT_PATIENCE_SECONDS: Final = 2.0
+"""How long a report is tried that cannot be written: nothing waits for it."""
 END_SECONDS: Final = 30.0
 """How long the calls that are under way may take when a mesh is to end."""
 WELL_SECONDS: Final = 180.0
 """How long a query has to run until its failures before are forgotten."""
 SESSION_SECONDS: Final = 6.0
 """As short as Kafka's default allows: so long a mesh stands still after its driver was killed."""
+DEATHS: Final = 2
+"""After so many ends of its worker at one record a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 SOURCE_TASKS: Final = 2
@@ -106,10 +111,12 @@ class MeshDriver:
         text: str = "",
         properties: Mapping[str, str] | None = None,
         checkpoints: str = "",
+        spare: int = 0,
     ) -> None:
         """`properties` are Kafka's client properties, as `settings` were made of; `checkpoints` is the folder for those
-        of sources and sinks.
+        of sources and sinks. `spare`: how many cores are left to others of the session, if there are enough.
         """
+        self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
         self._checkpoints = checkpoints or str(checkpoints_folder())
         self._spark = spark
@@ -123,11 +130,16 @@ class MeshDriver:
         self._counting = Counting()
         self._alone: set[str] = set()
         """The functions that get a component of their own."""
+        self._ended_calls: dict[tuple[str, str], int] = {}
+        """How often a call of a function at a record had to be ended."""
+        self._suspects: dict[TopicPartition, int] = {}
+        """The last such record of each partition."""
         if mesh.queries:
             raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
         self._stopping = threading.Event()
         self._queries: list[_Query] = []
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
+        self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
         self._started_ms = clock.wall_ms()
         self._reported = float("-inf")
         self._state = records.STARTING
@@ -169,6 +181,7 @@ class MeshDriver:
             self._membership.close(1.0)
             self._hub.close()
             self._topic.close()
+            self._reports.close()
 
     def _wait_for_turn(self) -> bool:
         """Wait until this driver has the mesh; False: it is to end."""
@@ -189,7 +202,8 @@ class MeshDriver:
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        slots = self._spark.sparkContext.defaultParallelism
+        cores = self._spark.sparkContext.defaultParallelism
+        slots = max(cores - self._spare, min(cores, len(components)))
         others = len(mesh.sources) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
@@ -223,10 +237,14 @@ class MeshDriver:
 
         def begin(checkpoint: str, name: str) -> Any:
             self._hub.allow(component.name)
-            rows = self._spark.readStream.format(NAME).option(WORK, encode(work)).load()
+            rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
         return _Query(component.name, "component", begin, component, Planner(work))
+
+    def _with_suspects(self, work: Work) -> Work:
+        suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
+        return replace(work, suspects=suspects)
 
     def _source(self, part: SourcePart) -> _Query:
         check_formats(part)
@@ -333,6 +351,9 @@ class MeshDriver:
             now = clock.monotonic()
             for query in current:
                 self._look_at(query, now)
+            if current is self._queries and (apart := self._to_set_apart()):
+                self._set_apart(apart)
+                current = self._queries
             if self._membership.holding() is None and self._others_hold():
                 self._say(f"{self._mesh.full_name} has another driver now; this one ends")
                 break
@@ -354,7 +375,7 @@ class MeshDriver:
         """Do what others have asked for since the last look."""
         wanted = records.key(records.REQUEST, self._mesh.full_name)
         try:
-            changes = self._topic.changes(0)
+            changes = self._reports.changes(0)
         except Exception as error:
             log.warning("requests to %s are looked for again in a moment: %s", self._mesh.full_name, error)
             return
@@ -379,6 +400,41 @@ class MeshDriver:
                 with suppress(Exception):
                     query.query.stop()
                 query.query, query.due = None, 0.0
+
+    def _to_set_apart(self) -> set[str]:
+        """Return the functions whose calls ended their worker too often, and with it the work of others."""
+        guilty = {name for (name, _), count in list(self._ended_calls.items()) if count >= DEATHS}
+        return {
+            step.spec.name
+            for query in self._queries
+            if query.component is not None and len(query.component.steps) > 1
+            for step in query.component.steps
+            if step.spec.fqfn in guilty
+        }
+
+    def _set_apart(self, names: set[str]) -> None:
+        """Give functions components of their own, and start all components again."""
+        self._say(
+            f"{', '.join(sorted(names))} gets a query of its own: it has ended its worker {DEATHS} times at a record"
+        )
+        old = [query for query in self._queries if query.component is not None]
+        for query in old:
+            self._hub.end_tasks(query.name)
+            if query.query is not None:
+                with suppress(Exception):
+                    query.query.stop()
+            if query.planner is not None:
+                query.planner.close()
+            shutil.rmtree(query.checkpoint, ignore_errors=True)
+        self._hub.wait_until_none(END_SECONDS)
+        self._alone |= names
+        components = self._lay_out()
+        slots = self._spark.sparkContext.defaultParallelism
+        tasks = slots if self._is_batch else max(1, slots // len(components))
+        new = [self._of_component(component, tasks) for component in components]
+        self._queries = [query for query in self._queries if query.component is None] + new
+        for query in new:
+            self._start(query)
 
     def _others_hold(self) -> bool:
         return any(peer.holds for peer in self._membership.peers())
@@ -421,6 +477,11 @@ class MeshDriver:
             self._counting.told(line, told["functions"])
         if "killed" in told:
             self._say(str(told["text"]))
+            if told["at"] is not None:
+                topic, partition, offset = told["at"]
+                self._suspects[str(topic), int(partition)] = int(offset)
+            place = str(told["killed"]), str(told["at"])
+            self._ended_calls[place] = self._ended_calls.get(place, 0) + 1
             for query in self._queries:
                 if query.name == line.component:
                     query.ended = [*query.ended[-9:], str(told["text"])]
@@ -431,7 +492,7 @@ class MeshDriver:
     def _report(self) -> None:
         try:
             value = records.encode(self.report())
-            self._topic.put({records.key(records.REPORT, self._mesh.full_name): value})
+            self._reports.put({records.key(records.REPORT, self._mesh.full_name): value})
         except Exception as error:
             log.warning("the report of %s is written again in a moment: %s", self._mesh.full_name, error)
 
@@ -461,7 +522,7 @@ class MeshDriver:
                 for query in self._queries
             ],
             "parts": [
-                *(self._part_report(query, query.part) for query in self._queries if query.part is not None),
+                *(self._part_report(query, query.part) for query in self._queries if query.part),
                 *(
                     {
                         "name": step.spec.fqfn,
@@ -535,6 +596,8 @@ def checkpoints_folder() -> Path:
 
 def told(text: str) -> str:
     """Return what an error of a query says: that of the task, without the stacks around it."""
+    if "Python worker exited unexpectedly" in text:
+        return "its Python worker has ended"
     errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]
     lines = text.strip().splitlines()
     return (errors[-1] if errors else lines[0] if lines else "no reason is known")[:1000]

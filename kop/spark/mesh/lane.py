@@ -32,7 +32,8 @@ from kop.functions.changelog import FunctionState, KeptState, topic_of
 from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
-from kop.functions.instance import TRANSACTION_TIMEOUT_MS, input_of, logger_of, read_secrets
+from kop.functions.input_topics import input_of
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS, logger_of, read_secrets
 from kop.functions.reading import READ_COMMITTED, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
@@ -174,31 +175,33 @@ class ChainOutputs(Outputs):
 
     def __init__(self, client: WriteClient, identity: Identity, codec: int, component: Component) -> None:
         super().__init__(client, identity, codec)
-        self._inner = component.inner
+        self._readers = {
+            topic: [number for number, step in enumerate(component.steps) if topic in step.inner_inputs]
+            for topic in component.inner
+        }
         self._private = component.private
-        self._records_of: dict[TopicPartition, list[InputRecord]] = {}
+        self._records_for: list[dict[TopicPartition, list[InputRecord]]] = [{} for _ in component.steps]
+        """What each function is to be called with."""
         self._last: dict[TopicPartition, int] = {}
         self.floor = 0
         """The offset of the input record that goes through the functions."""
 
-    def taken(self, topics: Sequence[str]) -> list[Taken]:
-        """Return what has come for these topics since the last time."""
-        found = []
-        for place in [place for place in self._records_of if place[0] in topics]:
-            records = self._records_of.pop(place)
-            found.append(Taken(place, records, records[-1][0] + 1))
-        return found
+    def taken(self, number: int) -> list[Taken]:
+        """Return what has come for a function, by its number, since the last time."""
+        records_of, self._records_for[number] = self._records_for[number], {}
+        return [Taken(place, records, records[-1][0] + 1) for place, records in records_of.items()]
 
     def discard(self) -> None:
         """Forget what was taken and not written."""
         super().discard()
-        self._records_of.clear()
+        for records_of in self._records_for:
+            records_of.clear()
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
         """Take a record for a topic; `source` is the partition that its input came from."""
         if topic not in self._private:
             super().add(topic, source, record)
-        if topic in self._inner:
+        if topic in self._readers:
             key, value, headers, timestamp = record
             place = topic, self._partition(topic, source, key)
             self._pass(place, clock.wall_ms() if timestamp is None else timestamp, key, value, headers)
@@ -207,7 +210,7 @@ class ChainOutputs(Outputs):
         """Take results of messages of a partition, which have these offsets in ascending order."""
         if topic not in self._private:
             super().add_results(topic, source, values, offsets)
-        if topic in self._inner and values:
+        if topic in self._readers and values:
             place = topic, self._partition(topic, source[1], None)
             now = clock.wall_ms()
             for value, offset in zip(values, offsets, strict=True):
@@ -224,7 +227,9 @@ class ChainOutputs(Outputs):
     ) -> None:
         number = max(self._last.get(place, -1) + 1, self.floor)
         self._last[place] = number
-        self._records_of.setdefault(place, []).append((number, now, key, value, headers))
+        record = number, now, key, value, headers
+        for reader in self._readers[place[0]]:
+            self._records_for[reader].setdefault(place, []).append(record)
 
 
 class _States:
@@ -270,7 +275,9 @@ class Lane:
         new_writer: Callable[[], WriteClient],
         new_reader: Callable[[], ReadClient],
         patience: Callable[[], float],
+        suspect: int = -1,
     ) -> None:
+        """`suspect`: the record at which an earlier process has ended."""
         self.place = place
         self.position = 0
         """The offset up to which all is committed."""
@@ -286,7 +293,7 @@ class Lane:
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
         self._size = 1
-        self._single_until = -1
+        self._single_until = suspect + 1
         """Records before this offset go through the functions one at a time."""
         self._begin()
 
@@ -500,8 +507,8 @@ class Lane:
 
     def _pump(self) -> None:
         """Let what is between the functions go on."""
-        for step, calls in zip(self._steps, self._calls, strict=True):
-            for taken in self._outputs.taken(step.step.inner_inputs):
+        for number, calls in enumerate(self._calls):
+            for taken in self._outputs.taken(number):
                 _take_all(calls, taken)
 
     def _is_open(self) -> bool:

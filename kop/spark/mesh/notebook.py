@@ -97,5 +97,6 @@ def run_mesh(
             text=text,
             properties=properties,
             checkpoints=checkpoints,
+            spare=1,
         )
     )

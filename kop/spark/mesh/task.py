@@ -162,6 +162,7 @@ class _Task(_Base):
                     self._new_writer,
                     self._new_reader,
                     self._patience,
+                    self._work.suspects.get(place, -1),
                 )
             positions = {place: lane.position for place, lane in lanes.items()}
             fetch = FetchSettings(

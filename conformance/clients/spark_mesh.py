@@ -1,0 +1,96 @@
+"""Meshes in a session: fused and apart, with state, from a file to files; a query that goes on until it is stopped.
+
+kafka-python fills the topics and looks at what came out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kafka import TopicPartition
+from kafka_python_kit import consumer, make_topic, producer
+from spark_kit import case, folder, session
+from suite import Run, eventually, same
+
+FUNCTIONS = """\
+def shout(text: str) -> str:
+    return text.upper()
+
+def count(word: str, context) -> str:
+    context.incr_counter(word, 1)
+    return f"{word}={context.get_counter(word)}"
+"""
+MESH = """\
+name: {name}
+trigger: {trigger}
+batchSeconds: 2
+fuse: {fuse}
+functions:
+  - {{name: {name}-shout, className: words.shout, py: words.py, inputs: [{source}], output: {middle}, keepsKey: true,
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+  - {{name: {name}-count, className: words.count, py: words.py, inputs: [{middle}], output: {target}, keepsKey: true,
+      stateScope: partition, processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+
+
+class Words:
+    """Two functions from topic to topic, and words in the first one."""
+
+    def __init__(self, run: Run, path: str, fuse: str, trigger: str = "batch") -> None:
+        self.run = run
+        self.source, self.middle, self.target = (make_topic(run, hint, partitions=2) for hint in ("in", "mid", "out"))
+        Path(path, "words.py").write_text(FUNCTIONS)
+        self.file = Path(path, f"{fuse}.yaml")
+        self.file.write_text(
+            MESH.format(
+                name=self.source, trigger=trigger, fuse=fuse, source=self.source, middle=self.middle, target=self.target
+            )
+        )
+
+    def say(self, words: str) -> None:
+        with producer(self.run) as p:
+            for word in words.split():
+                p.send(self.source, word.encode(), word.encode())
+
+    def start(self, *, once: bool) -> Any:
+        from kop.spark import run_mesh
+
+        options = {"kafka.bootstrap.servers": self.run.bootstrap}
+        return run_mesh(session(), str(self.file), options=options, once=once)
+
+    def counted(self) -> list[str]:
+        found = []
+        with consumer(self.run, isolation_level="read_committed", auto_offset_reset="earliest") as client:
+            places = [TopicPartition(self.target, number) for number in range(2)]
+            client.assign(places)
+            ends = client.end_offsets(places)
+            while any(client.position(place) < ends[place] for place in places):
+                found += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
+        return sorted(found)
+
+
+@case(kop=True, kafka=False, limit=180, alone=True)
+def a_mesh_gives_the_same_fused_and_apart(run: Run) -> None:
+    with folder() as path:
+        for fuse in ("true", "false"):
+            words = Words(run, path, fuse)
+            for said in ("to be or", "not to be"):
+                words.say(said)
+                mesh: Any = words.start(once=True)
+                same(mesh.wait(120), True, "the mesh has ended")
+            same(words.counted(), ["BE=1", "BE=2", "NOT=1", "OR=1", "TO=1", "TO=2"], f"fuse: {fuse}")
+
+
+@case(kop=True, kafka=False, limit=120, alone=True)
+def a_mesh_goes_on_until_it_is_stopped(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true", "continuous")
+        mesh: Any = words.start(once=False)
+        eventually(lambda: mesh.status()["state"] == "running", 60)
+        words.say("to be")
+        eventually(lambda: words.counted() == ["BE=1", "TO=1"], 60)
+        words.say("or be")
+        eventually(lambda: words.counted() == ["BE=1", "BE=2", "OR=1", "TO=1"], 60)
+        mesh.stop()
+        same(mesh.is_over, True, "the mesh has ended")

@@ -1,0 +1,72 @@
+"""Loops of functions through topics: what a function writes comes back to it, by itself or by others.
+
+Owns: which definitions are such a loop, and what is said of it.
+Must not know: who defines functions, what is written to topics that no definition names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kop.functions.definitions import Definition
+from kop.functions.input_topics import named, reads
+from kop.functions.spec import FunctionSpec, SpecError
+
+
+class Loop(NamedTuple):
+    """A loop of functions, one of the shortest ones."""
+
+    text: str
+    since_ms: int
+    """When the last of them was made what it is, in milliseconds since the epoch."""
+
+
+def loop_of(fqfn: str, definitions: Mapping[str, Definition]) -> Loop | None:
+    """Return the loop that a function is part of; None if what it writes does not come back to it.
+
+    What a function gives to `context.publish` alone is not known here.
+    """
+    specs = dict(_specs(definitions))
+    if fqfn not in specs:
+        return None
+    by_name: dict[str, list[str]] = {}
+    with_pattern = []
+    for name, spec in specs.items():
+        for topic in named(spec):
+            by_name.setdefault(topic, []).append(name)
+        if named(spec) != spec.inputs.keys():
+            with_pattern.append(name)
+    ways: dict[str, tuple[tuple[str, str], ...]] = {fqfn: ()}
+    waiting = deque([fqfn])
+    while waiting:
+        writer = waiting.popleft()
+        for topic in sorted(specs[writer].own_topics - {""}):
+            readers = {*by_name.get(topic, ()), *(name for name in with_pattern if reads(specs[name], topic))}
+            for reader in sorted(readers):
+                way = (*ways[writer], (writer, topic))
+                if reader == fqfn:
+                    return Loop(_told(way), max(map(_made_ms, (definitions[name] for name, _ in way))))
+                if reader not in ways:
+                    ways[reader] = way
+                    waiting.append(reader)
+    return None
+
+
+def _specs(definitions: Mapping[str, Definition]) -> Iterable[tuple[str, FunctionSpec]]:
+    for fqfn, definition in definitions.items():
+        try:
+            yield fqfn, definition.spec
+        except SpecError:  # another version of kop took it
+            continue
+
+
+def _made_ms(definition: Definition) -> int:
+    return definition.version_ms or definition.at_ms
+
+
+def _told(way: tuple[tuple[str, str], ...]) -> str:
+    steps = [f"{name} writes {topic}" for name, topic in way]
+    back = " and reads it" if len(way) == 1 else f", which {way[0][0]} reads"
+    return f"what {way[0][0]} writes comes back to it: {', '.join(steps)}{back}"

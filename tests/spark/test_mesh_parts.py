@@ -1,0 +1,65 @@
+"""Pure parts of meshes that run: counts, the master of a session, errors of queries, what drivers report."""
+
+from __future__ import annotations
+
+import pytest
+
+from kop.mesh import records
+from kop.spark.mesh.counting import Counting
+from kop.spark.mesh.session import master_of
+
+
+def told(processed: int, failures: int = 0) -> dict[str, object]:
+    return {
+        "function": "f",
+        "processed": processed,
+        "user_exceptions": failures,
+        "latest_user_exceptions": [{"text": str(number), "at_ms": number} for number in range(failures)],
+        "user_metrics": {"m": [1, 2.0]},
+    }
+
+
+def test_counts_of_tasks_that_run_and_have_ended() -> None:
+    counting = Counting()
+    counting.told("a", [told(1)])
+    counting.told("a", [told(3, 2)])
+    counting.over("a")
+    counting.told("b", [told(4, 1)])
+    counts = counting.functions(0.0)["f"]
+    assert (counts["processed"], counts["user_exceptions"], counts["user_metrics"]) == (7, 3, {"m": [2, 4.0]})
+    assert [failure["at_ms"] for failure in counts["latest_user_exceptions"]] == [0, 0, 1]
+    counting.told("b", [told(24)])
+    assert counting.functions(4.0)["f"]["rate"] == 5.0
+    counting.over("c")
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("local", "local[1,4]"),
+        ("local[3]", "local[3,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2,8]", "local[2,8]"),
+        ("spark://there:7077", "spark://there:7077"),
+    ],
+)
+def test_a_task_is_tried_again_wherever_it_runs(given: str, made: str) -> None:
+    assert master_of(given, 1) == made
+
+
+def test_there_are_as_many_cores_as_are_needed() -> None:
+    assert master_of(None, 99) == "local[99,4]"
+
+
+def test_a_driver_that_says_nothing_has_gone() -> None:
+    report = {"state": "running", "at_ms": 1_000}
+    assert records.state_of(report, 2_000) == "running"
+    assert records.state_of(report, 20_000) == "gone"
+    assert records.state_of({"state": "stopped", "at_ms": 1_000}, 20_000) == "stopped"
+
+
+def test_names_and_keys() -> None:
+    assert records.full_name("a") == "public/default/a"
+    assert records.full_name("t/n/a") == "t/n/a"
+    assert records.split_key(records.key(records.REPORT, "t/n/a")) == (records.REPORT, "t/n/a")
+    assert records.decode(b"no json") == {}
