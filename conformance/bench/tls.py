@@ -120,9 +120,9 @@ def _measure(servers: list[Server], clients: list[str], mib: int, rounds: int, f
         for deed in DEEDS:
             row, added = [f"{deed}, {name}"], []
             for server in servers:
-                plain, tls = (seen[name, deed, server.name, with_tls] for with_tls in (False, True))
-                added.append(statistics.median(b - a for a, b in zip(plain, tls, strict=True)))
-                row += [f"{figure:.2f}" for figure in (statistics.median(plain), statistics.median(tls), added[-1])]
+                plain, secure = (seen[name, deed, server.name, with_tls] for with_tls in (False, True))
+                added.append(statistics.median(b - a for a, b in zip(plain, secure, strict=True)))
+                row += [f"{figure:.2f}" for figure in (statistics.median(plain), statistics.median(secure), added[-1])]
             rows.append([*row, f"{added[0] / added[1]:.2f}" if added[1] > 0 else "-"])
     return rows
 

@@ -20,6 +20,7 @@ from kop.security.acls import Acl, AclFilter
 from kop.security.records import of_acl
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
+from kop.security.tenants import Space
 from kop.security.users import Mechanism, ScramCredential
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -453,9 +454,9 @@ def test_filters_let_others_have_their_turn_and_find_no_end(tmp_path: Path, monk
             acls = serving.gateway.security.acls
             matching = acls.matching
 
-            def noted(which: AclFilter) -> list[Acl]:
+            def noted(which: AclFilter, space: Space) -> list[Acl]:
                 seen.append(turns)
-                return matching(which)
+                return matching(which, space)
 
             monkeypatch.setattr(acls, "matching", noted)
             turning = asyncio.create_task(turn())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Served:
     admins: tuple[AdminClient, ...]
     """Clients of the plain listener, one of each worker's own port: they may do everything."""
 
-    def client(self, port: int = 0, **more: Any) -> dict[str, Any]:
+    def client(self, port: int = 0) -> dict[str, Any]:
         """Settings of a client that logs in as alice."""
         return {
             "bootstrap.servers": f"127.0.0.1:{port or self.child.port}",
@@ -54,7 +55,6 @@ class Served:
             "sasl.password": PASSWORD,
             "ssl.ca.location": self.certificate,
             "log_level": 0,
-            **more,
         }
 
 
@@ -77,7 +77,7 @@ def served(pulsar_urls: Urls, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "kop.workers": str(WORKERS),
     }
     with fresh_namespace(pulsar_urls) as pulsar:
-        child = gateway(folder / "kop", pulsar, **settings)
+        child = gateway(folder / "kop", pulsar, 1, "", **settings)
         child.port = first
         with running(child):
             ports = (plain + 1, plain + 2)
@@ -99,6 +99,10 @@ def brokers(admin: AdminClient) -> set[int]:
         return set()
 
 
+def is_told(admin: AdminClient, ports: set[int]) -> bool:
+    return brokers(admin) == ports
+
+
 def code(call: Any) -> int:
     with pytest.raises(KafkaException) as caught:
         call()
@@ -113,10 +117,9 @@ def test_clients_of_both_workers_log_in_and_do_what_acls_allow(served: Served) -
 
     # Clients are told of the listener that they came by, by each of its ports.
     for port in (served.child.port, *own):
-        client = AdminClient(served.client(port))
-        wait_until(lambda client=client: brokers(client) == set(own))
+        wait_until(partial(is_told, AdminClient(served.client(port)), set(own)))
     assert brokers(served.admins[0]) == {served.plain + 1, served.plain + 2}
-    wrong = AdminClient(served.client(own[1], **{"sasl.password": "wrong"}))
+    wrong = AdminClient(served.client(own[1]) | {"sasl.password": "wrong"})
     assert code(lambda: wrong.list_topics(timeout=2)) in (KafkaError._AUTHENTICATION, KafkaError._TRANSPORT)
 
     # Nothing is allowed before there is an ACL, which one worker is told, and both keep.
@@ -132,7 +135,7 @@ def test_clients_of_both_workers_log_in_and_do_what_acls_allow(served: Served) -
     ]
     for acl_future in served.admins[0].create_acls(acls).values():
         acl_future.result(SECONDS)
-    wait_until(lambda: topic in alice.list_topics(timeout=SECONDS).topics, 2)
+    wait_until(lambda: topic in alice.list_topics(timeout=SECONDS).topics, seconds=2)
     assert hidden not in alice.list_topics(timeout=SECONDS).topics
 
     # Each worker leads some of the partitions.
@@ -142,7 +145,7 @@ def test_clients_of_both_workers_log_in_and_do_what_acls_allow(served: Served) -
     for number in range(10 * PARTITIONS):
         producer.produce(topic, str(number), partition=number % PARTITIONS)
     assert producer.flush(SECONDS) == 0
-    consumer = Consumer(served.client(**{"group.id": topic, "auto.offset.reset": "earliest"}))
+    consumer = Consumer(served.client() | {"group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     read: list[int] = []
     while len(read) < 10 * PARTITIONS:

@@ -233,8 +233,7 @@ def check(mesh: Mesh, known: Facts) -> None:
             assert one_partition or (keeps and not part.is_whole)
         assert component.is_whole == any(part.is_whole for part in component.functions)
         if component.is_whole and len(component.names) > 1:
-            inputs = {topic for part in component.functions if part.is_whole for topic in part.inputs}
-            assert inputs & inner or [known.partitions.get(topic) for topic in inputs] == [1]
+            assert [known.partitions.get(topic) for topic in component.inputs] == [1]
     owner = {name: component.name for component in made.components for name in component.names}
     owner |= {query.name: query.name for query in mesh.queries}
     arrows = {
