@@ -13,7 +13,7 @@ from typing import TypeAlias
 from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
 from kop.mesh.nodes import Mistake, Mistakes, near
-from kop.mesh.plan import Facts, Plan, plan
+from kop.mesh.plan import Facts, MeshPlan, plan
 from kop.mesh.spec import FunctionPart, Mesh, Outline, Part, SinkPart
 
 CodeCheck: TypeAlias = Callable[[FunctionPart], Sequence[str]]
@@ -28,7 +28,7 @@ class Checked:
     mistakes: tuple[Mistake, ...]
     """In the order of lines."""
     notes: tuple[str, ...]
-    plan: Plan | None
+    plan: MeshPlan | None
     """None if there are mistakes of the file or of the graph."""
 
 
@@ -65,7 +65,7 @@ class _Check:
         """Note a mistake of a part."""
         self.mistakes.add(part.line, f"{part.kind} {part.name}: {text}")
 
-    def graph_and_plan(self) -> Plan | None:
+    def graph_and_plan(self) -> MeshPlan | None:
         """Check how parts fit together; return the components if they do."""
         self._names()
         self._cycles()
@@ -164,7 +164,7 @@ class _Check:
                     remedy = "let both write the same, or give each a topic of its own"
                     self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
 
-    def _private(self, made: Plan) -> None:
+    def _private(self, made: MeshPlan) -> None:
         """Check that private topics are needed by nobody outside of their component."""
         for part in self._mesh.functions:
             component = made.of_function[part.name]
@@ -192,7 +192,7 @@ class _Check:
                 )
                 self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
 
-    def cores(self, made: Plan, cores: int) -> None:
+    def cores(self, made: MeshPlan, cores: int) -> None:
         """Check that all tasks of batches that last have a core."""
         if self._mesh.trigger != "continuous":
             return

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from kop.mesh.plan import Component, Plan
+from kop.mesh.plan import Component, MeshPlan
 from kop.mesh.spec import FunctionPart, Mesh, Part
 
 
 @dataclass(frozen=True)
-class Change:
+class MeshChange:
     """A row of what changes."""
 
     of: Literal["mesh", "part", "component", "offsets", "state"]
@@ -24,7 +24,7 @@ class Change:
     what: str
 
 
-def changes(old: Mesh, old_plan: Plan, new: Mesh, new_plan: Plan) -> tuple[Change, ...]:
+def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tuple[MeshChange, ...]:
     """Return what changes between two meshes of one name and their plans; nothing if that is nothing."""
     return (
         *_of_mesh(old, new),
@@ -35,7 +35,7 @@ def changes(old: Mesh, old_plan: Plan, new: Mesh, new_plan: Plan) -> tuple[Chang
     )
 
 
-def _of_mesh(old: Mesh, new: Mesh) -> Iterator[Change]:
+def _of_mesh(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
     named = {"trigger": "trigger", "batch_seconds": "batchSeconds", "fuse": "fuse"}
     for name, written in named.items():
         yield from _step("mesh", written, getattr(old, name), getattr(new, name))
@@ -43,9 +43,9 @@ def _of_mesh(old: Mesh, new: Mesh) -> Iterator[Change]:
     yield from _step("mesh", "kopOptions", dict(old.kop_options), dict(new.kop_options))
 
 
-def _step(of: Literal["mesh"], name: str, old: Any, new: Any) -> Iterator[Change]:
+def _step(of: Literal["mesh"], name: str, old: Any, new: Any) -> Iterator[MeshChange]:
     if old != new:
-        yield Change(of, name, f"{_shown(old)} -> {_shown(new)}")
+        yield MeshChange(of, name, f"{_shown(old)} -> {_shown(new)}")
 
 
 def _shown(value: Any) -> str:
@@ -63,22 +63,22 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _of_parts(old: Mesh, new: Mesh) -> Iterator[Change]:
+def _of_parts(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
     before, after = {part.name: part for part in old.parts}, {part.name: part for part in new.parts}
     for name, part in before.items():
         if name not in after:
-            yield Change("part", name, f"goes: {part.kind}")
+            yield MeshChange("part", name, f"goes: {part.kind}")
     for name, part in after.items():
         other = before.get(name)
         if other is None:
-            yield Change("part", name, f"comes: {part.kind}")
+            yield MeshChange("part", name, f"comes: {part.kind}")
         elif other.kind != part.kind:
-            yield Change("part", name, f"becomes a {part.kind}, was a {other.kind}")
+            yield MeshChange("part", name, f"becomes a {part.kind}, was a {other.kind}")
         else:
             was, is_now = _values(other), _values(part)
             for field in dict.fromkeys((*was, *is_now)):
                 if was.get(field) != is_now.get(field):
-                    yield Change("part", name, f"{field}: {_shown(was.get(field))} -> {_shown(is_now.get(field))}")
+                    yield MeshChange("part", name, f"{field}: {_shown(was.get(field))} -> {_shown(is_now.get(field))}")
 
 
 def _values(part: Part) -> dict[str, Any]:
@@ -89,34 +89,36 @@ def _values(part: Part) -> dict[str, Any]:
     return {written.get(f.name, f.name): getattr(part, f.name) for f in fields(part) if f.name != "line"}
 
 
-def _of_components(old: Plan, new: Plan) -> Iterator[Change]:
+def _of_components(old: MeshPlan, new: MeshPlan) -> Iterator[MeshChange]:
     for component in new.components:
         former = [each for each in old.components if set(each.names) & set(component.names)]
         told = ", ".join(component.names)
         if not former:
-            yield Change("component", component.name, f"comes: {told}")
+            yield MeshChange("component", component.name, f"comes: {told}")
         elif len(former) > 1:
-            yield Change("component", component.name, f"is joined of {', '.join(each.name for each in former)}: {told}")
+            yield MeshChange(
+                "component", component.name, f"is joined of {', '.join(each.name for each in former)}: {told}"
+            )
         elif component.name != former[0].name and (set(former[0].names) - set(component.names)) & set(new.of_function):
             reasons = [cut.reason for cut in component.cuts if cut not in former[0].cuts]
             why = f"; {reasons[0]}" if reasons else ""
-            yield Change("component", component.name, f"is cut from {former[0].name}: {told}{why}")
+            yield MeshChange("component", component.name, f"is cut from {former[0].name}: {told}{why}")
         elif former[0].names != component.names:
-            yield Change("component", component.name, f"{', '.join(former[0].names)} -> {told}")
+            yield MeshChange("component", component.name, f"{', '.join(former[0].names)} -> {told}")
         elif former[0].guarantee is not component.guarantee:
-            yield Change("component", component.name, f"{former[0].guarantee.value} -> {component.guarantee.value}")
+            yield MeshChange("component", component.name, f"{former[0].guarantee.value} -> {component.guarantee.value}")
     for component in old.components:
         if not set(component.names) & set(new.of_function):
-            yield Change("component", component.name, f"goes: {', '.join(component.names)}")
+            yield MeshChange("component", component.name, f"goes: {', '.join(component.names)}")
 
 
-def _reads(plan: Plan, name: str) -> dict[str, bool]:
+def _reads(plan: MeshPlan, name: str) -> dict[str, bool]:
     """Return the topics that a function gets messages of, and if it reads them itself."""
     component = plan.of_function[name]
     return {topic: topic in component.inputs for topic, called in component.calls.items() if name in called}
 
 
-def _of_offsets(old: Mesh, old_plan: Plan, new: Mesh, new_plan: Plan) -> Iterator[Change]:
+def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> Iterator[MeshChange]:
     before, after = {part.name: part for part in old.functions}, {part.name: part for part in new.functions}
     for name, part in after.items():
         former = before.get(name)
@@ -127,42 +129,44 @@ def _of_offsets(old: Mesh, old_plan: Plan, new: Mesh, new_plan: Plan) -> Iterato
             start = "first record" if part.spec.subscription_position == "Earliest" else "end"
             if topic not in was:
                 if reads:
-                    yield Change("offsets", row, f"begins at the {start} of the topic")
+                    yield MeshChange("offsets", row, f"begins at the {start} of the topic")
             elif reads and not was[topic]:
-                yield Change("offsets", row, "was called, and reads the topic from its end on: nothing is done twice")
+                yield MeshChange(
+                    "offsets", row, "was called, and reads the topic from its end on: nothing is done twice"
+                )
             elif was[topic] and not reads:
-                yield Change("offsets", row, "was read, and is called once its lag is done: nothing is missed")
+                yield MeshChange("offsets", row, "was read, and is called once its lag is done: nothing is missed")
             elif reads and not is_same_group:
                 assert former is not None
                 told = f"group {former.spec.group} -> {part.spec.group}: begins at the {start} of the topic"
-                yield Change("offsets", row, told)
+                yield MeshChange("offsets", row, told)
         for topic in was.keys() - _reads(new_plan, name).keys():
-            yield Change("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
+            yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
     for name, part in before.items():
         if name not in after:
             what = "are deleted with it" if part.spec.cleanup_subscription else "stay: cleanupSubscription is false"
-            yield Change("offsets", name, f"those of the group {part.spec.group} {what}")
+            yield MeshChange("offsets", name, f"those of the group {part.spec.group} {what}")
 
 
-def _of_state(old: Mesh, old_plan: Plan, new: Mesh, new_plan: Plan) -> Iterator[Change]:
+def _of_state(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> Iterator[MeshChange]:
     before, after = {part.name: part for part in old.functions}, {part.name: part for part in new.functions}
     for name, former in before.items():
         if _keeps(former) and (name not in after or not _keeps(after[name])):
-            yield Change("state", name, "stays in its topic, and is used no more")
+            yield MeshChange("state", name, "stays in its topic, and is used no more")
     for name, part in after.items():
         other = before.get(name)
         if not _keeps(part) or other is None or not _keeps(other):
             continue
         if part.spec.state_scope != other.spec.state_scope:
             told = f"stateScope {other.spec.state_scope} -> {part.spec.state_scope}"
-            yield Change("state", name, f"begins anew: {told} is another state")
+            yield MeshChange("state", name, f"begins anew: {told} is another state")
         elif part.spec.state_scope == "partition":
             was, is_now = _root(old_plan.of_function[name], name), _root(new_plan.of_function[name], name)
             if was != is_now:
                 told = f"was of the partitions of {', '.join(was)}, and is of those of {', '.join(is_now)}"
-                yield Change("state", name, f"{told}: keys have to be in the same partitions of both")
+                yield MeshChange("state", name, f"{told}: keys have to be in the same partitions of both")
         if part.spec.window != other.spec.window:
-            yield Change("state", name, "open windows begin anew")
+            yield MeshChange("state", name, "open windows begin anew")
 
 
 def _keeps(part: FunctionPart) -> bool:

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from kop.mesh.graph import Graph, reachable
 from kop.mesh.layers import Arrow, Bend, Layers, Node, layer_numbers, layered, middles, put_in_order
-from kop.mesh.plan import Component, Plan
+from kop.mesh.plan import Component, MeshPlan
 from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
 
 Shape: TypeAlias = Literal["function", "source", "sink", "query", "topic", "private"]
@@ -97,13 +97,13 @@ class Picture:
     height: float = 0
 
 
-def draw(mesh: Mesh, plan: Plan, flows: Mapping[Edge, Flow] | None = None, *, title: str = "") -> str:
+def draw(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None, *, title: str = "") -> str:
     """Return a mesh as SVG. `flows` has what goes along its edges now; edges that are not in it say nothing."""
     picture = picture_of(mesh, plan, flows)
     return _svg(picture, title or f"The mesh {mesh.full_name}", _told(mesh, plan))
 
 
-def picture_of(mesh: Mesh, plan: Plan, flows: Mapping[Edge, Flow] | None = None) -> Picture:
+def picture_of(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None) -> Picture:
     """Return where everything is."""
     return _Layout(mesh, plan, flows or {}).picture()
 
@@ -166,7 +166,7 @@ class _Block:
 
 
 class _Layout:
-    def __init__(self, mesh: Mesh, plan: Plan, flows: Mapping[Edge, Flow]) -> None:
+    def __init__(self, mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow]) -> None:
         self._mesh = mesh
         self._plan = plan
         self._flows = flows
@@ -627,7 +627,7 @@ def _cylinder(box: Box, style: str) -> str:
     return f'<path {style} d="{body}"/><path {style} d="{lid}" style="fill: none"/>'
 
 
-def _told(mesh: Mesh, plan: Plan) -> str:
+def _told(mesh: Mesh, plan: MeshPlan) -> str:
     """Return the picture in words."""
     parts = [f"{part.kind} {part.name}: {_ways(part)}" for part in mesh.parts]
     together = [", ".join(component.names) for component in plan.components if len(component.names) > 1]

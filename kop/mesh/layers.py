@@ -33,7 +33,7 @@ class Bend:
 
 
 @dataclass(frozen=True)
-class Link:
+class LayerLink:
     """A part of an arrow, from a layer to the next one, and where its ends are below the middles of their nodes."""
 
     start: Node
@@ -50,7 +50,7 @@ class Layers:
     """Of each layer, from top to bottom."""
     chains: list[list[Node]]
     """Of each arrow: its start, its bends, its end."""
-    links: list[list[Link]] = field(default_factory=list)
+    links: list[list[LayerLink]] = field(default_factory=list)
     """Of each layer but the last, to the next one."""
 
 
@@ -94,7 +94,7 @@ def layered(
     for node in nodes:
         rows[numbers[node]].append(node)
     chains: list[list[Node]] = []
-    links: list[list[Link]] = [[] for _ in range(max(count - 1, 0))]
+    links: list[list[LayerLink]] = [[] for _ in range(max(count - 1, 0))]
     for arrow, (start, end) in enumerate(arrows):
         chain: list[Node] = [start]
         for layer in range(numbers[start] + 1, numbers[end]):
@@ -106,17 +106,17 @@ def layered(
         for step, (left, right) in enumerate(itertools.pairwise(chain)):
             start_below = (below or {}).get((arrow, 0), 0) if left == start else 0
             end_below = (below or {}).get((arrow, 1), 0) if right == end else 0
-            links[numbers[start] + step].append(Link(left, right, start_below, end_below))
+            links[numbers[start] + step].append(LayerLink(left, right, start_below, end_below))
     return Layers(rows, chains, links)
 
 
-def crossings(rows: Sequence[Sequence[Node]], links: Sequence[Sequence[Link]]) -> int:
+def crossings(rows: Sequence[Sequence[Node]], links: Sequence[Sequence[LayerLink]]) -> int:
     """Return how many pairs of links cross."""
     place = {node: number for row in rows for number, node in enumerate(row)}
     return sum(_crossings(each, place) for each in links)
 
 
-def _crossings(links: Sequence[Link], place: Mapping[Node, int]) -> int:
+def _crossings(links: Sequence[LayerLink], place: Mapping[Node, int]) -> int:
     ends = sorted(((place[link.start], link.start_below), (place[link.end], link.end_below)) for link in links)
     above: list[tuple[int, float]] = []
     count = 0
@@ -177,7 +177,9 @@ def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
     return best
 
 
-def _sort_by_middle(rows: list[list[Node]], links: Sequence[Sequence[Link]], number: int, *, from_left: bool) -> None:
+def _sort_by_middle(
+    rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
+) -> None:
     beside = number - 1 if from_left else number + 1
     if not 0 <= beside < len(rows):
         return
@@ -197,7 +199,7 @@ def _part(below: float) -> float:
     return max(-0.45, min(0.45, below / 1000))
 
 
-def _swap(rows: list[list[Node]], links: Sequence[Sequence[Link]], free: Sequence[int]) -> None:
+def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Sequence[int]) -> None:
     """Swap neighbours as long as that takes crossings away."""
     for _ in range(_PASSES):
         improved = False
@@ -218,7 +220,7 @@ def _swap(rows: list[list[Node]], links: Sequence[Sequence[Link]], free: Sequenc
 
 
 def _ends_beside(
-    rows: Sequence[list[Node]], links: Sequence[Sequence[Link]], number: int, *, from_left: bool
+    rows: Sequence[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
 ) -> dict[Node, list[tuple[int, float]]]:
     """Return where the links of each node of a layer end in the layer beside it, from top to bottom."""
     ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}

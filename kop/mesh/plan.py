@@ -74,7 +74,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeshPlan:
     """A mesh in components, each behind those that it reads of."""
 
     components: tuple[Component, ...]
@@ -90,7 +90,7 @@ class Plan:
         return {name: component for component in self.components for name in component.names}
 
 
-def plan(mesh: Mesh, facts: Facts | None = None, alone: Collection[str] = ()) -> Plan:
+def plan(mesh: Mesh, facts: Facts | None = None, alone: Collection[str] = ()) -> MeshPlan:
     """Return the components of a mesh without cycles whose parts have different names.
 
     `alone` are functions that have to be components of their own because they end the process of others.
@@ -114,7 +114,7 @@ class _Planner:
         ]
         """The edges behind functions of the mesh."""
 
-    def plan(self) -> Plan:
+    def plan(self) -> MeshPlan:
         cut = {edge: reason for edge in self._edges if (reason := self._always(edge))}
         self._hold_order(cut, cut)
         while True:
@@ -267,12 +267,12 @@ class _Planner:
         )
         return f"what they write comes back by way of {', '.join(on_the_way)}, which is another component"
 
-    def _planned(self, joined: Mapping[str, frozenset[str]], cut: Mapping[Edge, str]) -> Plan:
+    def _planned(self, joined: Mapping[str, frozenset[str]], cut: Mapping[Edge, str]) -> MeshPlan:
         after = {
             group: {joined[other] for name in group for other in self._graph.after[name]} - {group}
             for group in dict.fromkeys(joined[name] for name in self._graph.order)
         }
-        return Plan(
+        return MeshPlan(
             tuple(self._component(group, cut) for group in ordered(after) if not group.isdisjoint(self._functions))
         )
 

@@ -8,11 +8,11 @@ import pytest
 from mesh.mesh_kit import mesh_by_chance, mesh_of
 
 from kop.mesh.graph import Graph, knots
-from kop.mesh.plan import Component, Facts, Plan, plan
+from kop.mesh.plan import Component, Facts, MeshPlan, plan
 from kop.mesh.spec import Mesh
 
 
-def groups(made: Plan) -> list[tuple[str, ...]]:
+def groups(made: MeshPlan) -> list[tuple[str, ...]]:
     return [component.names for component in made.components]
 
 

@@ -12,7 +12,7 @@ import pytest
 from mesh.mesh_kit import mesh_by_chance
 
 from kop.mesh.graph import Graph
-from kop.mesh.plan import Component, Facts, Plan, plan
+from kop.mesh.plan import Component, Facts, MeshPlan, plan
 from kop.mesh.spec import FunctionPart, Mesh
 
 KEYS = 5
@@ -30,7 +30,7 @@ class Model:
     """Topics with partitions, read component by component until nothing is left."""
 
     mesh: Mesh
-    made: Plan
+    made: MeshPlan
     partitions: dict[str, int]
     logs: dict[tuple[str, int], list[Message]] = field(default_factory=lambda: defaultdict(list))
     state: Counter[tuple[object, ...]] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ class Model:
         return Message(message.key if part.keeps_key else f"k{crc32(way.encode()) % KEYS}", way)
 
 
-def run(mesh: Mesh, made: Plan, partitions: dict[str, int], outside: list[str]) -> Model:
+def run(mesh: Mesh, made: MeshPlan, partitions: dict[str, int], outside: list[str]) -> Model:
     model = Model(mesh, made, partitions)
     for topic in outside:
         for number in range(2 * KEYS):
