@@ -60,14 +60,14 @@ class Words:
         return run_mesh(session(), str(self.file), options=options, once=once)
 
     def counted(self) -> list[str]:
-        found = []
+        values = []
         with consumer(self.run, isolation_level="read_committed", auto_offset_reset="earliest") as client:
             places = [TopicPartition(self.target, number) for number in range(2)]
             client.assign(places)
             ends = client.end_offsets(places)
             while any(client.position(place) < ends[place] for place in places):
-                found += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
-        return sorted(found)
+                values += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
+        return sorted(values)
 
 
 @case(kop=True, kafka=False, limit=180, alone=True)
