@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes bench bench-pulsar bench-tls bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -49,8 +49,11 @@ conformance-pulsar: $(VENV)/.test ## real clients against a gateway over an Apac
 conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
 	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
 
-conformance-secure: $(VENV)/.test ## clients over SASL_SSL, those of Java too (ARGS="--start-kop-pulsar --fast": over Pulsar)
+conformance-secure: $(VENV)/.test ## every real client over SASL_SSL, by each mechanism (ARGS="--start-kop-pulsar --fast": over Pulsar)
 	$(BIN)/python -m conformance --secure $(or $(ARGS),--start-kop)
+
+conformance-workers: $(VENV)/.test ## Java's tools, clients and librdkafka over Pulsar through two workers, by SASL_SSL (Java, Maven)
+	$(BIN)/python -m conformance --start-kop-pulsar --workers 2 --secure --fast --client java --client confluent-kafka $(ARGS)
 
 conformance-control: $(VENV)/.test ## every real client; what fails is tried on an Apache Kafka, too (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --control $(ARGS)
@@ -92,6 +95,9 @@ bench: $(VENV)/.test ## rates, CPU, latency beside pulsar-perf and Kafka: forty 
 bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)
 	$(BIN)/python -m conformance.bench pulsar $(ARGS)
 
+bench-tls: $(VENV)/.test ## the CPU that TLS adds for a GiB, beside Apache Kafka: ten minutes (ARGS=--help; Java, Maven)
+	$(BIN)/python -m conformance.bench.tls $(ARGS)
+
 soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)
 
@@ -103,6 +109,9 @@ checker: $(VENV)/.test ## five minutes of transactions under faults, then their 
 
 checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
 	$(BIN)/python -m conformance.checker --start-kop --fast $(ARGS)
+
+checker-tenants: $(VENV)/.test ## the same load by two tenants with equal names, side by side, in short
+	$(BIN)/python -m conformance.checker --start-kop --tenants --seconds 16 --spacing 2.5 $(ARGS)
 
 functions-faults: $(VENV)/.test ## functions and their workers, killed, paused and replaced for 15 minutes (ARGS=--help)
 	$(BIN)/python -m conformance.functions $(ARGS)

@@ -23,7 +23,17 @@ def _source(options: Any) -> Any:
 
 
 class DefaultSource(DataSource):
-    """`format("kop")`: everything is asked of `kop.spark.source.KopDataSource`."""
+    """`format("kop")`: everything is asked of one `kop.spark.source.KopDataSource`, which goes along where Spark sends
+    this one: what `schema` found out is what a reader is to know.
+    """
+
+    _made: Any = None
+
+    @property
+    def _source(self) -> Any:
+        if self._made is None:
+            self._made = _source(self.options)
+        return self._made
 
     @classmethod
     def name(cls) -> str:
@@ -32,20 +42,20 @@ class DefaultSource(DataSource):
 
     def schema(self) -> Any:
         """The columns of a read."""
-        return _source(self.options).schema()
+        return self._source.schema()
 
     def reader(self, schema: Any) -> Any:
         """What reads a batch."""
-        return _source(self.options).reader(schema)
+        return self._source.reader(schema)
 
     def streamReader(self, schema: Any) -> Any:
         """What reads a stream."""
-        return _source(self.options).streamReader(schema)
+        return self._source.streamReader(schema)
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
         """What writes a batch."""
-        return _source(self.options).writer(schema, overwrite)
+        return self._source.writer(schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         """What writes a stream."""
-        return _source(self.options).streamWriter(schema, overwrite)
+        return self._source.streamWriter(schema, overwrite)

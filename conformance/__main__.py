@@ -71,6 +71,7 @@ def _options() -> argparse.Namespace:
     where.add_argument("--start-kop-pulsar", action="store_true", help="the same over an Apache Pulsar, started, too")
     where.add_argument("--start-kafka", action="store_true", help="start an Apache Kafka and drive that")
     parser.add_argument("--secure", action="store_true", help="clients of a started gateway come by SASL_SSL")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of a gateway over Pulsar (1)")
     parser.add_argument("--security", default="", metavar="FILE", help="how to log in at that server (security.py)")
     parser.add_argument("--target", choices=TARGETS, help="whose known gaps count (kafka with --start-kafka, else kop)")
     parser.add_argument(
@@ -91,6 +92,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.secure and not (options.start_kop or options.start_kop_pulsar):
         parser.error("--secure needs --start-kop or --start-kop-pulsar")
+    if options.workers > 1 and not options.start_kop_pulsar:
+        parser.error("--workers needs --start-kop-pulsar")
     return options
 
 
@@ -101,6 +104,7 @@ def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[s
     if not (options.start_kop or options.start_kop_pulsar):
         return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
     kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
+    kop.workers = options.workers
     target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
     lock = None
     if options.secure:

@@ -5,6 +5,7 @@ Must not know: the suites.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -41,11 +42,24 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = free_port()
+        try:
+            for port in range(first + 1, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError):
+            continue
+        return first
+
+
 class Kop:
     """`kop serve` of a checkout (this one) on a free port with a store of its own, as a context manager: HOST:PORT.
 
     `folder` keeps its log; without one it has a folder that goes with it. A server that was killed starts again on the
-    port that it had. `settings` are what it is told by `--set`.
+    port that it had. `settings` are what it is told by `--set`. Workers have ports of their own behind the one of each
+    listener.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class Kop:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="kop-conformance-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
+        self.workers = 1
         self.more_settings: Mapping[str, str] = {}
         """What it is told beside `settings` at its next start."""
 
@@ -97,10 +112,10 @@ class Kop:
 
     def start(self, seconds: float = 60) -> str:
         """Start it, and wait until it listens. StartFailed."""
-        self.address = self.address or f"127.0.0.1:{free_port()}"
+        self.address = self.address or f"127.0.0.1:{free_ports(self.ports)}"
         settings = {**self._settings, **self.more_settings}
         listen = [] if "listeners" in settings else ["--listen", self.address]
-        command = [*self.command(), "serve", *listen, "--http", "", *self._store()]
+        command = [*self.command(), "serve", *listen, "--http", "", *self._store(), "--workers", str(self.workers)]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         # The variables of the suites are none of the server's, which refuses a KOP_ that it does not know.
@@ -115,6 +130,7 @@ class Kop:
                 start_new_session=True,
             )
         host, port = self.address.split(":")
+        awaited = [int(port) + number for number in range(self.ports)]
         end = time.monotonic() + seconds
         while True:
             if self._process.poll() is not None or time.monotonic() > end:
@@ -122,10 +138,17 @@ class Kop:
                 tail = self.log.read_text(errors="replace").splitlines()[-15:]
                 raise StartFailed("kop serve did not come up:\n  " + "\n  ".join(tail))
             try:
-                socket.create_connection((host, int(port)), 1).close()
+                while awaited:
+                    socket.create_connection((host, awaited[-1]), 1).close()
+                    awaited.pop()
                 return self.address
             except OSError:
                 time.sleep(0.1)
+
+    @property
+    def ports(self) -> int:
+        """How many ports a listener takes: a worker has one of its own."""
+        return 1 if self.workers == 1 else 1 + self.workers
 
     @property
     def running(self) -> bool:
@@ -133,9 +156,10 @@ class Kop:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """End it by SIGKILL, workers, too."""
         if self._process:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> None:

@@ -36,14 +36,13 @@ class Suite:
     """A client: `prepare` installs it and returns the command to which the suite's arguments are added.
 
     A suite that is not `fast` needs a long build or a long run: --fast leaves it out unless it is named. One that is
-    `last` keeps the server so busy that it runs by itself after all others. One that is not `secure` cannot log in.
+    `last` keeps the server so busy that it runs by itself after all others.
     """
 
     name: str
     prepare: Callable[[], list[str]]
     fast: bool = True
     last: bool = False
-    secure: bool = True
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -158,11 +157,11 @@ SUITES = (
     Suite("kcat", _kcat),
     Suite("kafkajs", _kafkajs, environment={"NODE_PATH": str(CACHE / "kafkajs" / "node_modules")}),
     Suite("many-topics", _python("many_topics_suite.py"), last=True),
-    Suite("spark", _spark, fast=False, secure=False),
-    Suite("spark-kop", _spark_newest, fast=False, secure=False, environment=_kop_in_spark("spark-kop")),
-    Suite("spark-kop-4.0", _spark, fast=False, secure=False, environment=_kop_in_spark("spark-kop-4.0")),
+    Suite("spark", _spark, fast=False),
+    Suite("spark-kop", _spark_newest, fast=False, environment=_kop_in_spark("spark-kop")),
+    Suite("spark-kop-4.0", _spark, fast=False, environment=_kop_in_spark("spark-kop-4.0")),
     Suite("java", _executable("java"), fast=False),
-    Suite("librdkafka", _executable("librdkafka"), fast=False, secure=False),
-    Suite("franz-go", _executable("franz-go"), fast=False, secure=False),
-    Suite("flink", _flink, fast=False, last=True, secure=False),  # it kills the server
+    Suite("librdkafka", _executable("librdkafka"), fast=False),
+    Suite("franz-go", _executable("franz-go"), fast=False),
+    Suite("flink", _flink, fast=False, last=True),  # it kills the server
 )

@@ -43,6 +43,7 @@ from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.settings import HandlerSettings
+from kop.log_format import LogFormat
 from kop.metrics import Metrics
 from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
@@ -50,6 +51,7 @@ from kop.security.passwords import checks_at_once
 from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
+from kop.security.tenant_membership import TenantMembership
 from kop.security.throttling import Throttling
 from kop.security.token_expiry import TokenExpiry
 from kop.security.token_keys import KeySources
@@ -64,7 +66,7 @@ from kop.server.supervisor import on_orphaned, supervise
 from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
 from kop.storage.memory import engine as memory_engine
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.pulsar.settings import PulsarSettings
+from kop.storage.pulsar.settings import SYSTEM_TENANT, PulsarSettings
 from kop.storage.sqlite.settings import SqliteSettings
 from kop.threads import Ended, Threads
 from kop.transactions.coordinators import TransactionCoordinators
@@ -101,11 +103,7 @@ def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, 
 
     KopError where storage cannot be opened, OSError where an address cannot be bound.
     """
-    logging.basicConfig(
-        level=config.kop_log_level.upper(),
-        format=_LOG_FORMAT,
-        stream=sys.stderr,
-    )
+    _log_to_stderr(config)
     allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
     allocator.share_arenas()
     _raise_file_limit()
@@ -117,7 +115,7 @@ def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, 
 
 def run_workers(config: Config) -> None:
     """Serve with `kop.workers` processes until SIGINT or SIGTERM."""
-    logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    _log_to_stderr(config)
     _tell_of_slower_parts()
     shared = endpoints(config.of(ServerSettings))
     first = shared[0].port + 1
@@ -128,6 +126,12 @@ def run_workers(config: Config) -> None:
     )  # fmt: skip
     served = multiprocessing.get_context("spawn").Value("i", 0)
     supervise(config.kop_workers, partial(_run_worker, config, served))
+
+
+def _log_to_stderr(config: Config) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormat(_LOG_FORMAT))
+    logging.basicConfig(level=config.kop_log_level.upper(), handlers=[handler])
 
 
 def _tell_of_slower_parts() -> None:
@@ -310,7 +314,7 @@ async def start(
     if config.kop_security_users_file:
         await make_missing_users(config.kop_security_users_file, security, config.kop_security_max_users)
     throttling = Throttling(security.quotas, asyncio.get_running_loop().time)
-    topics = ClientTopics(engine)
+    topics = ClientTopics(engine, has_spaces=config.of(SecuritySettings).has_tenants)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, config.of(GroupSettings), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
@@ -370,7 +374,9 @@ async def start(
     token_keys = KeySources()
     turns = checks_at_once()
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
-    logins = LoginParts(security, turns, token_keys, _pulsar_token_check(config, engine, token_keys), bearers)
+    membership = _membership(config, gateway, has_namespaces=topics.has_namespaces)
+    check_token = _pulsar_token_check(config, engine, token_keys)
+    logins = LoginParts(security, turns, token_keys, check_token, bearers, membership, config.kop_tenant_claim)
     securities = [
         listener_security(
             endpoint,
@@ -469,6 +475,19 @@ def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> Tok
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
 
     return pulsar_tokens(config.of(SecuritySettings), engine.token_authority, keys).check
+
+
+def _membership(config: Config, gateway: Gateway, *, has_namespaces: bool) -> TenantMembership | None:
+    """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
+    wrong.
+    """
+    if not config.of(SecuritySettings).has_tenants:
+        return None
+    home, reserved = "", list[str]()
+    if has_namespaces:
+        home = config.kop_pulsar_namespace
+        reserved = [config.kop_pulsar_metadata_namespace, SYSTEM_TENANT]
+    return TenantMembership(config.kop_tenant_rules, gateway.super_users, home, reserved, gateway.access)
 
 
 def _store_path(config: Config) -> Path:

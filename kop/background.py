@@ -169,12 +169,19 @@ def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Call
     return end
 
 
-def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str | None = None) -> None:
+def tell(
+    what: str,
+    error: Exception,
+    failed: Failed | None = None,
+    *,
+    kind: str | None = None,
+    level: int = logging.WARNING,
+) -> None:
     """Report that a round of work in the background failed; see `repeat`.
 
     Each that `failed` does not take is counted in kop_background_failures_total under `kind`, which is `what` where
     that does not vary. The log has the first of those that say the same, and one again every few minutes while they
-    last.
+    last; `level` is that of a failure which is expected, such as one of storage.
     """
     if failed is not None:
         try:
@@ -190,7 +197,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
         return
     more = f" ({kept} more since it was last said)" if kept else ""
     if expected:
-        _log.warning("%s failed: %s; trying again%s", what, error if str(error) else "it took too long", more)
+        _log.log(level, "%s failed: %s; trying again%s", what, error if str(error) else "it took too long", more)
     else:
         _log.error("%s failed: %r; trying again%s", what, error, more, exc_info=error)
 

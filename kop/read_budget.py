@@ -178,7 +178,7 @@ class ReadBudget:
             self._on_change(self.held)
 
     def fit(self) -> None:
-        """Drop idle shares until no more is held than the budget."""
+        """Drop idle shares until no more is held than the budget, or until none is idle."""
         while self.held > self._max_bytes and self._evict():
             pass
 

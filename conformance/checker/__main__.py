@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from conformance.checker.workload import (
     Settings,
     partitions_of,
 )
+from conformance.harness import tenants
 from conformance.harness.processes import Processes
 from conformance.harness.run import (
     Length,
@@ -67,6 +69,16 @@ CHAIN_SECONDS = 90.0
 _ISOLATIONS: tuple[Isolation, ...] = ("committed", "uncommitted")
 
 
+class Quiet(ProgressLine):
+    """The progress of a run beside another one, whose progress is shown."""
+
+    def say(self, text: str) -> None:
+        """Show nothing."""
+
+    def update(self, text: str) -> None:
+        """Show nothing."""
+
+
 class Tally:
     """What has been written down so far, by kind."""
 
@@ -88,15 +100,27 @@ class Tally:
 class Run:
     """One run against one target."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, target: Target) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        folder: Path,
+        target: Target,
+        names: Names,
+        *,
+        user: str = "",
+        breaks: bool = True,
+    ) -> None:
+        """`user` is the tenant whose run it is; empty: there are no tenants. `breaks`: this run has the faults."""
         self._options = options
         self._folder = folder
         self.target = target
-        self._names = Names(f"checker-{secrets.token_hex(4)}")
+        self._user = user
+        self._connection = {"bootstrap.servers": target.bootstrap} | tenants.librdkafka(user)
+        self._names = names
         self._recorder = Recorder(folder / "history-observer.jsonl")
-        self._observer = Observer(target.bootstrap, self._names, self._recorder)
+        self._observer = Observer(self._connection, self._names, self._recorder)
         kinds = [kind for kind in target.kinds if kind in options.faults] if options.faults else target.kinds
-        self.faults = plan(options.seed, options.seconds, options.spacing, kinds, len(target.servers))
+        self.faults = plan(options.seed, options.seconds, options.spacing, kinds, len(target.servers)) if breaks else []
         self.executor = Executor(target, options.seed)
         self.problems: list[str] = []
         """What keeps the run from saying what it should."""
@@ -105,7 +129,7 @@ class Run:
         """From the topics to the last reading; the history is in files then."""
         self._make_topics()
         self._recorder.add(Engine(self.target.over is not None))
-        settings = Settings(self.target.bootstrap, self._names.prefix, self._options.seed)
+        settings = Settings(self.target.bootstrap, self._names.prefix, self._options.seed, self._user)
         with ExitStack() as stack:
             clients = Processes(stack, self._folder, "clients")
             paths = {family: self._folder / f"history-{family}.jsonl" for family in FAMILIES}
@@ -146,14 +170,14 @@ class Run:
         self.problems += tracebacks(self.target.servers if self.target.has_tracebacks else ())
 
     def _make_topics(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.target.bootstrap, "log_level": 0})
+        admin = AdminClient({**self._connection, "log_level": 0})
         made = [NewTopic(self._names.of(topic.name), topic.partitions, 1) for topic in TOPICS]
         for future in admin.create_topics(made).values():
             future.result(60)
 
     def forget_topics(self) -> None:
         """For those who go on using this server."""
-        admin = AdminClient({"bootstrap.servers": self.target.bootstrap, "log_level": 0})
+        admin = AdminClient({**self._connection, "log_level": 0})
         for topic, future in admin.delete_topics([self._names.of(topic.name) for topic in TOPICS]).items():
             try:
                 future.result(60)
@@ -205,7 +229,7 @@ class Run:
             if error is None and offset is not None:
                 ends[topic, number] = offset + 1
 
-        producer = Producer({"bootstrap.servers": self.target.bootstrap, "enable.idempotence": True, "log_level": 0})
+        producer = Producer({**self._connection, "enable.idempotence": True, "log_level": 0})
         for partition in range(partitions_of(role.source)):
             self._recorder.sent(name, partition, (topic, partition))
             producer.produce(topic, value_of(name, partition), partition=partition, on_delivery=delivered)
@@ -272,13 +296,43 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(ProgressLine())
         progress.say("the servers start")
-        target = start(options, stack, folder, gateways=options.gateways, restart=options.restart_pulsar)
-        running = Run(options, folder, target)
+        count, restart = options.gateways, options.restart_pulsar
+        target = start(options, stack, folder, gateways=count, restart=restart, tenants=options.tenants)
+        names = Names(f"checker-{secrets.token_hex(4)}")
+        if options.tenants:
+            return _of_tenants(options, folder, target, names, progress)
+        running = Run(options, folder, target, names)
         write_plan(folder / "plan.json", running.faults)
         running.all(progress)
         if options.bootstrap:
             running.forget_topics()
-    code, history, anomalies = judge(folder, running.problems)
+    return _end(options, folder, running.problems)
+
+
+def _of_tenants(options: argparse.Namespace, folder: Path, target: Target, names: Names, progress: ProgressLine) -> int:
+    """A run of each tenant at the same time, with equal names; the worst exit code."""
+    tenants.admit(target.bootstrap)
+    folders = {tenant: folder / tenant for tenant in tenants.TENANTS}
+    runs: list[Run] = []
+    for tenant, of_tenant in folders.items():
+        of_tenant.mkdir()
+        runs.append(Run(options, of_tenant, target, names, user=tenant, breaks=not runs))
+    write_plan(folder / "plan.json", runs[0].faults)
+    with ThreadPoolExecutor(len(runs)) as threads:
+        ends = [threads.submit(run.all, progress if run is runs[0] else Quiet()) for run in runs]
+        for end in ends:
+            end.result()
+    codes = []
+    for run, (tenant, of_tenant) in zip(runs, folders.items(), strict=True):
+        print(f"tenant {tenant}, namespace {tenants.namespace_of(tenant)}:")
+        codes.append(_end(options, of_tenant, run.problems))
+    if not any(codes):
+        kept(folder, options, failed=False)
+    return max(codes)
+
+
+def _end(options: argparse.Namespace, folder: Path, problems: list[str]) -> int:
+    code, history, anomalies = judge(folder, problems)
     left = kept(folder, options, bool(code))
     print(
         f"{len({transaction.name for transaction in history.transactions})} transactions, "
@@ -299,6 +353,7 @@ def main() -> int:
     where.add_argument("--check", type=Path, metavar="PATH", help="look through the histories of a run once more")
     parser.add_argument("--gateways", type=int, default=2, metavar="N", help="over Pulsar (2)")
     parser.add_argument("--restart-pulsar", action="store_true", help="kill -9 of Pulsar too, where it is our own")
+    parser.add_argument("--tenants", action="store_true", help="two tenants with equal names side by side; kop alone")
     parser.add_argument("--faults", metavar="A,B", type=lambda text: text.split(","), help="these kinds alone; none")
     add_options(parser, LENGTH)
     options = parser.parse_args()

@@ -110,7 +110,7 @@ class _Transactional:
         self._ending: Ending | None = None
         self._answers: list[asyncio.Future[Any]] = []
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=work.bootstrap.split(","),
+            **work.aiokafka,
             transactional_id=self._id,
             transaction_timeout_ms=TRANSACTION_MS,
             request_timeout_ms=_REQUEST_MS,
@@ -286,7 +286,7 @@ async def _plain(work: Work, role: WriterRole) -> None:
     name = f"{role.name}#1"
     work.recorder.add(Writer(name, role.promise == "idempotent"))
     producer = AIOKafkaProducer(
-        bootstrap_servers=work.bootstrap.split(","),
+        **work.aiokafka,
         acks="all",
         enable_idempotence=role.promise == "idempotent",
         request_timeout_ms=int(RECORD_SECONDS * 1000),
@@ -347,7 +347,7 @@ class _Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         self._positions = Positions(work.recorder, name, isolation)
         self.at: dict[Place, int] = {}
         self.consumer = AIOKafkaConsumer(
-            bootstrap_servers=work.bootstrap.split(","),
+            **work.aiokafka,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -435,7 +435,7 @@ async def _copy(work: Work, role: ChainRole, number: int) -> None:
     numbers = shares(partitions_of(role.source), role.workers, number)
     partitions = [TopicPartition(topic, partition) for partition in numbers]
     line, member = _Line(work, name), _Member(work, name, group, "committed", {})
-    offsets = GroupOffsets(work.bootstrap, group, work.recorder)
+    offsets = GroupOffsets(work.librdkafka, group, work.recorder)
     finishes = chain_finishes(name, work.seed)
     try:
         await line.start()

@@ -94,7 +94,7 @@ class _Transactional:
         self._producer = Producer(
             _COMMON
             | {
-                "bootstrap.servers": work.bootstrap,
+                **work.librdkafka,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": TRANSACTION_MS,
                 "linger.ms": 5,
@@ -323,7 +323,7 @@ def _plain_until_fatal(work: Work, role: WriterRole, name: str, supply: Iterator
     producer = Producer(
         _COMMON
         | {
-            "bootstrap.servers": work.bootstrap,
+            **work.librdkafka,
             "enable.idempotence": role.promise == "idempotent",
             "acks": "all",
             "message.timeout.ms": int(RECORD_SECONDS * 1000),
@@ -388,7 +388,7 @@ class GroupMember:
         self.consumer = Consumer(
             _COMMON
             | {
-                "bootstrap.servers": work.bootstrap,
+                **work.librdkafka,
                 "group.id": group,
                 "client.id": name,
                 "enable.auto.commit": False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -27,8 +27,8 @@ PARTITION_SECONDS = 60.0
 class Observer:
     """One client that asks, its questions one after the other."""
 
-    def __init__(self, bootstrap: str, names: Names, recorder: Recorder) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, connection: Mapping[str, Any], names: Names, recorder: Recorder) -> None:
+        self._connection = connection
         self._names = names
         self._recorder = recorder
         self._admin = self._new_admin()
@@ -39,7 +39,7 @@ class Observer:
         self.answers = 0
 
     def _new_admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 500})
+        return AdminClient({**self._connection, "log_level": 0, "reconnect.backoff.max.ms": 500})
 
     def run(self, stop: threading.Event) -> None:
         """Ask until `stop`."""
@@ -78,7 +78,7 @@ class Observer:
     def committed(self, group: str, topics: Iterable[str]) -> dict[Place, int] | None:
         """The group's offsets, once no transaction is open that may change them; None where there was no answer."""
         if group not in self._groups:
-            self._groups[group] = GroupOffsets(self._bootstrap, group, self._recorder)
+            self._groups[group] = GroupOffsets(self._connection, group, self._recorder)
         told = self._groups[group].committed([place for place in self.places if place[0] in set(topics)])
         self.answers += told is not None
         return told
@@ -113,7 +113,7 @@ class Observer:
         """The position that was reached."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self._bootstrap,
+                **self._connection,
                 "group.id": self._names.of("whole"),
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",

@@ -7,7 +7,8 @@ Must not know: who asks, and what is right.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -22,12 +23,12 @@ class GroupOffsets:
     not to be had at once. Not aiokafka: 0.14 takes "not the coordinator" for "nothing is committed", since from version
     2 on OffsetFetch says so beside the partitions."""
 
-    def __init__(self, bootstrap: str, group: str, recorder: Recorder) -> None:
+    def __init__(self, connection: Mapping[str, Any], group: str, recorder: Recorder) -> None:
         self._group = group
         self._recorder = recorder
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap,
+                **connection,
                 "group.id": group,
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",  # it waits for open transactions then

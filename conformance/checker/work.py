@@ -7,7 +7,8 @@ Must not know: how a client is driven.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from conformance.checker.recorder import Recorder
 from conformance.checker.workload import (
@@ -21,6 +22,7 @@ from conformance.checker.workload import (
     Settings,
     WriterRole,
 )
+from conformance.harness import tenants
 
 ANSWER_SECONDS = 40.0
 """For what is repeated until it is answered: an end of a transaction, the initialization of a producer."""
@@ -36,7 +38,14 @@ class Work:
     """The run as a process of clients sees it."""
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
-        self.bootstrap = settings.bootstrap
+        self.librdkafka: Mapping[str, Any] = {"bootstrap.servers": settings.bootstrap} | tenants.librdkafka(
+            settings.user
+        )
+        """The settings of librdkafka by which clients connect."""
+        self.aiokafka: Mapping[str, Any] = {"bootstrap_servers": settings.bootstrap.split(",")} | tenants.aiokafka(
+            settings.user
+        )
+        """The arguments of aiokafka by which clients connect."""
         self.seed = settings.seed
         self.names = Names(settings.prefix)
         self.recorder = recorder

@@ -165,6 +165,8 @@ class Settings(NamedTuple):
     bootstrap: str
     prefix: str
     seed: int
+    user: str = ""
+    """By whom clients log in; empty: they do not."""
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Settings:

@@ -44,6 +44,16 @@ from checks import (
 )
 from suite import Run, same
 
+from conformance.security import MECHANISMS
+
+
+@suite.case(secure=True, mechanism=MECHANISMS)
+async def logs_in_by(run: Run, mechanism: str) -> None:
+    topic, inside = await make_topic(run), run.by(mechanism)
+    await fill(inside, topic, 3)
+    async with consumer(inside, topic) as c:
+        same([r.value for r in await take(c, 3)], [b"v0", b"v1", b"v2"])
+
 
 @suite.case(codec=CODECS, acks=(0, 1, "all"), fast=lambda codec, acks: acks == "all" or codec == "gzip")
 async def produce_consume_and_stored_codec(run: Run, codec: str, acks: Any) -> None:

@@ -35,6 +35,16 @@ from confluent_kafka import (
 from confluent_kit import Member, Sender, admin, consumer, fill, make_topic, refused, suite, take
 from suite import Run, eventually, same
 
+from conformance.security import MECHANISMS
+
+
+@suite.case(secure=True, mechanism=MECHANISMS)
+def logs_in_by(run: Run, mechanism: str) -> None:
+    topic, inside = make_topic(run), run.by(mechanism)
+    fill(inside, topic, 3)
+    with consumer(inside, topic) as c:
+        same([r.value() for r in take(c, 3)], [b"v0", b"v1", b"v2"])
+
 
 @suite.case(codec=CODECS, acks=(0, 1, "all"), fast=lambda codec, acks: acks == "all" or codec == "gzip")
 def produce_consume_and_stored_codec(run: Run, codec: str, acks: object) -> None:

@@ -103,12 +103,11 @@ class Case:
     """The topics of a case, its folder, its jobs."""
 
     def __init__(self, run: Run, naming: str, versions: str) -> None:
-        self.bootstrap = run.bootstrap
         self.input, self.output, self.group = run.name("in"), run.name("out"), run.group()
         self.folder = Path(tempfile.mkdtemp(prefix="flink-conformance-"))
         self._run, self._naming, self._versions = run, naming, versions
         self._jobs: list[Job] = []
-        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        self._admin = AdminClient(run.librdkafka)
         self.create(self.input)
         self.create(self.output)
         self.fill(self.input)
@@ -120,7 +119,7 @@ class Case:
 
     def fill(self, topic: str) -> None:
         """Each key with the values 0, 1, ..."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "linger.ms": 5})
+        producer = Producer(self._run.librdkafka | {"enable.idempotence": True, "linger.ms": 5})
         for value in range(EACH):
             for key in range(KEYS):
                 producer.produce(topic, str(value), key=f"k{key}")
@@ -130,7 +129,7 @@ class Case:
     def job(self, **options: object) -> Job:
         """Start it; underscores of names become hyphens."""
         ours = {
-            "bootstrap": self.bootstrap,
+            "bootstrap": self._run.bootstrap,
             "input": self.input,
             "output": self.output,
             "group": self.group,
@@ -138,6 +137,8 @@ class Case:
             "naming": self._naming,
             "checkpoints": str(self.folder),
         }
+        if self._run.security is not None:
+            ours |= {f"kafka.{name}": value for name, value in self._run.security.java().items()}
         given = {name.replace("_", "-"): str(value) for name, value in options.items()}
         self._jobs.append(Job(self.folder, self._versions, ours | given))
         return self._jobs[-1]
@@ -151,8 +152,8 @@ class Case:
     def read(self, seconds: float = 20) -> dict[str, list[str]]:
         """The committed values of each key, in the order of the log."""
         consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
+            self._run.librdkafka
+            | {
                 "group.id": f"{self.group}-read",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
@@ -237,7 +238,7 @@ def _ask(door: socket.SocketIO, deed: str) -> None:
 
 
 def _clean(run: Run, topics: list[str]) -> None:
-    for future in AdminClient({"bootstrap.servers": run.bootstrap}).delete_topics(topics, request_timeout=20).values():
+    for future in AdminClient(run.librdkafka).delete_topics(topics, request_timeout=20).values():
         future.exception(20)
 
 

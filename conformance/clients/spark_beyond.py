@@ -79,9 +79,7 @@ def send(run: Run, topic: str, count: int, partition: int = 0, *, start: int = 0
 
 def committed(run: Run, topic: str) -> list[str]:
     """The values of a topic that a consumer with read_committed gets, in the order of each partition."""
-    with KafkaConsumer(
-        bootstrap_servers=run.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
-    ) as consumer:
+    with KafkaConsumer(**run.kafka_python, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
         parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
         consumer.assign(parts)
         ends = consumer.end_offsets(parts)
@@ -202,7 +200,7 @@ def records_are_named_as_messages_of_pulsar(run: Run) -> None:
     by_id = {"pulsar.admin.url": admin, "startingMessageId": json.dumps({topic: {"0": told[3].message_id}})}
     same([r.offset for r in records(read(run, topic, **by_id))], [3, 4, 5])
     streamed: list[str] = []
-    named = {"kafka.bootstrap.servers": run.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    named = run.spark | {"subscribe": topic, "startingOffsets": "earliest"}
     stream = session().readStream.format(FORMAT).options(**named, includeMetadata="true").load()
     ids = stream.select("metadata.message_id").writeStream.foreachBatch(
         lambda frame, _: streamed.extend(row.message_id for row in frame.collect())
@@ -221,7 +219,7 @@ def batch_is_written_and_an_exactly_once_one_is_written_once(run: Run) -> None:
     # This also makes the session the active one of this thread: else Spark's writer finds no Python data source.
     numbers = session().createDataFrame([(number,) for number in range(500)], "id long").repartition(2)
     rows = numbers.selectExpr("concat('k', id % 7) key", "cast(id as string) value")
-    named = {"kafka.bootstrap.servers": run.bootstrap}
+    named = run.spark
     rows.write.format(FORMAT).options(**named, topic=topic).mode("append").save()
     same(sorted(committed(run, topic), key=int), [str(n) for n in range(500)], "at least once")
     options = {"topic": once, "deliveryGuarantee": "exactly-once", "exactlyOnceTasks": "2", "exactlyOnceId": once}
@@ -236,7 +234,7 @@ def spark_connect_reads_and_writes(run: Run) -> None:
         raise Skip("this environment has no Spark Connect: grpcio is missing")
     topic, copy = make_topic(run, partitions=2), make_topic(run, partitions=2)
     with folder() as path:
-        text = output_of("spark_connect.py", run.bootstrap, topic, copy, f"{path}/copy", seconds=220)
+        text = output_of("spark_connect.py", json.dumps(run.spark), topic, copy, f"{path}/copy", seconds=220)
     said = json.loads(text.strip().splitlines()[-1])
     same(said, {"session": "pyspark.sql.connect.session", "values": list(range(10))})
     same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
@@ -249,6 +247,7 @@ def standalone_cluster(run: Run) -> None:
     with folder() as path, cluster(path) as master:
         text = output_of(
             "spark_on_cluster.py",
+            json.dumps(run.spark),
             topic,
             copy,
             f"{path}/checkpoint",
@@ -301,9 +300,9 @@ def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     send(run, topic, 12)
     with folder() as path:
-        text = output_of("spark_progress.py", run.bootstrap, topic, group, f"{path}/progress", seconds=160)
+        text = output_of("spark_progress.py", json.dumps(run.spark), topic, group, f"{path}/progress", seconds=160)
     assert topic in text, f"the table of print_lag: {text[-500:]}"
-    with contextlib.closing(KafkaAdminClient(bootstrap_servers=run.bootstrap)) as admin:
+    with contextlib.closing(KafkaAdminClient(**run.kafka_python)) as admin:
         committed = admin.list_group_offsets({group: None})[group]
     same({tuple(place): value.offset for place, value in committed.items()}, {(topic, 0): 12})
 
@@ -311,7 +310,7 @@ def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
 @contextlib.contextmanager
 def copied(run: Run, topic: str, out: str, path: str) -> Iterator[Any]:
     """A query that copies a topic, exactly once, until it is stopped."""
-    named = {"kafka.bootstrap.servers": run.bootstrap}
+    named = run.spark
     source = session().readStream.format(FORMAT).options(**named, subscribe=topic, startingOffsets="earliest").load()
     query = importlib.import_module("kop.spark").write_stream(
         source.selectExpr("key", "value"),
@@ -377,7 +376,7 @@ def options_that_cannot_be_kept_are_refused(run: Run) -> None:
         "set startingOffsets for each partition",
         lambda: records(read(run, topic, startingOffsets=offsets(topic, p0=0))),
     )
-    named = {"kafka.bootstrap.servers": run.bootstrap, "subscribe": topic}
+    named = run.spark | {"subscribe": topic}
     refused(
         "leave .schema() out", lambda: session().read.format(FORMAT).schema("x INT").options(**named).load().collect()
     )
@@ -390,7 +389,7 @@ def options_that_cannot_be_kept_are_refused(run: Run) -> None:
             lambda: finish(
                 session()
                 .readStream.format(FORMAT)
-                .options(**{"kafka.bootstrap.servers": run.bootstrap}, subscribe=topic, endingEventTime=1)
+                .options(**run.spark, subscribe=topic, endingEventTime=1)
                 .load()
                 .writeStream.format("noop")
                 .option("checkpointLocation", path)
@@ -428,11 +427,12 @@ def example_makes_sessions_of_clicks(run: Run) -> None:
         others = [click for session in made[1::2] for click in session]
         clicks.send_by_pulsar(service, f"persistent://{namespace}/{topic}", others)
     own = [click for session in (made[::2] if service else made) for click in session]
-    clicks.send_by_kafka(run.bootstrap, [*own, clicks.the_end(begin)], topic)
+    plain = "{}:{}".format(*run.plain)  # it is an example without logins
+    clicks.send_by_kafka(plain, [*own, clicks.the_end(begin)], topic)
     with folder() as path:
         for _ in range(2):  # the second run finds nothing to do
             query = sessions.start(
-                session(), run.bootstrap, f"{path}/sessions", clicks=topic, sessions=out, trigger={"availableNow": True}
+                session(), plain, f"{path}/sessions", clicks=topic, sessions=out, trigger={"availableNow": True}
             )
             finish(query, 90)
     gap = clicks.GAP_SECONDS * 1000
@@ -447,7 +447,7 @@ def example_makes_sessions_of_clicks(run: Run) -> None:
         for session_clicks in made
     )
     same(
-        [tuple(sessions_read) for sessions_read in reading.by_kafka(run.bootstrap, out)],
+        [tuple(sessions_read) for sessions_read in reading.by_kafka(plain, out)],
         wanted,
         "sessions, by a Kafka client",
     )

@@ -1,6 +1,6 @@
 """`format("kop")` in a Spark Connect session: a process of its own, as PySpark has either that or a classic session.
 
-    spark_connect.py BOOTSTRAP TOPIC COPY CHECKPOINT
+    spark_connect.py OPTIONS TOPIC COPY CHECKPOINT
 
 Writes ten rows to TOPIC, reads them back, and copies them to COPY exactly once; prints what it read as JSON.
 The server of Connect is started by the session, and runs in the same Python environment.
@@ -15,10 +15,10 @@ import sys
 from pyspark.sql import SparkSession
 
 
-def main(bootstrap: str, topic: str, copy: str, checkpoint: str) -> None:
+def main(options: str, topic: str, copy: str, checkpoint: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    servers = {"kafka.bootstrap.servers": bootstrap}
+    servers: dict[str, str] = json.loads(options)
     rows = spark.createDataFrame([(f"k{n}", f"{n}") for n in range(10)], "key string, value string")
     rows.write.format("kop").options(**servers, topic=topic).mode("append").save()
     read = spark.read.format("kop").options(**servers, subscribe=topic).load()

@@ -143,7 +143,7 @@ def _session() -> SparkSession:
 
 def read(run: Run, topic: str | None = None, spark: SparkSession | None = None, **options: Any) -> DataFrame:
     """A batch read; options with a dot in the name go in as `**{"kafka.x": 1}`."""
-    named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"subscribe": topic} if topic else {})
+    named: dict[str, Any] = run.spark | ({"subscribe": topic} if topic else {})
     return (spark or session()).read.format(FORMAT).options(**named | options).load()
 
 
@@ -176,7 +176,7 @@ def write(run: Run, frame: DataFrame, topic: str | None = None, **options: Any) 
                 key, value = (None if field is None else bytes(field) for field in (row.key, row.value))
                 p.send(topic or row.topic, value, key)
         return
-    named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"topic": topic} if topic else {})
+    named: dict[str, Any] = run.spark | ({"topic": topic} if topic else {})
     frame.write.format("kafka").options(**named | options).save()
 
 
@@ -213,7 +213,7 @@ class Stream:
     """
 
     def __init__(self, run: Run, path: str, topic: str | None = None, **options: Any) -> None:
-        self.options = {"kafka.bootstrap.servers": run.bootstrap, "startingOffsets": "earliest"} | options
+        self.options = run.spark | {"startingOffsets": "earliest"} | options
         if topic:
             self.options["subscribe"] = topic
         self.path = path

@@ -1,6 +1,6 @@
 """`format("kop")` on a cluster: a script for `kop spark --master`, as a user writes it.
 
-    spark_on_cluster.py TOPIC COPY CHECKPOINT
+    spark_on_cluster.py OPTIONS TOPIC COPY CHECKPOINT
 
 Writes ten rows to TOPIC, reads them back, and copies all columns to COPY exactly once; prints where it ran as JSON.
 """
@@ -14,9 +14,9 @@ import sys
 from pyspark.sql import SparkSession
 
 
-def main(topic: str, copy: str, checkpoint: str) -> None:
+def main(options: str, topic: str, copy: str, checkpoint: str) -> None:
     spark = SparkSession.builder.getOrCreate()
-    servers = {"kafka.bootstrap.servers": os.environ["KOP_BOOTSTRAP"]}
+    servers = json.loads(options) | {"kafka.bootstrap.servers": os.environ["KOP_BOOTSTRAP"]}
     rows = spark.range(10, numPartitions=2).selectExpr("string(id) key", "string(id) value")
     rows.write.format("kop").options(**servers, topic=topic).mode("append").save()
     read = spark.read.format("kop").options(**servers, subscribe=topic).load()

@@ -1,12 +1,13 @@
 """A script whose progress is tracked, and which ends right behind its query.
 
-    spark_progress.py BOOTSTRAP TOPIC GROUP CHECKPOINT
+    spark_progress.py OPTIONS TOPIC GROUP CHECKPOINT
 
 Reads what is in TOPIC with Trigger.AvailableNow; the offsets are to be those of GROUP in the end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -15,10 +16,10 @@ from pyspark.sql import SparkSession
 from kop.spark import print_lag, track_progress
 
 
-def main(bootstrap: str, topic: str, group: str, checkpoint: str) -> None:
+def main(options: str, topic: str, group: str, checkpoint: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    servers = {"kafka.bootstrap.servers": bootstrap}
+    servers: dict[str, str] = json.loads(options)
     track_progress(spark, group=group, options=servers, query_name="tracked")
     rows = spark.readStream.format("kop").options(**servers, subscribe=topic, startingOffsets="earliest").load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).queryName("tracked")

@@ -39,13 +39,13 @@ from suite import Run, eventually, same
 
 def source(run: Run, topic: str, **options: Any) -> DataFrame:
     """A stream of one topic, from the earliest record on unless told otherwise."""
-    named = {"kafka.bootstrap.servers": run.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    named = run.spark | {"subscribe": topic, "startingOffsets": "earliest"}
     return session().readStream.format(FORMAT).options(**named | options).load()
 
 
 def sink(run: Run, frame: DataFrame, path: str, topic: str | None, mode: str = "append", **trigger: Any) -> Any:
     """Start a query into Kafka; AvailableNow without a trigger."""
-    writer = frame.writeStream.format("kafka").outputMode(mode).option("kafka.bootstrap.servers", run.bootstrap)
+    writer = frame.writeStream.format("kafka").outputMode(mode).options(**run.spark)
     writer = writer.option("checkpointLocation", f"{path}/sink")
     return (writer.option("topic", topic) if topic else writer).trigger(**trigger or {"availableNow": True}).start()
 

@@ -17,6 +17,7 @@ import spark_beyond  # noqa: F401  (declares its cases)
 import spark_mesh  # noqa: F401  (declares its cases)
 import spark_streams  # noqa: F401  (declares its cases)
 import spark_transactions  # noqa: F401  (declares its cases)
+import spark_typed  # noqa: F401  (declares its cases)
 from checks import CODECS, ODD_RECORDS, check_codec, check_idempotent, stored, values
 from kafka import TopicPartition
 from kafka_python_kit import admin, consumer, fill, make_topic, producer, take
@@ -42,6 +43,8 @@ from spark_kit import (
     write,
 )
 from suite import Run, emit, eventually, same
+
+from conformance.security import MECHANISMS
 
 NOW = int(time.time() * 1000)
 
@@ -111,13 +114,20 @@ def starting_and_ending_timestamps(run: Run) -> None:
     same(records(read(run, topic, **late)), [], "from a time after all, strategy latest")
 
 
+@case(kop=True, secure=True, mechanism=MECHANISMS)
+def logs_in_by(run: Run, mechanism: str) -> None:
+    topic, inside = make_topic(run), run.by(mechanism)
+    write(inside, numbers(3), topic)
+    same([r.value for r in records(read(inside, topic))], [b"v0", b"v1", b"v2"])
+
+
 @case(kop=True)
 def view_of_sql(run: Run) -> None:
     topic, spark = spread(run, [3]), session()
     if KOP:
         importlib.import_module("kop.spark").register(spark)  # PySpark has found it by itself already
     view = identifier(topic)
-    options = f"`kafka.bootstrap.servers` '{run.bootstrap}', subscribe '{topic}'"
+    options = ", ".join(f"`{name}` '{value}'" for name, value in (run.spark | {"subscribe": topic}).items())
     spark.sql(f"CREATE TEMPORARY VIEW {view} USING {FORMAT} OPTIONS ({options})")
     rows = spark.sql(f"SELECT offset FROM {view} WHERE offset > 0 ORDER BY offset").collect()
     same([row.offset for row in rows], [1, 2])

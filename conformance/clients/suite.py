@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Case:
     limit: float
     alone: bool
     attempts: int
+    secure: bool
 
 
 @dataclass(slots=True)
@@ -100,6 +101,19 @@ class Run:
         """Arguments by which a client of aiokafka comes in."""
         return {"bootstrap_servers": self.bootstrap} | (self.security.aiokafka() if self.security else {})
 
+    @property
+    def spark(self) -> dict[str, Any]:
+        """Options by which Spark's sources and sinks come in."""
+        properties = self.security.java() if self.security else {}
+        return {f"kafka.{name}": value for name, value in ({"bootstrap.servers": self.bootstrap} | properties).items()}
+
+    def by(self, mechanism: str) -> Run:
+        """This run with clients that come in by another mechanism, one of security.py's."""
+        security = self.security.by(mechanism) if self.security else None
+        if security is None:
+            raise Skip(f"nothing is said of {mechanism} at this server")
+        return replace(self, security=security, bootstrap=security.address(self.bootstrap))
+
     def name(self, hint: str = "t") -> str:
         """A topic name of its own; the topic is deleted after the case if it exists."""
         topic = f"conf-{self.client}-{hint}-{secrets.token_hex(4)}"
@@ -133,11 +147,13 @@ class Suite:
         alone: bool = False,
         attempts: int = 1,
         fast: Callable[..., bool] | None = None,
+        secure: bool = False,
         **each: Iterable[Any],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Declare a case, or with `each` one case for every combination of the values.
 
         `fast` says which combinations the fast part keeps (all of them without it); `slow` leaves all of them out.
+        `secure`: one about logins, which is left out if the server asks for none.
         `attempts` above 1 is for races that are the client's own: say at the case which one.
         """
 
@@ -148,7 +164,7 @@ class Suite:
                 suffix = ",".join(f"{k}={v}" for k, v in values.items())
                 keep = not slow and (fast is None or fast(**values))
                 name = body.__name__ + (f"[{suffix}]" if suffix else "")
-                self.cases.append(Case(name, body, values, not keep, limit, alone, attempts))
+                self.cases.append(Case(name, body, values, not keep, limit, alone, attempts, secure))
             return body
 
         return declare
@@ -169,6 +185,7 @@ class Suite:
             if (not options.fast or not case.slow)
             and (not options.case or case.name in options.case)
             and re.search(options.match, case.name)
+            and (options.security or options.list or not case.secure)
         ]
         emit(_json({"client": self.client, "version": self.version}))
         emit(_json({"client": self.client, "plan": [case.name for case in chosen]}))

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from conformance.harness import tenants as of_tenants
 from conformance.harness.faults import Rest, Server
 from conformance.harness.links import Links
-from conformance.servers import SETTINGS, Kafka, Kop, KopOverPulsar, Pulsar
+from conformance.servers import SETTINGS, Kafka, Kop, KopOverPulsar, Pulsar, StartFailed
 
 SERVER_KINDS = ("kill", "terminate", "pause", "cut_clients", "cut_answers", "delay_clients")
 PULSAR_KINDS = ("unload_topic", "unload_transactions", "unload_offsets", "unload_pulsar_coordinator", "cut_pulsar")
@@ -63,16 +64,26 @@ def add_targets(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveG
 
 
 def start(
-    options: argparse.Namespace, stack: ExitStack, folder: Path, *, gateways: int = 1, restart: bool = False
+    options: argparse.Namespace,
+    stack: ExitStack,
+    folder: Path,
+    *,
+    gateways: int = 1,
+    restart: bool = False,
+    tenants: bool = False,
 ) -> Target:
-    """Start what the options name. `gateways` of them are over Pulsar, which `restart` allows to end. StartFailed."""
+    """Start what the options name. `gateways` of them are over Pulsar, which `restart` allows to end; `tenants`: their
+    clients log in, and are of two. StartFailed.
+    """
+    if tenants and (options.bootstrap or options.start_kafka):
+        raise StartFailed("--tenants is for gateways that are started here")
     if options.bootstrap:
         return given(options.bootstrap)
     if options.start_kafka:
         return kafka(stack, folder)
     if options.start_kop_pulsar:
-        return over_pulsar(stack, folder, gateways, restart)
-    return embedded(stack, folder)
+        return over_pulsar(stack, folder, gateways, restart, tenants=tenants)
+    return embedded(stack, folder, tenants=tenants)
 
 
 def given(bootstrap: str) -> Target:
@@ -80,17 +91,21 @@ def given(bootstrap: str) -> Target:
     return Target(bootstrap)
 
 
-def embedded(stack: ExitStack, folder: Path) -> Target:
-    """A gateway of this checkout with the embedded engine."""
+def embedded(stack: ExitStack, folder: Path, *, tenants: bool = False) -> Target:
+    """A gateway of this checkout with the embedded engine; `tenants`: its clients log in, and are of two."""
     links = stack.enter_context(Links())
     home = folder / "gateway-1"
     home.mkdir()
     port = free_port()
     address = f"127.0.0.1:{links.add(port)}"
-    gateway = Kop(home, settings=SETTINGS | {"advertise": address})
+    gateway = Kop(home, settings=SETTINGS | _listener(port, address, tenants))
     gateway.address = f"127.0.0.1:{port}"
     stack.enter_context(gateway)
     return Target(address, SERVER_KINDS, [gateway], links, has_tracebacks=True)
+
+
+def _listener(port: int, advertised: str, tenants: bool) -> dict[str, str]:
+    return of_tenants.settings(f"127.0.0.1:{port}", advertised) if tenants else {"advertise": advertised}
 
 
 def pulsar(stack: ExitStack, folder: Path, name: str) -> OverPulsar:
@@ -106,7 +121,9 @@ def pulsar(stack: ExitStack, folder: Path, name: str) -> OverPulsar:
     return OverPulsar(server, urls, rest, namespace, f"{namespace}-kop", port)
 
 
-def gateways(over: OverPulsar, stack: ExitStack, folder: Path, count: int, links: Links | None) -> list[KopOverPulsar]:
+def gateways(
+    over: OverPulsar, stack: ExitStack, folder: Path, count: int, links: Links | None, *, tenants: bool = False
+) -> list[KopOverPulsar]:
     """Gateways of this checkout, which tell clients the addresses of links to them if there are such."""
     made = []
     for number in range(1, count + 1):
@@ -115,7 +132,7 @@ def gateways(over: OverPulsar, stack: ExitStack, folder: Path, count: int, links
         settings = SETTINGS | {"node.id": str(number)}
         port = free_port()
         if links is not None:
-            settings["advertise"] = f"127.0.0.1:{links.add(port)}"
+            settings |= _listener(port, f"127.0.0.1:{links.add(port)}", tenants)
         gateway = KopOverPulsar(over.urls, over.namespace, over.cluster, folder=home, settings=settings)
         gateway.address = f"127.0.0.1:{port}"
         made.append(gateway)
@@ -123,12 +140,17 @@ def gateways(over: OverPulsar, stack: ExitStack, folder: Path, count: int, links
     return made
 
 
-def over_pulsar(stack: ExitStack, folder: Path, count: int, restart: bool) -> Target:
-    """Gateways of this checkout over an Apache Pulsar, behind links."""
+def over_pulsar(stack: ExitStack, folder: Path, count: int, restart: bool, *, tenants: bool = False) -> Target:
+    """Gateways of this checkout over an Apache Pulsar, behind links; `tenants`: clients log in, and are of two."""
     over = pulsar(stack, folder, "checker")
+    there = over.rest.call("GET", "namespaces/public") if tenants else ()
+    for namespace in {of_tenants.namespace_of(tenant) for tenant in of_tenants.TENANTS if tenants} - set(there or ()):
+        over.rest.call("PUT", f"namespaces/{namespace}")
     links = stack.enter_context(Links())
-    servers = gateways(over, stack, folder, count, links)
+    servers = gateways(over, stack, folder, count, links, tenants=tenants)
     kinds = SERVER_KINDS + PULSAR_KINDS + (SEVERAL_KINDS if count > 1 else ())
+    if tenants:
+        kinds = tuple(kind for kind in kinds if kind != "unload_topic")  # theirs are in other namespaces
     kinds += BROKER_KINDS if restart and over.pulsar.own else ()
     return Target(",".join(links.addresses), kinds, list(servers), links, over, has_tracebacks=True)
 

@@ -18,7 +18,7 @@ case $what in
   tools) main=Tools; sources="Suite Kit Tools ToolsGroups ToolsData ToolsTransactions" ;;
   clients) main=Clients; sources="Suite Kit Clients ClientsAdmin ClientsTransactions Copier StreamsApp" ;;
   connect) main=Connect; sources="Suite Kit Connect ConnectWorker" ;;
-  2.1.1 | 2.8.2 | 3.9.1) main=Old; sources="Suite Old" ;;
+  2.1.1 | 2.8.2 | 3.9.1) main=Old; sources="Suite Old TokenFile" ;;
   *) echo "suite.sh: no suite $what" >&2; exit 2 ;;
 esac
 if [ $main = Old ]; then libs=$(./fetch.sh "$what" 2>/dev/null) || missing "kafka-clients $what could not be fetched"

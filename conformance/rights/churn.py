@@ -21,7 +21,7 @@ from typing import Any
 from conformance.authorization.world import Closed, Connection
 from conformance.rights.belief import Belief
 from conformance.rights.grants import Grants
-from conformance.rights.quotas import SLOW_SECONDS, quota_subjects
+from conformance.rights.quotas import quota_subjects
 from conformance.rights.told import BOUND, PAUSE, Gateway, Right, Told, log_in, now, set_password, write
 from kop.security.rights import AclOperation, Permission, ResourceType
 
@@ -263,8 +263,9 @@ async def churn(
                     task.result()  # a client that has ended has failed
         for quota in quotas:
             await quota.end(admin)
-        longest = max([BOUND + SLOW_SECONDS, *(each.bound for each in grants)])
-        await asyncio.sleep(longest + 0.5)  # what holds at the end has to be what is answered
+        longest = max([BOUND, *(each.bound for each in grants)])
+        await asyncio.sleep(longest * 1.5)  # what holds at the end has to be what is answered
+        await told.pulse()
     finally:
         for task in tasks:
             task.cancel()

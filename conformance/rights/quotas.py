@@ -17,14 +17,12 @@ from typing import Any, Final, TypeAlias
 
 from conformance.authorization.world import Closed, Connection
 from conformance.rights.belief import Belief
-from conformance.rights.told import BOUND, PAUSE, Gateway, Told, log_in, now, read, write
+from conformance.rights.told import BOUND, PAUSE, PULSE, Gateway, Told, log_in, now, read, write
 from kop.errors import ErrorCode
 from kop.security.quotas import QuotaKind
 
 _FORGOTTEN_SECONDS: Final = 9.0
 """Seconds, of the ten that are counted, within which what passes is looked at."""
-SLOW_SECONDS: Final = 1.0
-"""Seconds that an answer may take although nobody is held."""
 _MUTATION_SECONDS: Final = 0.05
 """Seconds between two topics that are made."""
 _SOURCE: Final = "127.0.0.9"
@@ -117,7 +115,7 @@ class Quota:
                     assert conn is not None
                     conn.close()
                     conn, is_held = None, True
-                self._waited(sent, was_held)
+                self._waited(gateway, sent, was_held)
                 was_held = bool(is_held)
                 if is_held is None:
                     pass
@@ -129,14 +127,15 @@ class Quota:
                         self._told.judge(self.name, self.belief, False, passed[0], BOUND)
                 await asyncio.sleep(_MUTATION_SECONDS if self.kind is QuotaKind.MUTATIONS else PAUSE)
         finally:
-            self._waited(sent, was_held)
+            self._waited(gateway, sent, was_held)
             if conn is not None:
                 conn.close()
 
-    def _waited(self, sent: float, was_held: bool) -> None:
+    def _waited(self, gateway: Gateway, sent: float, was_held: bool) -> None:
         """Judge that no answer has come until now, to a request after an answer that held the client."""
-        if was_held and self.kind is not QuotaKind.MUTATIONS and now() - sent > SLOW_SECONDS:
-            self._told.judge(self.name, self.belief, True, now() - SLOW_SECONDS, BOUND)
+        others = self._told.pulses[gateway]
+        if was_held and self.kind is not QuotaKind.MUTATIONS and len(others) == PULSE and sent < others[0]:
+            self._told.judge(self.name, self.belief, True, others[0], BOUND)
 
     async def _ask(self, gateway: Gateway, conn: Connection | None) -> bool | None:
         """Send a request; return true if the client is held, None if that does not show."""

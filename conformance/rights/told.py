@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import time
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ BOUND: Final = 1.0
 """Seconds after which users, ACLs and quotas are in force everywhere."""
 PAUSE: Final = 0.005
 """Seconds between two requests of one user."""
+PULSE: Final = 100
+"""Answers to others after which a client that has none is held, and not only one of a slow machine."""
 _ROUNDS: Final = 4096
 now = time.monotonic
 
@@ -51,6 +54,17 @@ class Told:
     changes: dict[str, int] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
     """The latest answer by what held before, by what was changed, in seconds behind the answer to the change."""
+
+    pulses: dict[Gateway, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=PULSE)))
+    """When each gateway gave its last answers to those who have no quota."""
+
+    async def pulse(self) -> None:
+        """Wait until all gateways have given as many answers as tell who is held."""
+        begun = now()
+        while True:
+            if all(times[0] > begun for times in self.pulses.values()):
+                break
+            await asyncio.sleep(PAUSE)
 
     def changed(self, what: str) -> None:
         self.changes[what] = self.changes.get(what, 0) + 1
@@ -112,6 +126,7 @@ class Right:
             while True:
                 sent = now()
                 code = await self._try(conn)
+                self._told.pulses[gateway].append(now())
                 assert code in {0, ErrorCode.TOPIC_AUTHORIZATION_FAILED}, f"{self.name}: {code}"
                 self._told.judge(self.name, self.belief, not code, sent, self.bound)
                 await asyncio.sleep(PAUSE)

@@ -173,7 +173,8 @@ def localrun(
             if running.wait(STATUS_SECONDS):
                 break
         running.stop()
-        note(f"{spec.fqfn} has ended: {running.processed} messages done, their offsets committed")
+        done = f"{running.processed} message{'' if running.processed == 1 else 's'} done"
+        note(f"{spec.fqfn} has ended: {done}, offsets committed")
     except (ClientError, FencedError, UnreachableError, SerdeError) as error:
         fail(str(error))
     except (FunctionLoadError, PackageError) as error:

@@ -44,7 +44,7 @@ class KeyedTopic:
                 client.close()
 
     def make(self) -> None:
-        """Make the topic, or check that it is compacted; ClientError."""
+        """Make the topic, or check that it is compacted; ClientError if it is not."""
         ensure_topics(self._settings, {self._place[0]: CONFIGS})
 
     def put(self, values: Mapping[str, bytes | None]) -> None:

@@ -24,14 +24,9 @@ REFUSED: Final = {
     "ssl.truststore.password": "use a truststore of type PEM, which has none",
     "ssl.truststore.certificates": "write them to a file, and name it in ssl.truststore.location",
     "ssl.keystore.certificate.chain": "write it to a file, and name that in ssl.keystore.location",
-    "sasl.login.callback.handler.class": "leave it out: no Java class runs here",
     "sasl.client.callback.handler.class": "leave it out: no Java class runs here",
 }
 """Properties that Java's clients have and that cannot be kept, with what to do."""
-
-
-_OURS_TOO: Final = ".OAuthBearerLoginCallbackHandler"
-"""The end of a class that Java's clients have to name, and that does what is done here."""
 
 
 class PropertyError(ClientError):
@@ -186,6 +181,7 @@ PROPERTIES: Final = (
     "send.buffer.bytes",
     "sasl.mechanism",
     "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
     "sasl.oauthbearer.token.endpoint.url",
     "ssl.truststore.type",
     "ssl.truststore.location",
@@ -220,14 +216,12 @@ class _Properties:
 
 
 def connection(properties: Mapping[str, str], client_id: str) -> ConnectionProperties:
-    """Return what the properties say of a connection; PropertyError.
+    """Return what the properties say of a connection; PropertyError says which is wrong.
 
     What else they have is left out, and named, but for `ssl.`, `sasl.` and `security.`: no connection is less secure
     than it was asked to be. `client_id` is the name by which servers know the client, unless `client.id` is another.
     """
-    unused = tuple(
-        name for name, value in properties.items() if name not in PROPERTIES and not value.endswith(_OURS_TOO)
-    )
+    unused = tuple(name for name in properties if name not in PROPERTIES)
     for name in unused:
         if name.startswith(("ssl.", "sasl.", "security.")):
             raise PropertyError(f"{name}: {REFUSED.get(name, 'leave it out: there is no such thing here')}")
@@ -286,6 +280,14 @@ _UNKEPT_IN_JAAS: Final = {
 
 
 _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+_CALLBACKS: Final = "sasl.login.callback.handler.class"
+
+
+def _reads_tokens(value: str) -> str:
+    """Check the class that Java's clients have to name for what is done here."""
+    if not value.endswith(".OAuthBearerLoginCallbackHandler"):
+        raise ValueError("is not OAuthBearerLoginCallbackHandler, and no Java class runs here: leave it out")
+    return value
 
 
 def _file_url(value: str) -> str:
@@ -325,6 +327,7 @@ class TokenFile:
 
 
 def _sasl(given: _Properties, protocol: str) -> dict[str, Any]:
+    given.read(_CALLBACKS, _reads_tokens, "")
     mechanism = given.read("sasl.mechanism", text, "").upper()
     module, pairs = given.read("sasl.jaas.config", _jaas, ("", dict[str, str]()))
     if not protocol.startswith("SASL"):

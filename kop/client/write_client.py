@@ -79,7 +79,8 @@ class WriteClient:
     """A client of one cluster.
 
     `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
-    raised. Other errors are raised at once: kafka-python's, ClientError if the user has to do something, FencedError.
+    raised. Other errors are raised at once: kafka-python's, ClientError if the user has to do something,
+    FencedError if a newer client has taken the producer over.
     """
 
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
@@ -404,7 +405,7 @@ class WriteClient:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
         `added`: `add_partitions` was told of the group already. The transactional id fences whoever else would commit;
-        with a `member`, its group does, too (KIP-447): NotMemberError.
+        with a `member`, its group does, too (KIP-447): NotMemberError says so.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic

@@ -3,6 +3,9 @@
 Owns: which names are legal, internal or reserved, and the translation between the client's name and storage's.
 Must not know: the wire, sockets, which engine serves.
 
+A stored name of a space of names other than the home space is TENANT/NAMESPACE/NAME. Where storage has namespaces the
+space is one of them; where it has none, such names are those of spaces alone, and there are none without spaces.
+
 The topics of coordinators have other names in storage than in Kafka: `__offsets` is `__consumer_offsets` to clients,
 `__transactions` is `__transaction_state`. Their records are Kafka's own. No client sees the topic of users and ACLs.
 
@@ -56,6 +59,8 @@ Pulsar's REST.
 _MOST_PARTITIONS_A_SCRAPE: Final = 10_000
 _PERSISTENT = "persistent://"
 _FULL_NAME = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
+_NAME_IN_SPACE = re.compile(r"[^/]+/[^/]+/([^/]+)\Z")
+"""The stored name of a topic in a space of names, where storage has no namespaces."""
 _FORMS = (1, 2)
 """The bits of a topic id that are flipped for a topic's longer names: the first for `tenant/namespace/topic` of the
 home namespace, the second for `persistent://...` of any.
@@ -87,9 +92,11 @@ class ClientTopics:
     use.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, has_spaces: bool = False) -> None:
+        """`has_spaces`: there are other spaces of names than the home space."""
         self._engine = engine
         self._home = engine.topics.namespace
+        self._has_spaces = has_spaces
 
     @property
     def version(self) -> int:
@@ -168,6 +175,8 @@ class ClientTopics:
         full = None if self._home is None else _FULL_NAME.match(name)
         if full is not None:
             check_name(full[2])
+        elif self._has_spaces and self._home is None and (in_space := _NAME_IN_SPACE.match(name)) is not None:
+            check_name(in_space[1])
         elif "/" in name and self._home is not None:
             raise PeerError(
                 f"topic name {name!r} is not legal: with slashes it is TENANT/NAMESPACE/TOPIC or "
@@ -224,13 +233,26 @@ class ClientTopics:
             return missing is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return missing is not None
 
-    def listed(self) -> Sequence[TopicInfo]:
-        """Return the topics for a client that asks for all: those of the home namespace, ordered by name.
+    def listed(self, prefix: str = "", *, everywhere: bool = False) -> Sequence[TopicInfo]:
+        """Return the topics for a client that asks for all: those of the space of names whose stored names begin with
+        `prefix`, ordered by name. `everywhere`: those of all spaces, if there are others than the home space.
 
         Topics of other namespaces are there for those who name them: a topic that one client names must not change the
         subscription of another client by pattern.
         """
+        if everywhere and self._has_spaces:
+            return self.all()
+        if prefix:
+            return [topic for topic in self.all() if topic.name.startswith(prefix)]
         return [topic for topic in self.all() if "/" not in topic.name]
+
+    def is_listed(self, prefix: str) -> bool:
+        """Return true if `listed` has all topics of the space whose stored names begin with `prefix`."""
+        return not prefix or self._engine.topics.is_listed(prefix.removesuffix("/"))
+
+    async def list_space(self, prefix: str) -> None:
+        """Have storage find all topics of a space. BackendError if it cannot."""
+        await self._engine.topics.list_namespace(prefix.removesuffix("/"))
 
     def all(self) -> Sequence[TopicInfo]:
         """Return every topic that is known and that clients may see, ordered by the client's name."""

@@ -102,7 +102,7 @@ class AssignedInstances:
         self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
-        """Return where the code of a package lies here; PackageError."""
+        """Return where the code of a package lies here; PackageError says why it cannot be had."""
         package = self._packages.package(digest, name)
         if package is None:
             raise PackageError(

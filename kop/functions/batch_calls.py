@@ -99,9 +99,9 @@ class BatchCalls(CallBase):
         if isinstance(error, StateLostError):
             self._open[partition] = batch
             return
-        self._note_failure(records_of(batch), error)
         first, now = _first(batch), clock.monotonic()
         where = f"{partition[0]}-{partition[1]} from offset {first} to {batch.column('offset')[len(batch) - 1]}"
+        self._note_failure(records_of(batch), where, error)
         if self._tries and (due := self._acks.failed(partition, first, now)) is not None:
             self._tell_next_attempt(where, due - now, error)
             self._open[partition] = batch

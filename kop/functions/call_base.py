@@ -129,9 +129,9 @@ class CallBase:
 
     # -- a call that has failed
 
-    def _note_failure(self, records: Iterable[InputRecord], error: Exception) -> None:
+    def _note_failure(self, records: Iterable[InputRecord], where: str, error: Exception) -> None:
         """Count a failure, and tell it to those who wait for one of the messages."""
-        self._stats.failed(error, by_function=not isinstance(error, SerdeError | OutputError))
+        self._stats.failed(error, where, by_function=not isinstance(error, SerdeError | OutputError))
         for number in self._numbers(records):
             self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
 

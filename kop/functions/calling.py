@@ -300,8 +300,8 @@ class Calls(CallBase):
         if isinstance(error, StateLostError):
             self._hold(partition, record)
             return True
-        self._note_failure([record], error)
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
+        self._note_failure([record], where, error)
         now = clock.monotonic()
         if self._tries and (due := self._acks.failed(partition, record[0], now)) is not None:
             self._tell_next_attempt(where, due - now, error)

@@ -47,7 +47,7 @@ class _Checks:
         self._topic_names = topic_names
 
     def spec_of(self, config: FunctionConfig) -> FunctionSpec:
-        """Return the function if its fields fit together; SpecError."""
+        """Return the function if its fields fit together; SpecError has all mistakes."""
         if config.runtime in {"JAVA", "GO"}:
             self._places.wrong(("runtime",), "must be PYTHON: functions in Java and Go are not run")
         if not config.class_name:

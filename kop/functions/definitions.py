@@ -90,7 +90,7 @@ class Definition(_RecordJson):
 
     @cached_property
     def spec(self) -> FunctionSpec:
-        """The function, checked; SpecError."""
+        """The function, checked; SpecError if its configuration is wrong."""
         return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
@@ -263,7 +263,7 @@ def to_log(said: Request | LeaderAnswer) -> bytes:
 
 
 def from_log(value: bytes | None) -> Request | LeaderAnswer:
-    """Return the request or the answer that a value is; DamagedRecordError."""
+    """Return the request or the answer that a value is; DamagedRecordError if it is neither."""
     try:
         read = from_json(value or b"")
     except ValueError as error:

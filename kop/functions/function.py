@@ -132,7 +132,7 @@ def _find(name: str) -> Any:
         if not hasattr(place, part):
             near = difflib.get_close_matches(part, [other for other in vars(place) if not other.startswith("_")], 1)
             hint = f"; is it {near[0]}?" if near else ""
-            raise FunctionLoadError(f"{getattr(place, '__name__', place)} has no {part}{hint}")
+            raise FunctionLoadError(f"{getattr(place, '__name__', place)} has no class or function {part}{hint}")
         place = getattr(place, part)
     return place
 

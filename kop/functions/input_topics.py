@@ -35,7 +35,7 @@ def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:
-    """Return the input, a name or a pattern, by which a function has a topic; KeyError if none means it."""
+    """Return the input, a name or a pattern, by which a function reads a topic; KeyError if none means it."""
     name = _input_or_none(spec, topic)
     if name is None:
         raise KeyError(topic)

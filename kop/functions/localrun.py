@@ -38,7 +38,8 @@ class HungError(ClientError):
 
 
 def load_here(spec: FunctionSpec) -> FunctionCode:
-    """Return the code of a function from its file, which may be a package; FunctionLoadError, PackageError.
+    """Return the code of a function from its file, which may be a package; FunctionLoadError or PackageError says what
+    is wrong with it.
 
     A package is unpacked into the user's cache, once.
     """

@@ -60,7 +60,7 @@ class FunctionsMetadata:
     """When the last part of each package was written, in milliseconds since the epoch."""
 
     def take(self, topic: str, offset: int, at_ms: int, key: bytes | None, value: bytes | None) -> LeaderAnswer | None:
-        """Take a record; the answer to a request if it is one. DamagedRecordError."""
+        """Take a record; returns the answer if it is one to a request. DamagedRecordError if it cannot be read."""
         name = text_of(key)
         if topic == REQUESTS:
             return self._take_log(offset, from_log(value))

@@ -55,7 +55,7 @@ class Package:
 
 
 def read_package(path: str | Path) -> Package:
-    """Return the package of a file; PackageError."""
+    """Return the package of a file; PackageError if it cannot be read, or is too large."""
     path = Path(path)
     try:
         return Package(path.name, path.read_bytes())
@@ -137,7 +137,8 @@ def _write(path: Path, data: bytes) -> None:
 def unpack(package: Package, folder: str | Path, allow_index: bool = False) -> CodePlace:
     """Unpack a package into a folder of `folder`, unless that was done before, and return where its code lies.
 
-    `allow_index`: dependencies that are not in the package come from pip's index. PackageError.
+    `allow_index`: dependencies that are not in the package come from pip's index. PackageError says what is
+    wrong with the package.
     """
     kind = PurePosixPath(package.name).suffix
     stem = PurePosixPath(package.name).stem

@@ -139,7 +139,7 @@ class ReadAhead:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let `take` return now, or the next one at once."""
+        """Let the `take` that waits return now; if none waits, let the next one return at once."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -189,7 +189,10 @@ class ReadAhead:
             client = make()
             more = True
             while (positions := self._wanted(number, more)) is not None:
-                answers = client.fetch_many(positions, self._fetch)
+                try:
+                    answers = client.fetch_many(positions, self._fetch)
+                except GONE as error:  # it is raised only if nothing else has come for a while
+                    raise _gone(min(positions)) from error
                 for partition, answer in answers.items():
                     self._put(client, partition, positions[partition], answer)
                 got = sum(len(answer.records) for answer in answers.values() if isinstance(answer, Fetched))
@@ -228,9 +231,7 @@ class ReadAhead:
         if isinstance(answer, GONE):
             since = self._gone.setdefault(partition, clock.monotonic())
             if clock.monotonic() - since > SETTLE_SECONDS:
-                raise ClientError(
-                    f"create the topic {partition[0]} again: it, or its partition {partition[1]}, is gone"
-                )
+                raise _gone(partition)
             return
         self._gone.pop(partition, None)
         if isinstance(answer, TEMPORARY):
@@ -285,3 +286,7 @@ def _by_leader(client: ReadClient, partitions: Collection[TopicPartition]) -> di
         )
         for topic, partition in partitions
     }
+
+
+def _gone(partition: TopicPartition) -> ClientError:
+    return ClientError(f"create the topic {partition[0]} again: it, or its partition {partition[1]}, is gone")

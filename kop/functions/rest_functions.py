@@ -7,6 +7,7 @@ Must not know: who may ask, where functions run: it asks a `Service`.
 from __future__ import annotations
 
 import base64
+import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -57,7 +58,13 @@ class FunctionPaths:
     def _needed(self, fqfn: str) -> Definition:
         definition = self._service.definition(fqfn)
         if definition is None:
-            raise RestError(404, f"Function {fqfn} doesn't exist")
+            reason = self._service.not_ready()
+            if reason is not None:
+                raise RestError(503, f"this worker does not know of {fqfn}: {reason}")
+            *space, name = fqfn.split("/")
+            names = {other.lower(): other for other in self._service.names(*space)}
+            near = difflib.get_close_matches(name.lower(), names, 1)
+            raise RestError(404, f"Function {fqfn} doesn't exist" + (f"; is it {names[near[0]]}?" if near else ""))
         return definition
 
     def _expects(self, request: web.Request, fqfn: str) -> int:
@@ -186,6 +193,9 @@ class FunctionPaths:
                 status["error"] = "stopped"
             elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
+            elif number not in told and assignment is None:
+                missing = f"there is no topic of its inputs, {', '.join(definition.spec.inputs)}. Create one"
+                status["error"] += f": {self._service.not_ready() or missing}"
             status["loop"] = None if loop is None else {"text": loop.text, "since": loop.since_ms}
         return told, statuses
 

@@ -97,11 +97,12 @@ class Stats:
         self._latency = (self._latency[0] + seconds * 1000, self._latency[1] + count)
         self._last_ms = clock.wall_ms()
 
-    def failed(self, error: BaseException, *, by_function: bool) -> None:
-        """Note a call that failed, and if it was the function that raised."""
+    def failed(self, error: BaseException, where: str, *, by_function: bool) -> None:
+        """Note a call that failed, at which record, and if it was the function that raised."""
         self._turn()
         now = clock.wall_ms()
-        told = {"text": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS], "at_ms": now}
+        text = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]
+        told = {"text": f"{text} (at {where})", "at_ms": now}
         self._last_ms = now
         if by_function:
             self.user_exceptions += 1
@@ -140,7 +141,7 @@ class Stats:
     # -- for any thread
 
     def snapshot(self) -> StatsSnapshot:
-        """Return what there is now."""
+        """Return all counts, the latest exceptions, the lag, and the record that is being called, as of now."""
         of_minute = self._minute_before(int(clock.wall() // 60))
         place = place_of(self._calling, self._partitions)
         return StatsSnapshot(

@@ -331,7 +331,7 @@ class WindowCalls(Calls):
         if isinstance(error, StateLostError):
             unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
             return True
-        self._note_failure([record], error)
+        self._note_failure([record], where, error)
         if not self._tries or (self._max_retries is not None and unit.failures >= self._max_retries):
             unit.failures = 0
             return False

@@ -676,7 +676,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- for pages and metrics
 
     def snapshot(self) -> GroupsSnapshot:
-        """Return the numbers of groups by state and of pending offsets, for a status page."""
+        """Return, for a status page, how many groups are in which state, how many offsets are pending, and what is
+        waited for.
+        """
         counts = Counter(entry.group.state.value for entry in self._entries.values())
         by_state = {state.value: counts[state.value] for state in State}
         return GroupsSnapshot(by_state, self.pending_offsets, self.waiting_for)

@@ -23,6 +23,7 @@ from kop.repeats import Repeats
 from kop.security.audit import Audit, Peer
 from kop.security.grants import GrantsAuthorizer
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.tenants import Space, prefix_of
 from kop.storage.base import TopicInfo
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,18 @@ class Authorizer(Protocol):
     def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
         """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
 
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of a space that is not the home space, empty if it can. Unless it is
+        `proven` that it belongs there, it needs some right in it.
+        """
+
+
+def _is_of_brokers(peer: Peer, resource: ResourceType, name: str | None) -> bool:
+    """Return true if a client of a tenant asks for the whole cluster, which no right of a tenant is about: to it the
+    cluster is its namespace, by the name that `Context.namespace` asks with.
+    """
+    return resource is ResourceType.CLUSTER and name == CLUSTER_NAME and not peer.space.is_home
+
 
 def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
     """Return true if `AccessControl.topic` refused access to a topic, be it for now, so that nothing is told of it."""
@@ -108,8 +121,11 @@ class Need(NamedTuple):
 class AccessControl:
     """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 
-    def __init__(self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset()) -> None:
-        """`super_users` are principals that may do everything."""
+    def __init__(
+        self, topics: ClientTopics, audit: Audit, super_users: Set[str] = frozenset(), *, has_tenants: bool = False
+    ) -> None:
+        """`super_users` are principals that may do everything. `has_tenants`: clients may belong to tenants."""
+        self._has_tenants = has_tenants
         self._topics = topics
         self._audit = audit
         self._super_users = super_users
@@ -146,10 +162,13 @@ class AccessControl:
         return self._replaced, -1 if authorizer is None else authorizer.version
 
     def who(self, peer: Peer) -> Hashable:
-        """Return a key that is the same for all clients with the same rights as `peer`, by which a cache may share
-        entries.
+        """Return a key that is the same for all clients with the same rights and names as `peer`, by which a cache may
+        share entries.
         """
-        return None if self._authorizer is None else (peer.principal, peer.client_host)
+        space = peer.space
+        if self._authorizer is None:
+            return space if space.prefix else None
+        return (peer.principal, peer.client_host, space) if space.prefix else (peer.principal, peer.client_host)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation on the resource. A topic may go by any of its names.
@@ -161,7 +180,9 @@ class AccessControl:
             return True
         if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        allowed = authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        allowed = not _is_of_brokers(peer, resource, name) and authorizer.allows(
+            peer.principal, peer.client_host, operation, resource, name
+        )
         if not allowed or self._audit.tells_allowed:
             self._tell(authorizer, allowed, peer, operation, resource, name)
         return allowed
@@ -175,7 +196,9 @@ class AccessControl:
             return True
         if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        return authorizer.allows(peer.principal, peer.client_host, operation, resource, name)
+        return not _is_of_brokers(peer, resource, name) and authorizer.allows(
+            peer.principal, peer.client_host, operation, resource, name
+        )
 
     def may_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
         """Return true if the client may do this operation on some resource of the type. A denial is not audited."""
@@ -197,6 +220,8 @@ class AccessControl:
         name: str | None,
     ) -> None:
         rule = partial(authorizer.rule, peer.principal, peer.client_host, operation, resource, name)
+        if _is_of_brokers(peer, resource, name):
+            rule = partial(str, "what concerns brokers is for super users alone")
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
 
     def logged_in(self, principal: str) -> None:
@@ -228,14 +253,16 @@ class AccessControl:
         return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
 
     def check_known(self, peer: Peer, resource: ResourceType) -> None:
-        """Raise BackendError while it is not known what was granted to the client in the home namespace: a list of
+        """Raise BackendError while it is not known what was granted to the client in its namespace: a list of
         resources without those that it may not see would be wrong.
         """
         if self._grants is not None:
-            self._grants.check_known(peer.principal, _NOT_KNOWN[resource])
+            self._grants.check_known(peer.principal, _NOT_KNOWN[resource], peer.space.name)
 
     def unread(self, needs: Iterable[Need], request: Any) -> Collection[str]:
-        """Return the namespaces named in the request whose grants have to be read before anything is decided."""
+        """Return the namespaces named in the request whose grants have to be read before anything is decided. Those of
+        spaces are read all the time.
+        """
         grants, canonical = self._grants, self._topics.canonical_name
         if grants is None:
             return ()
@@ -247,6 +274,24 @@ class AccessControl:
             if isinstance(name, str) and "/" in name
         ]
         return grants.unread(names) if names else ()
+
+    def reaches(self, peer: Peer, name: str) -> bool:
+        """Return true if a right to the whole cluster, which the client has, is one to what has that stored name."""
+        return not self._has_tenants or peer.principal in self._super_users or not prefix_of(name)
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
+        needs some right in it.
+        """
+        authorizer = self._authorizer
+        if authorizer is None or space.is_home:
+            return ""
+        return await authorizer.enter(principal, space, proven=proven)
+
+    def follow(self, space: Space) -> None:
+        """Have what decides in a space read from now on."""
+        if self._grants is not None and not space.is_home:
+            self._grants.follow(space)
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Read the grants of namespaces."""
@@ -261,7 +306,8 @@ class AccessControl:
                     raise KopError(f"{resource.name} {name}: {operation.name} is denied", self.refusal(resource, name))
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic under the name that the client uses, or the error: not authorized, or not there.
+        """Return the topic under the name that the client uses, or the error: not authorized, or not there. The id of
+        a topic of another space than the client's is unknown.
 
         `operation` is None if the decision goes by another right than one to the topic.
         """
@@ -273,7 +319,7 @@ class AccessControl:
                 return self.refusal(ResourceType.TOPIC, name_or_id)
             return topics.get(name_or_id) or topics.missing(name_or_id)
         topic = topics.by_id(name_or_id)
-        if topic is None:
+        if topic is None or not topic.name.startswith(peer.space.prefix):
             return ErrorCode.UNKNOWN_TOPIC_ID
         if operation is not None and not self.allows(peer, operation, ResourceType.TOPIC, topic.name):
             return self.refusal(ResourceType.TOPIC, topic.name)
@@ -308,6 +354,12 @@ class AccessControl:
             return True
         return operation in _OF_CLUSTER_OR_TOPIC and self.may(peer, operation, ResourceType.CLUSTER)
 
+    def listed(self, peer: Peer) -> Sequence[TopicInfo]:
+        """Return the topics for a client that asks for all, before its rights are looked at: those of its space, for
+        super users those of all spaces.
+        """
+        return self._topics.listed(peer.space.prefix, everywhere=peer.principal in self._super_users)
+
     def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
         """Return those of `topics` on which the client may do this operation, so that it may know of them."""
         if self._authorizer is None:
@@ -320,4 +372,6 @@ class AccessControl:
         operations = OPERATIONS[resource]
         if self._authorizer is None:
             return operations
+        if resource is ResourceType.CLUSTER and not peer.space.is_home:
+            operations = operations - {AclOperation.CLUSTER_ACTION}
         return {operation for operation in operations if self.may(peer, operation, resource, name)}

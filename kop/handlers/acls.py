@@ -3,7 +3,7 @@
 Without an authorizer that goes by ACLs each is SECURITY_DISABLED, whoever asks: a client that believes in an ACL that
 is not enforced would be worse off. A topic goes by its canonical name in ACLs, whatever name a client gives; a prefix
 of names does, too. What Kafka takes is taken: hosts that no client has, other types of principals, operations that the
-type of the resource has not.
+type of the resource has not. Clients of a tenant make and see those of their namespace, by their own names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
-from kop.security.acls import WILDCARD, Acl, AclFilter
+from kop.security.acls import WILDCARD, Acl, AclFilter, seen, stored
 from kop.security.records import KeyValue, of_acl
-from kop.security.rights import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
+from kop.security.rights import (
+    CLUSTER_NAME,
+    RESOURCES_OF_SPACES,
+    AclOperation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kop.security.tenants import Space, is_namespace
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _NO_AUTHORIZER: Final = "No Authorizer is configured."
-_DENIED: Final = "Cluster authorization failed."
 _KAFKA_GO_SLACK: Final = 1
 """segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
 _LONGEST: Final = 32_767
@@ -37,14 +44,17 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Return the ACLs that the filter describes, those of a resource together."""
     if not gw.acls_decide:
         return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
-    if denied := ctx.cluster(AclOperation.DESCRIBE):
-        return ctx.response(error_code=denied, error_message=_DENIED, resources=[])
+    if denied := ctx.namespace(AclOperation.DESCRIBE):
+        return ctx.response(error_code=denied, error_message=ctx.cluster_denial, resources=[])
     try:
         which = _filter(gw, ctx, request)
     except KopError as error:
         return ctx.response(error_code=error.code, error_message=error.message, resources=[])
     resources: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
-    for acl in gw.security.acls.matching(which):
+    space = ctx.conn.space
+    for kept in gw.security.acls.matching(which, space):
+        acl = seen(kept, space)
+        assert acl is not None
         resources.setdefault((acl.resource, acl.name, acl.pattern), []).append(
             dict(principal=acl.principal, host=acl.host, operation=acl.operation, permission_type=acl.permission)
         )
@@ -96,31 +106,31 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     if refusal is not None:
         return ctx.response(filter_results=[_error(refusal) | dict(matching_acls=[]) for _ in request.filters])
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
-    room = max(most, len(acls))
-    found: list[list[Acl] | KopError] = []
+    room, space = max(most, len(acls)), ctx.conn.space
+    described: list[list[Acl] | KopError] = []
     for each in request.filters:
         try:
-            matching = acls.matching(_filter(gw, ctx, each))
+            matching = acls.matching(_filter(gw, ctx, each), space)
             if len(matching) > room:
                 raise PeerError(f"More than {max(most, len(acls))} ACLs cannot be removed by a request")
         except KopError as error:
-            found.append(error.fresh_copy())
+            described.append(error.fresh_copy())
         else:
             room -= len(matching)
-            found.append(matching)
+            described.append(matching)
         await asyncio.sleep(0)  # one may look at all ACLs
     doomed: list[list[Acl]] = []
 
     def decide() -> Sequence[KeyValue]:
-        doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in found]
+        doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in described]
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
     failure = await _written(gw, decide)
     _audit(gw, ctx, "DELETE", dict.fromkeys(acl for some in doomed for acl in some), failure)
     results = []
-    for index, which in enumerate(found):
+    for index, which in enumerate(described):
         refused = which if isinstance(which, KopError) else failure
-        gone = [_deleted(acl) for acl in doomed[index]] if refused is None else []
+        gone = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
         results.append(_error(refused) | dict(matching_acls=gone))
     return ctx.response(filter_results=results)
 
@@ -129,8 +139,8 @@ def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
     """Return why no ACL of the request is changed; None if it may be."""
     if not gw.acls_decide:
         return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
-    if denied := ctx.cluster(AclOperation.ALTER):
-        return PeerError(_DENIED, denied)
+    if denied := ctx.namespace(AclOperation.ALTER):
+        return PeerError(ctx.cluster_denial, denied)
     return None
 
 
@@ -188,8 +198,9 @@ def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
             _code(AclOperation, row.operation, "operation"),
             _code(Permission, row.permission_type, "permissionType"),
         )
-        _check(acl)
-        return acl._replace(name=_name(gw, ctx, acl.resource, acl.pattern, acl.name))
+        _check(acl, ctx.conn.space)
+        kept = stored(acl, ctx.conn.space)
+        return kept._replace(name=_name(gw, ctx, kept.resource, kept.pattern, kept.name))
     except KopError as error:
         return error.fresh_copy()
 
@@ -212,9 +223,13 @@ def _filter_code(kind: type[_Code], code: int, what: str) -> _Code:
     return value
 
 
-def _check(acl: Acl) -> None:
-    if acl.resource is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
+def _check(acl: Acl, space: Space) -> None:
+    if acl.resource is ResourceType.CLUSTER and not _is_cluster(acl.name, space):
         raise PeerError(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
+    if not space.is_home and acl.resource not in RESOURCES_OF_SPACES:
+        raise PeerError(f"ACLs of {acl.resource.name} are not of {space.name} alone: super users make them")
+    if not space.is_home and acl.resource is ResourceType.TOPIC and "/" in acl.name:
+        raise PeerError(f"The name of a topic has a slash, and topics of {space.name} have none")
     if not acl.name:
         raise PeerError("Invalid empty resource name")
     if ":" not in acl.principal:
@@ -222,9 +237,17 @@ def _check(acl: Acl) -> None:
             f"Could not parse principal from `{acl.principal}` (no colon is present separating the principal type from "
             "the principal name)"
         )
-    for what, text in (("resource name", acl.name), ("principal", acl.principal), ("host", acl.host)):
+    for what, text in (("resource name", space.inward(acl.name)), ("principal", acl.principal), ("host", acl.host)):
         if len(text.encode()) > _LONGEST:
             raise PeerError(f"The {what} is longer than {_LONGEST} bytes")
+
+
+def _is_cluster(name: str, space: Space) -> bool:
+    """Return true if the name is that of the cluster, or, for those who give full names, of the namespace that a tenant
+    has for one.
+    """
+    namespace, slash, local = name.rpartition("/")
+    return name == CLUSTER_NAME or bool(space.is_home and slash and local == CLUSTER_NAME and is_namespace(namespace))
 
 
 def _name(gw: Gateway, ctx: Context, resource: ResourceType, pattern: PatternType, name: str) -> str:
@@ -241,7 +264,7 @@ def _filter(gw: Gateway, ctx: Context, row: Any) -> AclFilter:
     name = row.resource_name_filter
     return AclFilter(
         resource,
-        None if name is None else _name(gw, ctx, resource, pattern, name),
+        name if name is None or not ctx.conn.space.is_home else _name(gw, ctx, resource, pattern, name),
         pattern,
         row.principal_filter,
         row.host_filter,

@@ -25,6 +25,7 @@ from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
 from kop.security.login import Login
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.tenants import HOME, Space
 from kop.security.throttling import Meter
 from kop.storage.base import TopicInfo
 from kop.wire.primitives import NO_TAGS
@@ -68,6 +69,10 @@ class ConnectionInfo:
     """True if the listener asks its clients to log in."""
     is_by_token: bool = False
     """True if the client has logged in by a delegation token."""
+    space: Space = HOME
+    """The space of names in which the client works."""
+    is_by_claim: bool = False
+    """True if the client is of its space by more than its principal."""
     is_valid: Callable[[], bool] | None = None
     """Returns false once the login would not succeed any more; None if there was none."""
     cold_reads: ColdReads | None = None
@@ -147,6 +152,29 @@ class Context:
         """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
+    @property
+    def namespace_name(self) -> str:
+        """The name of the cluster as the client's namespace, in rights to that as a whole."""
+        return self.conn.space.inward(CLUSTER_NAME)
+
+    def namespace(self, operation: AclOperation) -> ErrorCode:
+        """Return NONE if the client may do this operation on its namespace as a whole, else
+        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster.
+        """
+        allowed = self.access.allows(self.conn, operation, ResourceType.CLUSTER, self.namespace_name)
+        return NONE if allowed else CLUSTER_REFUSED
+
+    @property
+    def cluster_denial(self) -> str:
+        """The text of CLUSTER_AUTHORIZATION_FAILED."""
+        space = self.conn.space
+        more = (
+            ""
+            if space.is_home
+            else f" To clients of {space.name} the cluster is that namespace; the rest is for super users."
+        )
+        return f"Cluster authorization failed.{more}"
+
     def may(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation, without an audit; see `AccessControl.may`."""
         return self.access.may(self.conn, operation, resource, name)
@@ -157,10 +185,21 @@ class Context:
 
     def may_create(self, name: str) -> bool:
         """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
-        access, conn = self.access, self.conn
-        return access.may(conn, AclOperation.CREATE, ResourceType.CLUSTER) or access.allows(
-            conn, AclOperation.CREATE, ResourceType.TOPIC, name
-        )
+        by_whole = self.may_by_whole(AclOperation.CREATE, self.canonical_name(name))
+        return by_whole or self.access.allows(self.conn, AclOperation.CREATE, ResourceType.TOPIC, name)
+
+    def may_by_whole(self, operation: AclOperation, name: str) -> bool:
+        """Return true if the client may do this operation on what has that stored name by its right to the cluster,
+        or, if it is of a tenant, to the whole namespace. A right to the cluster does not reach into those of tenants.
+        """
+        space = self.conn.space
+        if not self.access.may(self.conn, operation, ResourceType.CLUSTER, self.namespace_name):
+            return False
+        return name.startswith(space.prefix) and (not space.is_home or self.access.reaches(self.conn, name))
+
+    def listed(self) -> Sequence[TopicInfo]:
+        """Return the topics for a client that asks for all, before its rights are looked at."""
+        return self.access.listed(self.conn)
 
     def visible(
         self, topics: Iterable[TopicInfo], operation: AclOperation = AclOperation.DESCRIBE

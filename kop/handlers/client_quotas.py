@@ -2,33 +2,32 @@
 
 What Kafka refuses is refused in its words, and besides it values that are no finite number, an entity that a request
 has twice, names of hosts in place of addresses, and more quotas than kop.security.max.quotas. Each entity of a request
-stands for itself: all of its changes are made, or none.
+stands for itself: all of its changes are made, or none. Clients of a tenant set and see those of their namespace.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from kop.errors import KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
-from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of
+from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of, stored
 from kop.security.records import KeyValue, of_quota
 from kop.security.rights import AclOperation, ResourceType
+from kop.security.tenants import Space
 from kop.wire.messages import Message
 from kop.wire.rows import Response
-
-_DENIED: Final = "Cluster authorization failed."
 
 
 def describe_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Return the entities that the filter describes, with their quotas."""
-    if denied := ctx.cluster(AclOperation.DESCRIBE_CONFIGS):
-        return ctx.response(error_code=denied, error_message=_DENIED, entries=None)
+    if denied := ctx.namespace(AclOperation.DESCRIBE_CONFIGS):
+        return ctx.response(error_code=denied, error_message=ctx.cluster_denial, entries=None)
     try:
         which = match_of([(row.entity_type, row.match_type, row.match) for row in request.components], request.strict)
     except KopError as error:
@@ -41,7 +40,7 @@ def describe_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
                 entity=[dict(entity_type=kind, entity_name=name) for kind, name in entity.names().items()],
                 values=[dict(key=kind.value, value=values[kind]) for kind in QuotaKind if kind in values],
             )
-            for entity, values in gw.security.quotas.matching(which)
+            for entity, values in gw.security.quotas.matching(which, ctx.conn.space)
         ],
     )
 
@@ -52,8 +51,11 @@ _Change = tuple[Entity, dict[QuotaKind, float | None]]
 
 async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Set and remove quotas, or say of an entity why not."""
-    denied = ctx.cluster(AclOperation.ALTER_CONFIGS)
-    wanted = [PeerError(_DENIED, denied) if denied else _change(entry) async for entry in with_pauses(request.entries)]
+    denied = ctx.namespace(AclOperation.ALTER_CONFIGS)
+    why, space = ctx.cluster_denial, ctx.conn.space
+    wanted = [
+        PeerError(why, denied) if denied else _change(entry, space) async for entry in with_pauses(request.entries)
+    ]
     times = Counter(each[0] for each in wanted if not isinstance(each, KopError))
     for place, each in enumerate(wanted):
         if not isinstance(each, KopError) and times[each[0]] > 1:
@@ -112,10 +114,12 @@ def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change], failure: KopErr
             gw.audit.changed(ctx.conn, operation, "QUOTA", name, dict(quota=kind.value, value=value), failure)
 
 
-def _change(entry: Any) -> _Change | KopError:
+def _change(entry: Any, space: Space) -> _Change | KopError:
     """Return what a client wants to change of an entity, or INVALID_REQUEST."""
     try:
         entity = entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
+        if entity.ip is not None and not space.is_home:
+            raise PeerError(f"Quotas of addresses are not of {space.name} alone: super users set them")
         values: dict[QuotaKind, float | None] = {}
         keys = set[str]()
         for op in entry.ops:
@@ -128,7 +132,7 @@ def _change(entry: Any) -> _Change | KopError:
                 values[QuotaKind(op.key)] = None
     except KopError as error:
         return error.fresh_copy()
-    return entity, values
+    return stored(entity, space), values
 
 
 APIS: tuple[Api, ...] = (

@@ -22,7 +22,7 @@ from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import all_in_time
-from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import PartitionLog
 from kop.wire.messages import Message
 from kop.wire.rows import Response
@@ -60,7 +60,7 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
         cluster_id=gw.engine.cluster_id,
         controller_id=gw.cluster.ids[0],
         brokers=brokers,
-        authorized_operations=ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asked),
+        authorized_operations=ctx.operations(ResourceType.CLUSTER, ctx.namespace_name, asked=asked),
     )
 
 

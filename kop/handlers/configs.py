@@ -463,7 +463,7 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Respon
         return ctx.response(error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
     broker_ids = [str(broker_id) for broker_id in gw.cluster.ids]
     names = {
-        Resource.TOPIC: [topic.name for topic in gw.topics.listed()],
+        Resource.TOPIC: [topic.name for topic in ctx.listed()],
         Resource.BROKER: broker_ids,
         Resource.BROKER_LOGGER: broker_ids,
     }

@@ -132,6 +132,11 @@ def _check_client(ctx: Context) -> None:
             "Delegation tokens are for clients that have logged in, and not by a token",
             ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
         )
+    if conn.is_by_claim and not conn.space.is_home:
+        raise PeerError(
+            f"Who bears the token would not be of {conn.space.name}: only kop.tenant.rules count then",
+            ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        )
 
 
 def _check_enabled(gw: Gateway) -> None:

@@ -23,7 +23,9 @@ from kop.metrics import Metrics
 from kop.records.batch import BatchHeader
 from kop.records.compression import Codec
 from kop.security.audit import Peer
+from kop.security.tenants import HOME, Space
 from kop.storage.base import PartitionLog
+from kop.wire.names import outward_text
 from kop.wire.produce import encode_partition
 
 if TYPE_CHECKING:
@@ -41,6 +43,23 @@ the ordinary way.
 
 def _nothing(frame: memoryview, arrived: float, loop_time: float, now_ms: int) -> None:
     """Take no request: its client has no writer, and need not even have logged in, so nothing is kept for it."""
+
+
+class _OfSpace:
+    """What compiled code asks about requests of clients who work in a space of names, in which topics go by their
+    names.
+    """
+
+    def __init__(self, direct: DirectProduce, space: Space) -> None:
+        self._direct = direct
+        self._space = space
+        self.ended = direct.ended
+
+    def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
+        """Return the answer of `DirectProduce.refusal`, in the words of the client."""
+        stored = self._space.inward(topic) if isinstance(topic, str) else topic
+        told = KopError(outward_text(error.message, self._space) or "", error.code)
+        return self._direct.refusal(version, stored, partition, told)
 
 
 class DirectProduce:
@@ -81,11 +100,12 @@ class DirectProduce:
         table = self._tables.get(self._access.who(peer))
         return _nothing if table is None else table.take
 
-    def _table(self, who: Hashable) -> DirectRequests:
+    def _table(self, who: Hashable, space: Space = HOME) -> DirectRequests:
         table = self._tables.get(who)
         if table is None:
             assert self._native is not None
-            table = self._tables[who] = self._native.DirectRequests(self, self._metrics.latency.of("Produce"))
+            asked = _OfSpace(self, space) if space.prefix else self
+            table = self._tables[who] = self._native.DirectRequests(asked, self._metrics.latency.of("Produce"))
         return table
 
     def offer(
@@ -94,15 +114,18 @@ class DirectProduce:
         """Offer compiled code a writer for the producer of a batch that the log has just accepted, so that its next
         batches need not pass the handler. Do nothing if the batch, the topic or the log does not allow that.
 
-        `peer` is the client that sent it; `topic` is the topic in the words of the request: a name, or the 16 bytes of
-        an id.
+        `peer` is the client that sent it; `topic` is the topic that the request names: a stored name, or the 16 bytes
+        of an id.
         """
         if self._native is None or header.transactional or rules.log_append_time or self._access.decides_each_time:
             return
         writer = log.direct_writer(header)
         if writer is None or rules.codec not in {None, Codec.NONE}:
             return
-        requests = self._table(self._access.who(peer))
+        space = peer.space
+        if space.prefix and isinstance(topic, str) and (name := space.outward(topic)) is not None:
+            topic = name  # compiled code reads requests with the client's names
+        requests = self._table(self._access.who(peer), space)
         self._added += 1
         if self._added % _PRUNE_EVERY == 0:
             requests.prune()

@@ -48,9 +48,12 @@ from kop.records.batch import HEADER_SIZE, next_offset_of
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import PartitionLog, ReadResult, TopicInfo
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
+from kop.wire.names import outward_rows
 from kop.wire.primitives import encode_tags
 
 KEY = 1
+_BY_ID = 13
+"""The version from which on topics go by id."""
 _READ_SECONDS = 0.5
 """The seconds that a read from storage has for a Fetch with a shorter max_wait_ms."""
 _LOOK_SECONDS = 20e-6
@@ -411,6 +414,8 @@ class _Fetch:
                 topics[-1][1].append(answer)
             else:
                 topics.append((wanted.topic, [answer]))
+        if self.ctx.conn.space.prefix and self.ctx.version < _BY_ID:
+            topics = outward_rows(topics, 0, self.ctx.conn.space)
         return encode_response(self.ctx.correlation_id, self.ctx.version, topics, session_id=session_id)
 
     # --- waiting
@@ -503,7 +508,7 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
         return _held(ctx, call, None)  # it begins no session: as in Kafka its client asks for the same again
     try:
         session = gw.fetch_sessions.resolve(
-            call, by_id=ctx.version >= 13, now_ms=ctx.now_ms, principal=ctx.conn.principal
+            call, by_id=ctx.version >= _BY_ID, now_ms=ctx.now_ms, owner=ctx.conn.space.prefix + ctx.conn.principal
         )
     except KopError as error:
         gw.metrics.errors.labels("Fetch", error.code.name).inc()

@@ -64,12 +64,12 @@ class SessionPartition:
 class FetchSession:
     """A fetch session: a client's partitions, in the order in which they get their turn."""
 
-    __slots__ = ("by_id", "epoch", "last_used_ms", "partitions", "principal", "session_id")
+    __slots__ = ("by_id", "epoch", "last_used_ms", "owner", "partitions", "session_id")
 
-    def __init__(self, session_id: int, by_id: bool, now_ms: int, principal: str) -> None:
+    def __init__(self, session_id: int, by_id: bool, now_ms: int, owner: str) -> None:
         self.session_id = session_id
-        self.principal = principal
-        """The principal of the client that began it. No other client is served by it."""
+        self.owner = owner
+        """The client that began it, and the space of names in which that works. No other client is served by it."""
         self.by_id = by_id
         self.epoch = 1
         self.last_used_ms = now_ms
@@ -106,7 +106,7 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int, principal: str) -> FetchSession | None:
+    def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int, owner: str) -> FetchSession | None:
         """Return the session that a request belongs to, updated by it; None for a fetch without one.
 
         A session that loses its last partition ends, and the answer says so by the session id 0.
@@ -114,12 +114,12 @@ class FetchSessions:
         requests got lost, FETCH_SESSION_TOPIC_ID_ERROR if names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
-            if call.session_id != _INVALID_SESSION_ID and self._of(call, principal) is not None:
+            if call.session_id != _INVALID_SESSION_ID and self._of(call, owner) is not None:
                 self._drop(call.session_id)
             if call.session_epoch == _FINAL_EPOCH:
                 return None
-            return self._create(call, by_id, now_ms, principal)
-        session = self._of(call, principal)
+            return self._create(call, by_id, now_ms, owner)
+        session = self._of(call, owner)
         if session is None:
             raise PeerError("no such fetch session", ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != call.session_epoch:
@@ -138,11 +138,11 @@ class FetchSessions:
         self._sessions.move_to_end(session.session_id)
         return session
 
-    def _of(self, call: FetchCall, principal: str) -> FetchSession | None:
+    def _of(self, call: FetchCall, owner: str) -> FetchSession | None:
         session = self._sessions.get(call.session_id)
-        return session if session is not None and session.principal == principal else None
+        return session if session is not None and session.owner == owner else None
 
-    def _create(self, call: FetchCall, by_id: bool, now_ms: int, principal: str) -> FetchSession | None:
+    def _create(self, call: FetchCall, by_id: bool, now_ms: int, owner: str) -> FetchSession | None:
         if not call.partitions:
             return None
         if len(self._sessions) >= self._slots:
@@ -154,7 +154,7 @@ class FetchSessions:
         session_id = clock.chance.randint(1, 0x7FFFFFFF)
         while session_id in self._sessions:
             session_id = clock.chance.randint(1, 0x7FFFFFFF)
-        session = FetchSession(session_id, by_id, now_ms, principal)
+        session = FetchSession(session_id, by_id, now_ms, owner)
         session.update(call)
         self._sessions[session_id] = session
         self._metrics.fetch_sessions.set(len(self._sessions))

@@ -103,11 +103,14 @@ class Gateway:
         """Make the parts that are made of the other ones."""
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
-        self.access = AccessControl(self.topics, self.audit, self.super_users)
+        self.access = AccessControl(self.topics, self.audit, self.super_users, has_tenants=security.has_tenants)
         self.acls_decide = security.authorizer_class_name == STANDARD_AUTHORIZER
         if self.acls_decide:
             self.access.authorizer = AclAuthorizer(
-                self.security.acls, self.super_users, security.allow_everyone_if_no_acl_found
+                self.security.acls,
+                self.super_users,
+                security.allow_everyone_if_no_acl_found,
+                has_tenants=security.has_tenants,
             )
         elif security.authorizer_class_name == PULSAR_AUTHORIZER:
             grants = self.engine.grants

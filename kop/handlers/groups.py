@@ -268,8 +268,8 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     code = gw.groups.refusal
     listed = []
     if not code:
-        sees_all = ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER)
-        if not sees_all:
+        describe = AclOperation.DESCRIBE
+        if not ctx.may(describe, ResourceType.CLUSTER, ctx.namespace_name):
             ctx.access.check_known(ctx.conn, ResourceType.GROUP)
         listed = [
             dict(
@@ -281,7 +281,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
             for group in gw.groups.list(
                 request.states_filter if version >= 4 else (), request.types_filter if version >= 5 else ()
             )
-            if sees_all or ctx.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
+            if ctx.may_by_whole(describe, group.group_id) or ctx.may(describe, ResourceType.GROUP, group.group_id)
         ]
     return ctx.response(error_code=code, groups=listed)
 

@@ -15,7 +15,8 @@ Metadata
 - Authorized operations are -2147483648 unless asked for. A name that is no topic has those that the client has on it,
   an unknown id none.
 - A topic that the client may not see is TOPIC_AUTHORIZATION_FAILED, with nothing but the name or the id that was asked.
-- A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
+- A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace, or
+  that in which it works, which is listed then.
 - Answers are kept encoded, by client, version, address and topics, until a topic or a right changes: Spark and Connect
   ask all the time.
 """
@@ -34,15 +35,18 @@ from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
-from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
+from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import MetadataRequest
+from kop.wire.names import inward, outward_rows
 from kop.wire.rows import Response
 
 _LARGE = 16 * 1024
 """The size in bytes from which on a Metadata request is answered in parts, so that other clients have their turn."""
 _PART_TOPICS = 200
+_NAME = 1
+"""The place of the name in a topic's row."""
 _LIBRDKAFKA_SLACK = 3
 """The bytes too many in librdkafka's request for all topics from version 9 on: the old length of an array, left in
 place.
@@ -58,23 +62,31 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
         return InTask(_answer_with_pauses(gw, ctx, bytes(body)))
-    request = _decoded(ctx.version, body)
+    request = _decoded(ctx, body)
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
-    if ctx.access.unread(_NEEDS[:1], request) or _to_find(ctx, request) or _to_create(gw, ctx, request):
+        return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
+    if (
+        ctx.access.unread(_NEEDS[:1], request)
+        or _to_find(ctx, request)
+        or _to_create(gw, ctx, request)
+        or not _is_listed(gw, ctx, request)
+    ):
         return InTask(_find_and_answer(gw, ctx, request))
     response = _answer(gw, ctx, request)
-    answer = _encoded(response)
-    # Of other namespaces no version would show that a topic was made, or a right to it given.
-    if _is_kept(ctx, response) and not any(
-        code and name and "/" in name for code, name, *_ in response.fields["topics"]
-    ):
+    may_be_kept = _is_kept(gw, ctx, request, response)
+    answer = _encoded(ctx, response)
+    if may_be_kept:
         gw.metadata_cache.put(version, key, answer)
     return _framed(ctx.correlation_id, answer)
 
 
-def _is_kept(ctx: Context, response: Response) -> bool:
+def _is_kept(gw: Gateway, ctx: Context, request: Any, response: Response) -> bool:
     """Return true if no decision in the answer has to be audited when the same is asked again."""
+    # Of other namespaces no version would show that a topic was made, or a right to it given.
+    if ctx.conn.space.prefix and gw.topics.has_namespaces and _asks_for_all(ctx, request):
+        return False
+    if any(code and name and "/" in name for code, name, *_ in response.fields["topics"]):
+        return False
     if ctx.access.is_open:
         return True
     refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -85,18 +97,32 @@ def _framed(correlation_id: int, rest: bytes) -> Frame:
     return ((len(rest) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big", signed=True), rest)
 
 
-def _encoded(response: Response) -> bytes:
+def _encoded(ctx: Context, response: Response) -> bytes:
     """Return an answer to Metadata encoded for the cache, without its size and its correlation id."""
+    if ctx.conn.space.prefix:
+        response.fields["topics"] = outward_rows(response.fields["topics"], _NAME, ctx.conn.space)
     return codec.encode_response(0, response.message())[8:]
 
 
-def _decoded(version: int, body: memoryview) -> Any:
+def _decoded(ctx: Context, body: memoryview) -> Any:
     """Return a decoded request with each topic once, and without names if it has ids, as Kafka answers it."""
+    version = ctx.version
     request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
     if request.topics and len(request.topics) > 1 and not _asks_for_ids_too_early(version, request):
         of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
         request.topics = list((of_ids or {topic.name: topic for topic in request.topics}).values())
+    if ctx.conn.space.prefix:
+        inward(ctx.api_key, request, ctx.conn.space)
     return request
+
+
+def _asks_for_all(ctx: Context, request: Any) -> bool:
+    return request.topics is None or (ctx.version == 0 and not request.topics)
+
+
+def _is_listed(gw: Gateway, ctx: Context, request: Any) -> bool:
+    """Return true if the topics of the client's space are all known, as far as the request asks for them."""
+    return not _asks_for_all(ctx, request) or gw.topics.is_listed(ctx.conn.space.prefix)
 
 
 def _asks_for_ids_too_early(version: int, request: Any) -> bool:
@@ -145,7 +171,7 @@ def _is_to_be_made(ctx: Context, name: str) -> bool:
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
     answer = await _found_and_made(gw, ctx, request, gw.topic_limits.making(), _end_of_wait())
-    return _framed(ctx.correlation_id, _encoded(answer))
+    return _framed(ctx.correlation_id, _encoded(ctx, answer))
 
 
 def _end_of_wait() -> float:
@@ -156,6 +182,8 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
     await ctx.access.read(ctx.access.unread(_NEEDS[:1], request))
     if to_find := _to_find(ctx, request):
         await gw.topics.find(to_find)
+    if not _is_listed(gw, ctx, request):
+        await gw.topics.list_space(ctx.conn.space.prefix)
     names = _to_create(gw, ctx, request)
     refused = {name: ctx.access.refusal(ResourceType.TOPIC, name) for name in names if not ctx.may_create(name)}
     wanted = [name for name in names if name not in refused]
@@ -167,9 +195,9 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a Metadata request that names thousands of topics, a part of them at a time."""
-    request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
+    request = await asyncio.to_thread(_decoded, ctx, memoryview(body))
     if _asks_for_ids_too_early(ctx.version, request):
-        return _framed(ctx.correlation_id, _encoded(_refusal(ctx, request)))
+        return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
     making, end = gw.topic_limits.making(), _end_of_wait()
@@ -179,7 +207,7 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
         request.topics = topics[begin : begin + _PART_TOPICS]
         part = await _found_and_made(gw, ctx, request, making, end)
         whole.fields["topics"] += part.fields["topics"]
-    rest = await asyncio.to_thread(_encoded, whole)
+    rest = await asyncio.to_thread(_encoded, ctx, whole)
     return _framed(ctx.correlation_id, rest)
 
 
@@ -194,8 +222,8 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
         for code, name, topic_id, internal, partitions in _topics(gw, ctx, request, failed or {})
     ]
     asks_for_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
-    operations = ctx.operations(ResourceType.CLUSTER, CLUSTER_NAME, asked=asks_for_cluster)
-    if asks_for_cluster and not ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER):
+    operations = ctx.operations(ResourceType.CLUSTER, ctx.namespace_name, asked=asks_for_cluster)
+    if asks_for_cluster and not ctx.may(AclOperation.DESCRIBE, ResourceType.CLUSTER, ctx.namespace_name):
         operations = set()
     return ctx.response(
         brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address, ctx.conn.listener)],
@@ -229,8 +257,8 @@ def _topics(
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
     """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions."""
     version, wanted = ctx.version, request.topics
-    if wanted is None or (version == 0 and not wanted):
-        for topic in ctx.visible(gw.topics.listed()):
+    if _asks_for_all(ctx, request):
+        for topic in ctx.visible(ctx.listed()):
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, ctx, topic)
         return
     no_name = None if version >= 12 else ""
@@ -272,9 +300,20 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
 
     A cursor before the first partition, or at a topic that the request does not name, is INVALID_REQUEST.
     """
+    if request.topics or gw.topics.is_listed(ctx.conn.space.prefix):
+        return _described(gw, ctx, request)
+    return InTask(_list_and_describe(gw, ctx, request))
+
+
+async def _list_and_describe(gw: Gateway, ctx: Context, request: Any) -> Response:
+    await gw.topics.list_space(ctx.conn.space.prefix)
+    return _described(gw, ctx, request)
+
+
+def _described(gw: Gateway, ctx: Context, request: Any) -> Response:
     limit = max(1, min(request.response_partition_limit, 2000))
     named = sorted({topic.name for topic in request.topics})
-    names = named or [topic.name for topic in ctx.visible(gw.topics.listed())]
+    names = named or [topic.name for topic in ctx.visible(ctx.listed())]
     cursor, first, next_cursor = request.cursor, 0, None
     if cursor is not None:
         if cursor.partition_index < 0 or (named and cursor.topic_name not in named):

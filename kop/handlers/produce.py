@@ -55,6 +55,7 @@ from kop.storage.base import AppendResult, Buffer, PartitionLog
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer
+from kop.wire.names import outward_rows, outward_text
 from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partition, encode_rows
 
 KEY = 0
@@ -62,6 +63,8 @@ MOST_DECOMPRESSED = 256 << 20
 """The most bytes to which the batches of one request may decompress. Decompressing runs on the event loop, and a frame
 has room for 40,000 bombs. Batches beyond it fail with KAFKA_STORAGE_ERROR, which clients retry.
 """
+_BY_ID = 13
+"""The version from which on topics go by id."""
 _ADDS_PARTITIONS = 12
 """The version from which on a request adds its partitions to the transaction (KIP-890, part 2)."""
 _KNOWS_ABORTABLE = 11
@@ -147,6 +150,8 @@ class ProduceAnswer(Answer):
     def refused(self, place: int, answer: ProducePartitionAnswer) -> None:
         """Put an error into the answer of a partition."""
         self.errors.add(ErrorCode(answer.error_code))
+        if answer.message and (space := self.ctx.conn.space).prefix:
+            answer = answer._replace(message=outward_text(answer.message, space))
         self.rows[place] = encode_partition(self.ctx.version, answer)
 
     def appended(self, place: int, result: AppendResult) -> None:
@@ -197,12 +202,14 @@ class ProduceAnswer(Answer):
             return None
         if self.throttle_ms:
             self.gw.metrics.throttled.value += 1
-        rows = self.rows
+        rows, space = self.rows, self.ctx.conn.space
         topics: list[tuple[str | bytes, list[bytes]]] = []
         end = 0
         for name_or_id, count in self.topics:
             begin, end = end, end + count
             topics.append((name_or_id, rows[begin:end]))
+        if space.prefix and self.ctx.version < _BY_ID:
+            topics = outward_rows(topics, 0, space)
         return (encode_rows(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
 
 
@@ -210,6 +217,9 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     """Answer Produce: check each partition's batch, hand it to its log, and answer when all are durable."""
     walks = not gw.engine.promises.checks_records
     transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
+    if (space := ctx.conn.space).prefix:
+        transactional_id = transactional_id and space.inward(transactional_id)
+        topics = [(space.inward(topic) if isinstance(topic, str) else topic, batches) for topic, batches in topics]
     refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
     answer = ProduceAnswer(gw, ctx, acks, topics)
     if transactional and transactional_id is not None and refusal is None:

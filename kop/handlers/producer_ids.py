@@ -47,7 +47,7 @@ def _refusal(ctx: Context, transactional_id: str | None) -> ErrorCode:
         return ctx.transactional_id(transactional_id, AclOperation.WRITE)
     if ctx.access.may_any(ctx.conn, AclOperation.WRITE, ResourceType.TOPIC):
         return ErrorCode.NONE
-    return ctx.cluster(AclOperation.IDEMPOTENT_WRITE)
+    return ctx.namespace(AclOperation.IDEMPOTENT_WRITE)
 
 
 APIS = (

@@ -104,6 +104,7 @@ async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) 
     if exchange is not None and exchange.principal is not None:
         conn.principal, conn.is_valid, conn.login = exchange.principal, exchange.is_valid, None
         conn.is_by_token = exchange.is_by_token
+        conn.space, conn.is_by_claim = login.space, exchange.claim is not None
         gw.access.logged_in(exchange.principal)
         conn.session = None if login.lifetime_ms is None else login
     return answer

@@ -20,18 +20,20 @@ from kop.security.users import LEAST_ITERATIONS, MOST_ITERATIONS, Mechanism, Scr
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
-_DENIED: Final = "Cluster authorization failed."
 _LONGEST_SALT: Final = 1024
 """Bytes of a salt, which each client that names the user is told."""
 _LONGEST_NAME: Final = 32_767
 """Bytes of a user's name."""
+_LIBRDKAFKA_SLACK: Final = 1
+"""librdkafka ends AlterUserScramCredentials with the tagged fields of the request twice."""
 
 
 def describe_credentials(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Tell which mechanisms users have, with their iterations; without names, or with none, of all users."""
     if denied := ctx.cluster(AclOperation.DESCRIBE):
-        row = dict(user="", error_code=denied, error_message=_DENIED, credential_infos=[])
-        return ctx.response(error_code=denied, error_message=_DENIED, results=[row])
+        why = ctx.cluster_denial
+        row = dict(user="", error_code=denied, error_message=why, credential_infos=[])
+        return ctx.response(error_code=denied, error_message=why, results=[row])
     users = gw.security.users
     asked = Counter(user.name for user in request.users or ())
     rows = []
@@ -66,7 +68,7 @@ async def alter_credentials(gw: Gateway, ctx: Context, request: Message) -> Resp
     changes += [_Change(row.name, row.mechanism, row) for row in request.upsertions]
     errors: dict[str, KopError | None] = {change.name: None for change in changes}
     if denied := ctx.cluster(AclOperation.ALTER):
-        errors = dict.fromkeys(errors, PeerError(_DENIED, denied))
+        errors = dict.fromkeys(errors, PeerError(ctx.cluster_denial, denied))
     else:
         await _alter(gw, ctx, changes, errors)
     return ctx.response(
@@ -160,5 +162,5 @@ def _refusal(ctx: Context, change: _Change) -> KopError | None:
 
 APIS: tuple[Api, ...] = (
     Api(50, 0, 0, describe_credentials, (Need(AclOperation.DESCRIBE, ResourceType.CLUSTER),)),
-    Api(51, 0, 0, alter_credentials, (Need(AclOperation.ALTER, ResourceType.CLUSTER),)),
+    Api(51, 0, 0, alter_credentials, (Need(AclOperation.ALTER, ResourceType.CLUSTER),), slack=_LIBRDKAFKA_SLACK),
 )

@@ -126,8 +126,10 @@ class InMaking:
 
 
 def _folds(name: str) -> bool:
-    return "." in name or "_" in name
+    local = name.rpartition("/")[2]
+    return "." in local or "_" in local
 
 
 def _folded(name: str) -> str:
-    return name.replace(".", "_")
+    namespace, slash, local = name.rpartition("/")
+    return namespace + slash + local.replace(".", "_")

@@ -267,8 +267,14 @@ def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
     """Return the topic if the client may delete it, by its right to the cluster or to the topic; else raise the
     error.
     """
-    whole_cluster = ctx.may(AclOperation.DELETE, ResourceType.CLUSTER)
-    return ctx.topic(name_or_id, None if whole_cluster else AclOperation.DELETE)
+    topic = ctx.topic(name_or_id, None)
+    if isinstance(topic, TopicInfo):
+        name = topic.name
+    elif isinstance(name_or_id, str):
+        name = ctx.canonical_name(name_or_id)
+    else:
+        return topic
+    return topic if ctx.may_by_whole(AclOperation.DELETE, name) else ctx.topic(name_or_id, AclOperation.DELETE)
 
 
 def _refuse_reserved(row: _Deletion) -> None:

@@ -96,7 +96,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
             (not states or transaction.status.label in states)
             and (not producers or transaction.producer_id in producers)
             and (duration < 0 or ctx.now_ms - transaction.start_timestamp > duration)
-            and (pattern is None or pattern.fullmatch(transactional_id) is not None)
+            and (pattern is None or _matches(pattern, ctx.conn.space.outward(transactional_id)))
             and ctx.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         )
 
@@ -109,6 +109,10 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
         if passes(transactional_id, transaction):
             rows.append((transactional_id, transaction))
     return _listing(ctx, error, sorted(states - labels), rows)
+
+
+def _matches(pattern: Any, transactional_id: str | None) -> bool:
+    return transactional_id is not None and pattern.fullmatch(transactional_id) is not None
 
 
 def _compiled(pattern: str) -> Any:

@@ -119,8 +119,9 @@ class _Planner:
         self._hold_order(cut, cut)
         while True:
             joined, circles = self._join(cut)
-            if not self._hold_order(cut, cut | circles):
-                return self._planned(joined, cut | circles)
+            all_cut = cut | circles
+            if not self._hold_order(cut, all_cut) and not self._keep_whole(joined, cut, all_cut):
+                return self._planned(joined, all_cut)
 
     # -- edges
 
@@ -178,6 +179,23 @@ class _Planner:
                 fusible -= behind
                 cut |= dict.fromkeys(behind, f"{name} has state of the whole function, and runs by itself")
         return changed
+
+    def _keep_whole(
+        self, joined: Mapping[str, frozenset[str]], cut: dict[Edge, str], all_cut: Mapping[Edge, str]
+    ) -> bool:
+        """Cut around functions with state as a whole whose component has more partitions to read than one."""
+        before = len(cut)
+        fused = set(self._edges) - all_cut.keys()
+        for name in self._order:
+            if not self._functions[name].is_whole or len(joined[name]) == 1:
+                continue
+            real = {
+                topic for other in joined[name] for topic in self._graph.inputs[other] if (topic, other) not in fused
+            }
+            if sum(self._facts.partitions.get(topic, 2) for topic in real) != 1:
+                around = {edge for edge in fused if name == edge[1] or name in self._graph.writers[edge[0]]}
+                cut |= dict.fromkeys(around, f"{name} has state of the whole function, and runs by itself")
+        return len(cut) > before
 
     def _is_alone(self, part: FunctionPart) -> bool:
         """Return if one task has to have all partitions of the inputs of a function, which may be several."""

@@ -374,6 +374,19 @@ class Admin(Rest):
             rate = await self.namespace_policy(namespace, _PUBLISH_RATE)
         return any(value > 0 for value in (rate or {}).values())
 
+    async def schema(self, topic: str, version: int | None = None) -> dict[str, Any]:
+        """Return a version of the topic's schema, the latest if none is named: `type`, `data` (its text), `properties`
+        and `version`. PulsarError NotFound if there is none.
+        """
+        path = f"schemas/{topic_path(topic).partition('/')[2]}/schema"
+        return await self._object(path if version is None else f"{path}/{version}", "type")
+
+    async def schemas(self, topic: str) -> list[dict[str, Any]]:
+        """Return all versions of the topic's schema, each as of `schema`. PulsarError NotFound if there is none."""
+        path = f"schemas/{topic_path(topic).partition('/')[2]}/schemas"
+        versions: list[dict[str, Any]] = (await self._object(path, "getSchemaResponses"))["getSchemaResponses"]
+        return versions
+
     # -- a look into the log of a plain topic or one partition
 
     async def internal_stats(self, partition: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class BrokerAttachment(ABC):
     @abstractmethod
     async def _find(self, assigned: str | None) -> Connection:
         """Return the connection to attach to; `assigned` is the broker that the last one named for the topic.
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
         """
 
     @abstractmethod
@@ -114,7 +114,9 @@ class BrokerAttachment(ABC):
         return self._connection is not None
 
     async def open(self) -> None:
-        """Attach for the first time. A failure that may pass is retried for the time of one request. PulsarError."""
+        """Attach for the first time. A failure that may pass is retried for the time of one request. PulsarError if
+        Pulsar refuses it or does not answer.
+        """
         deadline = self._loop.time() + self._timeout
         while True:
             try:

@@ -42,7 +42,7 @@ class Lookup:
 
     async def broker(self, topic: str) -> BrokerRoute:
         """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
-        to. PulsarError.
+        to. PulsarError if Pulsar refuses it or does not answer.
         """
         connection = await self._pool.any(LOOKUP)
         authoritative = False
@@ -76,7 +76,9 @@ class Lookup:
         return answer
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError."""
+        """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError if
+        Pulsar refuses it or does not answer.
+        """
         connection = await self._pool.any(LOOKUP)
         if not connection.features.supports_get_partitioned_metadata_without_auto_creation:
             raise PulsarError(
@@ -89,7 +91,9 @@ class Lookup:
         return count
 
     async def topics(self, namespace: str) -> list[str]:
-        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
+        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError if Pulsar
+        refuses it or does not answer.
+        """
         connection = await self._pool.any(LOOKUP)
         number = connection.request_id()
         asked = pb.CommandGetTopicsOfNamespace(request_id=number, namespace=namespace)
@@ -175,7 +179,9 @@ class Client:
         return await self._lookup.partitions(topic)
 
     async def topics(self, namespace: str) -> list[str]:
-        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
+        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError if Pulsar
+        refuses it or does not answer.
+        """
         return await self._lookup.topics(namespace)
 
     def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:

@@ -184,7 +184,9 @@ class Connection(asyncio.BufferedProtocol):
     # --- lifetime
 
     async def handshake(self) -> None:
-        """Send CONNECT and wait for its answer, with authentication. PulsarError."""
+        """Send CONNECT and wait for its answer, with authentication. PulsarError if Pulsar refuses it or does not
+        answer.
+        """
         connect = pb.CommandConnect(client_version=self._client_version, protocol_version=PROTOCOL_VERSION)
         flags = connect.feature_flags
         flags.supports_auth_refresh = True

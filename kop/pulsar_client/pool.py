@@ -136,7 +136,9 @@ class Pool:
         return broker
 
     async def get(self, broker: BrokerRoute, kind: str) -> Connection:
-        """Return the connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""
+        """Return the connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError if
+        Pulsar refuses it or does not answer.
+        """
         if self._closed:
             raise PulsarError("Closed", "the client is closed")
         key = (broker, kind)

@@ -260,7 +260,8 @@ class Producer(BrokerAttachment):
         self._change_connection()
 
     async def verify(self) -> None:
-        """Ask the broker if it still has this producer, if that is exclusive; set `sure_at`. PulsarError.
+        """Ask the broker if it still has this producer, if that is exclusive; set `sure_at`. PulsarError if Pulsar
+        refuses it or does not answer.
 
         A broker does not tell a producer that it was fenced out, until that sends something. Asked for a producer that
         it has, it says yes and changes nothing. One that is fenced out is over then.

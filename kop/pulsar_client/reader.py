@@ -194,7 +194,7 @@ class Reader(BrokerAttachment):
 
     async def last_position(self, *, within: float | None = None) -> Position:
         """Return the position of the topic's last entry, with entry -1 if the ledger that it names has none.
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
 
         `within` is the time limit in seconds; None for that of any request of the client.
         """
@@ -203,7 +203,7 @@ class Reader(BrokerAttachment):
 
     async def mark_delete_position(self) -> Position | None:
         """Return the position up to which the broker counts entries as acknowledged by this reader; None if it does not
-        say. PulsarError.
+        say. PulsarError if Pulsar refuses it or does not answer.
 
         A reader acknowledges nothing. Behind the place where it began only the broker moves that position: over the
         entries that it keeps from all readers, and over those past which it moves the reader, as expired ones.
@@ -214,7 +214,8 @@ class Reader(BrokerAttachment):
         return wire.read_position(answer.consumer_mark_delete_position)
 
     async def seek(self, position: Position, *, inclusive: bool = True) -> None:
-        """Go on at `position`; no entry from before is delivered once this returns. PulsarError.
+        """Go on at `position`; no entry from before is delivered once this returns. PulsarError if Pulsar refuses it or
+        does not answer.
 
         The consumer is closed and another one subscribes: a broker's own SEEK does the same, at a time of its choice.
         """

@@ -82,7 +82,8 @@ class Transactions:
         known += [_Coordinator(number, self._connection) for number in range(len(known), count)]
 
     async def new(self, ttl_ms: int) -> TxnId:
-        """Begin a transaction, which Pulsar aborts after `ttl_ms`. Coordinators take turns. PulsarError.
+        """Begin a transaction, which Pulsar aborts after `ttl_ms`. Coordinators take turns. PulsarError if Pulsar
+        refuses it or does not answer.
 
         NotAllowedError from brokers without transactions.
         """
@@ -92,7 +93,8 @@ class Transactions:
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
     async def add(self, txn: TxnId, partitions: Sequence[str]) -> None:
-        """Add partitions (their full names) to a transaction. It is durable then. PulsarError.
+        """Add partitions (their full names) to a transaction. It is durable then. PulsarError if Pulsar refuses it or
+        does not answer.
 
         TransactionNotFound of one that has ended, or was never there; InvalidTxnStatus of one that is being ended.
         """
@@ -103,7 +105,7 @@ class Transactions:
         await self._again(ask)
 
     async def end(self, txn: TxnId, *, commit: bool) -> None:
-        """End a transaction on all of its partitions. PulsarError.
+        """End a transaction on all of its partitions. PulsarError if Pulsar refuses it or does not answer.
 
         TransactionNotFound of one that has ended, whichever way that was; InvalidTxnStatus of one that is being ended
         the other way.
@@ -115,7 +117,9 @@ class Transactions:
         await self._again(ask)
 
     async def end_on_partition(self, txn: TxnId, partition: str, *, commit: bool) -> None:
-        """End a transaction on one partition only, whatever its coordinator says of it. PulsarError."""
+        """End a transaction on one partition only, whatever its coordinator says of it. PulsarError if Pulsar refuses
+        it or does not answer.
+        """
 
         async def ask(limit: float) -> Any:
             connection = await self._connection(partition)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple, TypeAlias
 
-from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
+from kop.security.rights import RESOURCES_OF_SPACES, AclOperation, PatternType, Permission, ResourceType
+from kop.security.tenants import HOME, Space
 
 WILDCARD: Final = "*"
 """The name, literal, of an ACL for all names, and the host of one for all hosts."""
@@ -62,6 +63,30 @@ class AclFilter(NamedTuple):
         if self.pattern != PatternType.MATCH:
             return False
         return self.name.startswith(acl.name) if acl.pattern == PatternType.PREFIXED else acl.name == WILDCARD
+
+
+def stored(acl: Acl, space: Space) -> Acl:
+    """Return the ACL as it is kept that a client of the space makes: one for all names is one for all of the space."""
+    if space.is_home:
+        return acl
+    if acl.pattern is PatternType.LITERAL and acl.name == WILDCARD:
+        return acl._replace(pattern=PatternType.PREFIXED, name=space.inward(""))
+    return acl._replace(name=space.inward(acl.name))
+
+
+def seen(acl: Acl, space: Space) -> Acl | None:
+    """Return an ACL that is kept as clients of the space see it; None if it is not of their making."""
+    if space.is_home:
+        return acl
+    name = space.outward(acl.name)
+    if name is None or acl.resource not in RESOURCES_OF_SPACES:
+        return None
+    if acl.resource is ResourceType.TOPIC and "/" in name:
+        return None  # no topic has such a name there
+    literal = acl.pattern is PatternType.LITERAL
+    if not name:
+        return None if literal else acl._replace(pattern=PatternType.LITERAL, name=WILDCARD)
+    return None if literal and name == WILDCARD else acl._replace(name=name)
 
 
 ByPrincipal: TypeAlias = Mapping[str, Iterable[Acl]]
@@ -130,12 +155,14 @@ class Acls:
         for acl in wanted - self._all:
             self.add(acl)
 
-    def matching(self, which: AclFilter) -> list[Acl]:
-        """Return the ACLs that a filter describes, in the order of their names.
+    def matching(self, which: AclFilter, space: Space = HOME) -> list[Acl]:
+        """Return the ACLs that a filter describes in the words of the space, in the order of their names.
 
-        It looks at all ACLs, unless the filter has a type of resource and a name.
+        It looks at all ACLs, unless the filter has a type of resource and a name, and the space is the home space.
         """
-        return sorted(filter(which.finds, self._candidates(which)))
+        if space.is_home:
+            return sorted(filter(which.finds, self._candidates(which)))
+        return sorted(acl for acl in self._all if (shown := seen(acl, space)) is not None and which.finds(shown))
 
     def _candidates(self, which: AclFilter) -> Iterable[Acl]:
         if which.resource is ResourceType.ANY or which.name is None:

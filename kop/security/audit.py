@@ -27,6 +27,7 @@ from kop import clock
 from kop.errors import ConfigError, KopError
 from kop.metrics import CountFamily, counter_value
 from kop.repeats import Repeats
+from kop.security.tenants import Space
 
 LINES_A_SECOND: Final = 100
 """Lines of each kind in a second."""
@@ -52,6 +53,7 @@ class Peer(Protocol):
 
     principal: str
     client_host: str
+    space: Space
 
 
 class AuditLines:
@@ -217,6 +219,7 @@ class Audit:
                 "event": event,
                 "principal": peer.principal,
                 "host": peer.client_host,
+                **({} if peer.space.is_home else {"space": peer.space.name}),
                 "operation": operation,
                 "resource": resource,
                 "name": name,

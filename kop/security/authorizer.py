@@ -12,7 +12,15 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from kop.security.acls import EVERYBODY, WILDCARD, Acl, Acls, plain_host
-from kop.security.rights import ALLOWED_BY, AclOperation, PatternType, Permission, ResourceType
+from kop.security.rights import (
+    ALLOWED_BY,
+    RESOURCES_OF_SPACES,
+    AclOperation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kop.security.tenants import Space, prefix_of
 
 MOST_REMEMBERED: Final = 50_000
 """Decisions that are remembered. Names come from clients, so there is no end of them."""
@@ -25,9 +33,15 @@ _host = lru_cache(1024)(plain_host)
 class AclAuthorizer:
     """Decides by the ACLs that there are at that moment: an `access.Authorizer`."""
 
-    def __init__(self, acls: Acls, super_users: Collection[str], allow_if_no_acl: bool) -> None:
-        """`super_users`: principals that may do everything. `allow_if_no_acl`: what no ACL is about is allowed."""
+    def __init__(
+        self, acls: Acls, super_users: Collection[str], allow_if_no_acl: bool, *, has_tenants: bool = False
+    ) -> None:
+        """`super_users`: principals that may do everything. `allow_if_no_acl`: what no ACL is about is allowed.
+        `has_tenants`: what is allowed in a namespace is so by ACLs that name it; one for all names, or for some short
+        beginning, does not reach into those of tenants.
+        """
         self._acls = acls
+        self._has_tenants = has_tenants
         self._super_users = frozenset(super_users)
         self._allow_if_no_acl = allow_if_no_acl
         self._known: dict[_Question, bool] = {}
@@ -75,6 +89,20 @@ class AclAuthorizer:
             f"to {acl.principal} from {acl.host}"
         )
 
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of a space; empty if it can: if that is `proven`, or if some ACL allows it
+        something there.
+        """
+        if proven or any(
+            acl.permission is Permission.ALLOW
+            and acl.principal in {principal, EVERYBODY}
+            and acl.resource in RESOURCES_OF_SPACES
+            and space.outward(acl.name) is not None
+            for acl in self._acls
+        ):
+            return ""
+        return f"no ACL allows {principal} anything in {space.name}"
+
     def _remember(self, question: _Question, allowed: bool) -> bool:
         name = question[-1]
         if name is not None and len(name) > LONGEST_REMEMBERED:
@@ -89,7 +117,8 @@ class AclAuthorizer:
         self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str
     ) -> tuple[bool, Acl | None]:
         """Return the decision, and the ACL by which it is made; None if there is none."""
-        nothing_applies, allowing = True, None
+        namespace = prefix_of(name) if self._has_tenants else ""
+        nothing_applies, allowing = not namespace, None
         by_allow = ALLOWED_BY[operation]
         for by_principal in self._acls.of(resource, name):
             nothing_applies = False
@@ -100,7 +129,7 @@ class AclAuthorizer:
                     if acl.permission is Permission.DENY:
                         if _is_about(acl, operation):
                             return False, acl
-                    elif acl.operation in by_allow:
+                    elif acl.operation in by_allow and acl.name.startswith(namespace):
                         allowing = acl
         return allowing is not None or (nothing_applies and self._allow_if_no_acl), allowing
 

@@ -66,7 +66,7 @@ class Dialer:
         self._nonce = nonce
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection that is not logged in, on which ApiVersions alone is answered. OSError."""
+        """Return a connection that is not logged in: on it ApiVersions alone is answered. OSError if it fails."""
         if self.tls is None:
             return await asyncio.open_connection(host, port)
         self.tls.look()

@@ -7,7 +7,8 @@ Must not know: where grants come from, requests.
 A role is the name of a principal: `reader` is the role of User:reader. Write needs the grant to produce, Read that to
 consume, Describe either; what changes topics and their configs needs an admin of the tenant. A group and a
 transactional id need either grant somewhere in their namespace; a group is a subscription, too, which may be of some
-roles alone. What concerns the cluster is for super users.
+roles alone. What concerns the cluster is for super users, and what concerns a tenant's namespace as a whole for the
+tenant's admins.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Final, TypeAlias
 
 from kop.errors import BackendError, ErrorCode
 from kop.security.authorizer import LONGEST_REMEMBERED, MOST_REMEMBERED
-from kop.security.rights import AclOperation, ResourceType
+from kop.security.rights import CLUSTER_NAME, RESOURCES_OF_SPACES, AclOperation, ResourceType
+from kop.security.tenants import Space
 from kop.storage.base import TOPIC_ACTIONS, Grants, NamespaceGrants
 
 _PRODUCE: Final = frozenset({"produce"})
@@ -28,6 +30,10 @@ _ACTIONS: Final = {_Op.WRITE: _PRODUCE, _Op.READ: _CONSUME, _Op.DESCRIBE: TOPIC_
 _BY_SUBSCRIPTION: Final = frozenset({_Op.READ, _Op.DELETE})
 """The operations on a group that are those of its subscription's roles alone."""
 _IN_NAMESPACE: Final = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID})
+_OF_NAMESPACE: Final = f"/{CLUSTER_NAME}"
+"""Ends the name of the cluster as the namespace of a tenant."""
+_OF_ADMINS: Final = frozenset({_Op.CREATE, _Op.DELETE, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.IDEMPOTENT_WRITE})
+"""What admins of a tenant may do with its namespaces as a whole. Quotas are changed by super users, as in Pulsar."""
 _LONGEST: Final = 255
 """Characters of a namespace beyond which there can be none of that name."""
 _USER: Final = "User:"
@@ -94,9 +100,11 @@ class GrantsAuthorizer:
 
     # --- what is known
 
-    def check_known(self, principal: str, code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR) -> None:
-        """Raise BackendError, with this code, if the grants of the home namespace decide and are not known."""
-        if principal not in self._super_users and not self._knows_namespace(self._grants.home):
+    def check_known(self, principal: str, code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR, namespace: str = "") -> None:
+        """Raise BackendError, with this code, if the grants of a namespace decide and are not known; empty: of the home
+        namespace.
+        """
+        if principal not in self._super_users and not self._knows_namespace(namespace or self._grants.home):
             raise BackendError("Pulsar's grants cannot be read", code)
 
     def knows(self, resource: ResourceType, name: str) -> bool:
@@ -112,7 +120,9 @@ class GrantsAuthorizer:
 
     def namespace_of(self, resource: ResourceType, name: str) -> str:
         """Return the namespace whose grants decide about a resource; empty if no grants do."""
-        return _place(self._grants.home, name)[0] if resource in _IN_NAMESPACE else ""
+        if resource is ResourceType.CLUSTER and not name.endswith(_OF_NAMESPACE):
+            return ""
+        return _place(self._grants.home, name)[0] if resource in RESOURCES_OF_SPACES else ""
 
     def unread(self, names: Iterable[tuple[ResourceType, str]]) -> Collection[str]:
         """Return the namespaces of these resources that have to be read before anything is decided about them."""
@@ -123,11 +133,33 @@ class GrantsAuthorizer:
         """Read the grants of namespaces."""
         await self._grants.read(namespaces)
 
+    def follow(self, space: Space) -> None:
+        """Have the grants of a space read from now on."""
+        self._grants.follow(space.name)
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of a space; empty if it can: if that is `proven`, or if its role holds a
+        grant there.
+        """
+        namespace = space.name
+        await self._grants.read([namespace])
+        given, admins = self._grants.of(namespace), self._grants.admins(namespace.partition("/")[0])
+        role = principal.removeprefix(_USER)
+        if given is None or admins is None:
+            if not proven:
+                return f"Pulsar's grants in {namespace} cannot be read now"
+        elif not given.is_there:
+            return f"Pulsar has no namespace {namespace}"
+        elif not proven and role not in given.users and role not in admins:
+            return f"the role {role} holds no grant in {namespace}"
+        self._grants.follow(namespace)
+        return ""
+
     # --- the decision
 
     def _grant(self, principal: str, operation: AclOperation, resource: ResourceType, name: str) -> str:
         """Return the grant that allows this, in words; empty if there is none."""
-        if resource not in _IN_NAMESPACE or not principal.startswith(_USER):
+        if not self.namespace_of(resource, name) or not principal.startswith(_USER):
             return ""
         role = principal.removeprefix(_USER)
         namespace, local = _place(self._grants.home, name)
@@ -135,8 +167,10 @@ class GrantsAuthorizer:
         given, admins = self._grants.of(namespace), self._grants.admins(tenant)
         if given is None or admins is None or not role:
             return ""
-        if role in admins:
+        if role in admins and (resource in _IN_NAMESPACE or operation in _OF_ADMINS):
             return f"admin of tenant {tenant}"
+        if resource not in _IN_NAMESPACE:
+            return ""
         if resource is ResourceType.GROUP and operation in _BY_SUBSCRIPTION and not _may_use(given, role, local):
             return ""
         if resource is ResourceType.TOPIC:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kop.security.login import Login, Mechanisms
+from kop.security.tenant_membership import TenantMembership
+from kop.security.tenants import HOME, Space
 from kop.security.tls import TlsContext
 
 
@@ -30,9 +32,23 @@ class ListenerSecurity:
     the client is not taken.
     """
 
+    membership: TenantMembership | None = None
+    """Says where clients belong; None: all are of the home space."""
+
+    space: Space = HOME
+    """Where clients belong that say nothing of who they are."""
+
+    def identified(self, subject: str) -> tuple[str, Space]:
+        """Return the principal of a client whose certificate has this subject, and where it belongs, if certificates
+        name clients. ValueError tells why the client is not taken.
+        """
+        assert self.name_of is not None
+        principal = self.name_of(subject)
+        return principal, HOME if self.membership is None else self.membership.at_once(principal)
+
     def login(self) -> Login | None:
         """Return the login of a new connection; None if it needs none."""
-        return Login(self.mechanisms) if self.mechanisms else None
+        return Login(self.mechanisms, self.membership) if self.mechanisms else None
 
 
 OPEN: Final = ListenerSecurity()

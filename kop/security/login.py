@@ -1,7 +1,7 @@
 """What one connection has to show before anything else is served to it (KIP-43, KIP-152).
 
 Owns: the order of the steps of SASL: at most one ApiVersions, SaslHandshake, tokens; which mechanisms a listener has;
-when a client has to log in again, and who it must be then.
+when a client has to log in again, and who, and of which tenant, it must be then.
 Must not know: sockets, the clock, what requests look like, any mechanism.
 
 A client may send its tokens as requests (SaslAuthenticate, after SaslHandshake 1), or without any header (after
@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode
 from kop.security.sasl.exchange import AuthenticationError, Exchange
+from kop.security.tenant_membership import TenantMembership
+from kop.security.tenants import HOME
 
 _SASL_HANDSHAKE: Final = 17
 _API_VERSIONS: Final = 18
@@ -53,8 +55,12 @@ class Turn(Enum):
 class Login:
     """The login of one connection, and each further one by which the client goes on (KIP-368)."""
 
-    def __init__(self, mechanisms: Mechanisms) -> None:
+    def __init__(self, mechanisms: Mechanisms, membership: TenantMembership | None = None) -> None:
+        """`membership` says where clients belong; None: all are of the home space."""
         self._mechanisms = mechanisms
+        self._membership = membership
+        self.space = HOME
+        """Where the client that has logged in belongs."""
         self._mechanism = ""
         """The mechanism of the exchange under way."""
         self._exchange: Exchange | None = None
@@ -162,6 +168,11 @@ class Login:
                 return answer, None
             if self._principal not in {None, exchange.principal}:
                 raise AuthenticationError("Cannot change principals during re-authentication")
+            if self._membership is not None:
+                space = await self._membership.of(exchange.principal, exchange.claim)
+                if self._principal is not None and space != self.space:
+                    raise AuthenticationError("Cannot change the namespace during re-authentication")
+                self.space = space
         except BaseException:
             self._exchange, self._has_failed = None, True
             raise

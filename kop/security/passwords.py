@@ -1,6 +1,6 @@
 """Whose password a client has sent in clear: that of a user of the settings, or of one with a SCRAM credential.
 
-Owns: the check of a password, and that it takes as long for a user that there is not.
+Owns: the check of a password, and that it takes as long for a user that there is not; who is known from a login before.
 Must not know: how the password came, where users are kept.
 """
 
@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Callable
 from typing import Final
 
+from kop import clock
 from kop.security.sasl.exchange import ClientIdentity
 from kop.security.sasl.scram import SALT_BYTES
 from kop.security.users import LEAST_ITERATIONS, Mechanism, ScramCredential, Users
@@ -20,6 +21,8 @@ from kop.turns import Turns
 _AT_ONCE: Final = 2
 """Passwords that are hashed side by side: one takes milliseconds of a core."""
 _SLOW_SECONDS: Final = 30.0
+_MOST_KNOWN: Final = 1000
+"""Users who have come in and are known again."""
 
 
 class Passwords:
@@ -29,12 +32,23 @@ class Passwords:
         self._users = users
         self._of_settings = of_settings
         self._turns = turns
+        self._key = clock.token_hex(16).encode()
+        self._known: dict[str, tuple[bytes, Mechanism, ScramCredential]] = {}
+        """For users who have come in: a digest of the password that only this process can make, and the credential that
+        it is of. They need not wait for a turn again, which strangers with wrong passwords would make a long wait.
+        """
 
     async def check(self, name: str, password: str) -> ClientIdentity | None:
         """Return who has this name and password; None if nobody has."""
         own = self._of_settings(name)
         if own is not None and _same(own, password):
             return ClientIdentity(f"User:{name}", is_valid=lambda: self._of_settings(name) == own)
+        if own is None and (known := self._known.get(name)) is not None:
+            digest, mechanism, known_credential = known
+            if hmac.compare_digest(digest, self._digest(password)):
+                if self._users.scram(mechanism, name) == known_credential:
+                    return self._identity(name, mechanism, known_credential)
+                del self._known[name]
         # Each other attempt costs the same: those of users that there are not, and of those in the settings.
         credentials = {mechanism: self._users.of(name).get(mechanism, _NOBODYS) for mechanism in Mechanism}
         async with self._turns.turn():
@@ -46,8 +60,17 @@ class Passwords:
                 raise
         if right is None or own is not None:
             return None
-        credential = credentials[right]
-        return ClientIdentity(f"User:{name}", is_valid=lambda: self._users.scram(right, name) == credential)
+        self._known.pop(name, None)
+        self._known[name] = (self._digest(password), right, credentials[right])
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return self._identity(name, right, credentials[right])
+
+    def _digest(self, password: str) -> bytes:
+        return hmac.digest(self._key, password.encode(), "sha256")
+
+    def _identity(self, name: str, mechanism: Mechanism, credential: ScramCredential) -> ClientIdentity:
+        return ClientIdentity(f"User:{name}", is_valid=lambda: self._users.scram(mechanism, name) == credential)
 
 
 def checks_at_once() -> Turns:

@@ -38,10 +38,13 @@ Mapping: TypeAlias = Callable[[str], str | None]
 
 
 class MappingRules:
-    """The rules of one listener. ValueError if the text is none, with the part that is wrong."""
+    """The rules of one setting. ValueError if the text is none, with the part that is wrong."""
 
-    def __init__(self, text: str) -> None:
-        self._rules = list(_parse(text))
+    def __init__(self, text: str, *, once: bool = False, check: Callable[[str], object] | None = None) -> None:
+        """`once`: a name is made of the whole subject once; in Java `.*` applies a second time, to its empty end.
+        `check` raises ValueError if a name that a rule gives to all subjects cannot be.
+        """
+        self._rules = list(_parse(text, once, check))
         if not self._rules:
             raise ValueError("has no rule, so nobody could log in: DEFAULT is the subject itself")
 
@@ -51,6 +54,11 @@ class MappingRules:
             if (name := rule(subject)) is not None:
                 return name
         return None
+
+
+def can_be_tried(subject: str) -> bool:
+    """Return true if rules are tried on the subject; none applies to any other."""
+    return len(subject) <= LONGEST_SUBJECT and not _ENDS_OF_LINES.search(subject)
 
 
 def name_of(rules: MappingRules, subject: str) -> str:
@@ -66,7 +74,7 @@ def _default(subject: str) -> str | None:
     return subject
 
 
-def _parse(text: str) -> list[Mapping]:
+def _parse(text: str, once: bool, check: Callable[[str], object] | None) -> list[Mapping]:
     rules: list[Mapping] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -83,7 +91,7 @@ def _parse(text: str) -> list[Mapping]:
             letter = rest[taken : taken + 1]
             letter = letter if letter in {"L", "U"} else ""
             taken += len(letter)
-            rule = _rule(pattern, replacement, letter)
+            rule = _rule(pattern, replacement, letter, once, check)
         else:
             raise ValueError(f"has {rest!r}, which begins neither with RULE: nor with DEFAULT")
         behind = rest[taken:].lstrip()
@@ -104,20 +112,23 @@ def _until_slash(text: str, begin: int) -> tuple[str, int]:
     return text[begin:at], at + 1
 
 
-def _rule(pattern: str, replacement: str, letter: str) -> Mapping:
+def _rule(pattern: str, replacement: str, letter: str, once: bool, check: Callable[[str], object] | None) -> Mapping:
     try:
         compiled = re.compile(_python_pattern(pattern), re.ASCII)
     except re.error as error:
         raise ValueError(f"has the pattern {pattern!r}, which cannot be read: {error}") from None
     parts = _replacement(replacement, compiled.groups)
+    texts = [part for part in parts if isinstance(part, str)]
+    if check is not None and texts == parts:
+        check("".join(texts))
 
     def replaced(match: re.Match[str]) -> str:
         return "".join([part if isinstance(part, str) else match[part] or "" for part in parts])
 
     def apply(subject: str) -> str | None:
-        if len(subject) > LONGEST_SUBJECT or _ENDS_OF_LINES.search(subject) or not compiled.fullmatch(subject):
+        if not can_be_tried(subject) or not (whole := compiled.fullmatch(subject)):
             return None
-        name = compiled.sub(replaced, subject)
+        name = replaced(whole) if once else compiled.sub(replaced, subject)
         return name.lower() if letter == "L" else name.upper() if letter == "U" else name
 
     return apply

@@ -49,7 +49,7 @@ class PulsarTokens:
         self._lines = Repeats()
 
     async def check(self, token: str) -> ClientIdentity:
-        """Return whose token it is. TokenError."""
+        """Return whose token it is. TokenError if it is not valid."""
         if keys := self._keys():
             return checked(token, keys, self._rules, clock.wall())
         with claimed_by(token, self._rules):
@@ -88,13 +88,14 @@ def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None, 
         audiences=(audience,) if audience else (),
         audience_claim=settings.kop_pulsar_token_audience_claim,
         name_claim=settings.kop_pulsar_token_auth_claim,
+        namespace_claim=settings.kop_tenant_claim,
         skew=0.0,
     )
     return PulsarTokens(keys, rules, authority)
 
 
 def _keys(place: str, read: ReadKeys, sources: KeySources) -> Callable[[], tuple[TokenKey, ...]]:
-    """Return what returns the keys at a place that is given in one of Pulsar's forms. OSError, ValueError."""
+    """Return what returns the keys at a place, given in one of Pulsar's forms. OSError or ValueError if it has none."""
     if not place:
         return tuple
     if place.startswith("data:"):

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from kop.errors import ErrorCode, PeerError
 from kop.security.acls import plain_host
+from kop.security.tenants import HOME, Space
 
 DEFAULT: Final = ""
 """The name, in an entity, of all that have no quota of their own."""
@@ -81,6 +82,25 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
     if entity.ip and not _is_address(host):
         raise PeerError(f"{entity.ip[:100]} is not a valid IP")
     return entity._replace(ip=host)
+
+
+def stored(entity: Entity, space: Space) -> Entity:
+    """Return the entity by which a quota is kept that a client of the space sets. The default of a space is that of all
+    its users, or client ids.
+    """
+    user, client_id, ip = entity
+    if not space.is_home:
+        user, client_id = (None if name is None else space.inward(name) for name in (user, client_id))
+    return Entity(user, client_id, ip)
+
+
+def seen(entity: Entity, space: Space) -> Entity | None:
+    """Return the entity of a quota that is kept as clients of the space see it; None if it is of another one."""
+    if space.is_home:
+        return entity
+    user, client_id = (None if name is None else space.outward(name) for name in entity[:2])
+    shown = Entity(user, client_id)
+    return shown if stored(shown, space) == entity else None
 
 
 def _is_address(host: str) -> bool:
@@ -192,11 +212,14 @@ class Quotas:
         """Return the quotas of an entity."""
         return self._values.get(entity, {})
 
-    def matching(self, which: QuotaMatch) -> Iterator[tuple[Entity, Mapping[QuotaKind, float]]]:
-        """Yield the entities that a filter describes, in order, with their quotas."""
-        entities = filter(which.finds, self._values)
-        for entity in sorted(entities, key=lambda entity: [(name is not None, name or "") for name in entity]):
-            yield entity, self._values[entity]
+    def matching(self, which: QuotaMatch, space: Space = HOME) -> Iterator[tuple[Entity, Mapping[QuotaKind, float]]]:
+        """Yield the entities that a filter describes in the words of the space, in order, with their quotas."""
+        in_its_words = [
+            (shown, values)
+            for entity, values in self._values.items()
+            if (shown := seen(entity, space)) is not None and which.finds(shown)
+        ]
+        yield from sorted(in_its_words, key=lambda item: [(name is not None, name or "") for name in item[0]])
 
     def put(self, entity: Entity, kind: QuotaKind, value: float | None) -> None:
         """Set a quota; None: there is none any more."""
@@ -225,26 +248,29 @@ class Quotas:
         for (entity, kind), value in values.items():
             self.put(entity, kind, value)
 
-    def limit(self, kind: QuotaKind, user: str, client_id: str) -> tuple[float, Share] | None:
+    def limit(self, kind: QuotaKind, user: str, client_id: str, space: Space = HOME) -> tuple[float, Share] | None:
         """Return the quota of that kind that holds for a client, with those who share it; None if there is none.
 
         The first that there is holds: of user and client id, user and default client id, user, then the same with the
-        default user, then of the client id, and of the default one.
+        default user, then of the client id, and of the default one. For a client of a tenant these are quotas of its
+        space; where that has none, the defaults of the cluster hold.
         """
+        user, client_id = space.inward(user), space.inward(client_id)
         both, alone = (user, client_id), (user, None)
-        for entity, share in (
-            (Entity(user, client_id), both),
-            (Entity(user, DEFAULT), both),
-            (Entity(user), alone),
-            (Entity(DEFAULT, client_id), both),
-            (Entity(DEFAULT, DEFAULT), both),
-            (Entity(DEFAULT), alone),
-            (Entity(None, client_id), (None, client_id)),
-            (Entity(None, DEFAULT), (None, client_id)),
-        ):
-            value = self._values.get(entity, {}).get(kind)
-            if value is not None:
-                return value, share
+        for default in (space.inward(DEFAULT),) if space.is_home else (space.inward(DEFAULT), DEFAULT):
+            for entity, share in (
+                (Entity(user, client_id), both),
+                (Entity(user, default), both),
+                (Entity(user), alone),
+                (Entity(default, client_id), both),
+                (Entity(default, default), both),
+                (Entity(default), alone),
+                (Entity(None, client_id), (None, client_id)),
+                (Entity(None, default), (None, client_id)),
+            ):
+                value = self._values.get(entity, {}).get(kind)
+                if value is not None:
+                    return value, share
         return None
 
     def connections(self, host: str) -> float | None:

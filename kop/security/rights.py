@@ -46,6 +46,12 @@ class ResourceType(IntEnum):
     USER = 7
 
 
+RESOURCES_OF_SPACES: Final = frozenset(
+    {ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID}
+)
+"""The types of resources that each tenant has of its own; the others are of all tenants together."""
+
+
 class PatternType(IntEnum):
     """How the name of an ACL's resource is meant, by the codes of Kafka's `PatternType`."""
 

@@ -110,10 +110,26 @@ class SecuritySettings(Settings):
     kop_pulsar_token_audience_claim: str = setting(
         "kop.pulsar.token.audience.claim", "aud", "The claim of such tokens that has their audience."
     )
+    kop_tenant_rules: str = setting(
+        "kop.tenant.rules",
+        "",
+        "Rules as of ssl.principal.mapping.rules that give for a principal, User:NAME, its TENANT/NAMESPACE.",
+    )
+    kop_tenant_claim: str = setting(
+        "kop.tenant.claim",
+        "",
+        "The claim of tokens that has the TENANT/NAMESPACE of their bearer; empty: none does.",
+    )
     kop_audit_file: str = setting(
         "kop.audit.file", "", "File of the audit, a line of JSON for each denial and change; empty: the log."
     )
     kop_audit_allowed: bool = setting("kop.audit.allowed", False, "Audit lines for what was allowed, too.")
+
+    @property
+    def has_tenants(self) -> bool:
+        """True if clients may belong to tenants. Without an authorizer nothing would keep these apart."""
+        given = self.kop_tenant_rules or self.kop_tenant_claim or self.kop_pulsar_tokens
+        return bool(self.authorizer_class_name and given)
 
     def problems(self) -> Iterable[str]:
         """Return a line if nobody could ever give a right."""
@@ -121,3 +137,7 @@ class SecuritySettings(Settings):
         decides = self.authorizer_class_name == STANDARD_AUTHORIZER
         if decides and not principals_of(self.super_users) and not self.allow_everyone_if_no_acl_found:
             yield "authorizer.class.name needs super.users: without one nobody may create the first ACL"
+        if not self.authorizer_class_name:
+            for name in ("kop.tenant.rules", "kop.tenant.claim"):
+                if getattr(self, name.replace(".", "_")):
+                    yield f"{name} needs authorizer.class.name: without one nothing keeps tenants apart"

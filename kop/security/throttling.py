@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from kop import clock
 from kop.metrics import counter_family
 from kop.security.quotas import QuotaKind, Quotas, Share
+from kop.security.tenants import HOME, Space
 
 WINDOWS: Final = 11
 LONGEST_OF_REQUESTS: Final = 1.0
@@ -263,41 +264,41 @@ class Throttling:
         self._rates: tuple[dict[tuple[QuotaKind, Share], Rate], ...] = {}, {}
         self._buckets: tuple[dict[Share, Bucket], ...] = {}, {}
         self._hosts: dict[str, Rate] = {}
-        self._clients: dict[tuple[str, str], ClientQuotas] = {}
+        self._clients: dict[tuple[str, str, Space], ClientQuotas] = {}
         self._version = 0
         """The version of the quotas by which `_clients` are."""
         self._held: dict[QuotaKind, list[float]] = {kind: [0, 0.0] for kind in QuotaKind}
         """How often, and for how many seconds, somebody was held."""
 
-    def of(self, principal: str, client_id: str | None) -> ClientQuotas | None:
+    def of(self, principal: str, client_id: str | None, space: Space = HOME) -> ClientQuotas | None:
         """Return the quotas that hold for a client; None if there are none."""
         clients = self._clients
         if self._version != self.quotas.version or len(clients) >= self._most_counted:
             clients.clear()
             self._version = self.quotas.version
-        key = principal, client_id or ""
+        key = principal, client_id or "", space
         known = clients.get(key)
         if known is None:
-            known = self._quotas_of(principal.partition(":")[2], client_id or "")
+            known = self._quotas_of(principal.partition(":")[2], client_id or "", space)
             if len(key[1]) <= _LONGEST_KEY:  # a long one would be kept whole
                 clients[key] = known
         return None if known is _NOTHING else known
 
-    def _quotas_of(self, user: str, client_id: str) -> ClientQuotas:
+    def _quotas_of(self, user: str, client_id: str, space: Space) -> ClientQuotas:
         produced, consumed, requests = (
-            self._counted(kind, user, client_id)
+            self._counted(kind, user, client_id, space)
             for kind in (QuotaKind.PRODUCED, QuotaKind.CONSUMED, QuotaKind.REQUESTS)
         )
         mutations = None
-        if (limit := self.quotas.limit(QuotaKind.MUTATIONS, user, client_id)) is not None:
+        if (limit := self.quotas.limit(QuotaKind.MUTATIONS, user, client_id, space)) is not None:
             share = _key(limit[1])
             bucket = self._counter(self._buckets[share[1] is not None], share, Bucket)
             mutations = _Mutations(bucket, limit[0])
         holds = ClientQuotas(produced, consumed, requests, mutations)
         return _NOTHING if holds == _NOTHING else holds
 
-    def _counted(self, kind: QuotaKind, user: str, client_id: str) -> _Counted | None:
-        limit = self.quotas.limit(kind, user, client_id)
+    def _counted(self, kind: QuotaKind, user: str, client_id: str, space: Space) -> _Counted | None:
+        limit = self.quotas.limit(kind, user, client_id, space)
         if limit is None:
             return None
         share = _key(limit[1])

@@ -17,15 +17,12 @@ from urllib.parse import unquote, urlsplit
 from prometheus_client.core import Metric
 
 from kop import clock
-from kop.background import repeat
+from kop.background import repeat, tell
 from kop.errors import BackendError
 from kop.metrics import gauge_family
-from kop.repeats import Repeats
 
 if TYPE_CHECKING:
     from kop.security.tokens import TokenKey
-
-log = logging.getLogger(__name__)
 
 _LONGEST_SECONDS: Final = 10.0
 _LARGEST: Final = 1 << 20
@@ -129,7 +126,6 @@ class KeySources:
         """`now` gives the time in seconds."""
         self._now = now
         self._sources: dict[tuple[str, float], KeySource] = {}
-        self._lines = Repeats()
         self._asking: asyncio.Task[None] | None = None
 
     def source(self, url: str, refresh_seconds: float) -> KeySource:
@@ -143,7 +139,7 @@ class KeySources:
         return source
 
     async def open(self) -> None:
-        """Ask all once, and go on with that; who cannot be asked keeps nobody waiting for long."""
+        """Ask every source once, then again and again in the background. A silent one delays this little."""
         if not self._sources:
             return
         await self.look()
@@ -165,8 +161,7 @@ class KeySources:
         try:
             await source.fetch(now)
         except BackendError as error:
-            if self._lines.say(error.message, now) is not None:
-                log.error("the keys of tokens cannot be read: %s", error.message)
+            tell("the fetch of token keys", error, level=logging.ERROR)
 
     def collect(self) -> Iterable[Metric]:
         """Return for how long the keys of each source have not been fetched."""

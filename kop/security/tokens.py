@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from kop.security.sasl.exchange import ClientIdentity
+from kop.security.sasl.exchange import ClientIdentity, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenError
+from kop.security.tenants import space_of
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -61,6 +62,8 @@ class TokenRules:
     audience_claim: str = "aud"
     name_claim: str = "sub"
     scope_claim: str = "scope"
+    namespace_claim: str = ""
+    """The claim that says to which namespace its bearer belongs; empty: none does."""
     skew: float = 30.0
     """By how much clocks may differ."""
     longest: float | None = None
@@ -130,7 +133,7 @@ def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
 
 
 def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return whose token it is, at `now` in seconds since the epoch. TokenError."""
+    """Return whose token it is, at `now` in seconds since the epoch. TokenError if it is not valid."""
     with claimed_by(token, rules):
         return _checked(token, keys, rules, now)
 
@@ -230,7 +233,7 @@ def _header(token: str) -> Mapping[str, Any]:
 
 
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return who has a token with these claims. TokenError."""
+    """Return who has a token with these claims. TokenError if they name nobody."""
     name = claims.get(rules.name_claim)
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")
@@ -248,7 +251,18 @@ def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> Cli
         raise TokenError(f"its exp is further than {rules.longest:.0f} s away")
     if any((begins := _time(claims, claim)) is not None and begins > now + rules.skew for claim in ("nbf", "iat")):
         raise TokenError("it is of the future: nbf or iat")
-    return ClientIdentity(f"User:{name}", None if ends is None else int(ends * 1000))
+    expires_ms = None if ends is None else int(ends * 1000)
+    return ClientIdentity(f"User:{name}", expires_ms, claim=_claim(claims, rules.namespace_claim))
+
+
+def _claim(claims: Mapping[str, Any], claim: str) -> NamespaceClaim | None:
+    value = claims.get(claim) if claim else None
+    if value is None:
+        return None
+    try:
+        return NamespaceClaim(space_of(value if isinstance(value, str) else "").name)
+    except ValueError:
+        raise TokenError(f"its claim {claim} is no namespace TENANT/NAMESPACE") from None
 
 
 def _time(claims: Mapping[str, Any], claim: str) -> float | None:

@@ -141,7 +141,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._server = server
         self._memory = server.memory
         self._transport: asyncio.Transport | None = None
-        self.info = ConnectionInfo("", "", 0, advertised, listener=security.name, login=security.login())
+        self.info = ConnectionInfo(
+            "", "", 0, advertised, listener=security.name, login=security.login(), space=security.space
+        )
         self._login_timer: asyncio.TimerHandle | None = None
         self._quota_timer: asyncio.TimerHandle | None = None
         self._quotas = 0

@@ -12,7 +12,7 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
@@ -129,7 +129,7 @@ class Server:
 
         def accepted() -> asyncio.BufferedProtocol:
             connection = ClientConnection(self, advertised, security)
-            return connection if security.tls is None else self._with_tls(security.tls, security.name_of, connection)
+            return connection if security.tls is None else self._with_tls(security.tls, security, connection)
 
         if security.tls is not None:
             self.watch(security.tls)
@@ -152,9 +152,7 @@ class Server:
         tls.look()
         self._certificates.append(tls)
 
-    def _with_tls(
-        self, tls: TlsContext, name_of: Callable[[str], str] | None, connection: ClientConnection
-    ) -> TlsTransport:
+    def _with_tls(self, tls: TlsContext, security: ListenerSecurity, connection: ClientConnection) -> TlsTransport:
         subject: str | None = None
 
         def failed(reason: str, of_certificate: bool) -> None:
@@ -165,10 +163,11 @@ class Server:
 
         def shown(certificate: bytes) -> None:
             nonlocal subject
-            if name_of is not None:
+            if security.name_of is not None:
                 subject = of_der(certificate).subject
-                connection.info.principal = name = name_of(subject)
-                self.requests.logged_in(name)
+                info = connection.info
+                info.principal, info.space = security.identified(subject)
+                self.requests.logged_in(info.principal)
 
         return TlsTransport(tls.context, connection, failed, self.loop, self._encrypted, shown)
 
@@ -188,9 +187,17 @@ class Server:
         now = self.snapshot()
         return (
             self._days_left(),
+            self._of_tenants(),
             counter_value("kop_bytes_in", "Bytes received from clients.", now.bytes_in),
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", now.bytes_out),
         )
+
+    def _of_tenants(self) -> Metric:
+        family = gauge_family("kop_tenant_connections", "Connections of clients of each tenant.", ["namespace"])
+        for name, count in Counter(connection.info.space.name for connection in self._connections).items():
+            if name:
+                family.add_metric([name], count)
+        return family
 
     def _days_left(self) -> Metric:
         family = gauge_family(

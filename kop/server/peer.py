@@ -30,7 +30,8 @@ def plain_host(host: str) -> str:
 def describe(info: ConnectionInfo) -> str:
     """Return the text by which a log line names the peer of a connection."""
     software = f" ({info.software_name} {info.software_version})"[:_SHOWN] if info.software_name else ""
-    return f"{info.client_host}{software}"
+    tenant = "" if info.space.is_home else f" of {info.space.name}"
+    return f"{info.client_host}{software}{tenant}"
 
 
 def has_closed(transport: asyncio.Transport) -> bool:

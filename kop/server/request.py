@@ -7,14 +7,15 @@ The steps, the same for every API:
 0. A Produce with which nothing is unusual is carried by compiled code through all of these
    (`kop.handlers.direct_produce`).
 1. The header is parsed, the API and its version are looked up, the size is checked.
-2. The body is decoded: by the codec, or by what the API declares.
+2. The body is decoded: by the codec, or by what the API declares. Names of a client that works in a space of names
+   become stored ones (`kop.wire.names`): no step behind this one knows other names.
 3. The rights that the API declares as those of the whole request are checked (`Api.needs`), once it is known what was
    granted in the namespaces that it names.
 4. The names are resolved: topics of other namespaces, if the client may know of them, are looked for, doubts about a
    group's coordinator are cleared. From then on the handler asks the request's context for each thing (`Context.topic`
    and its like), which gives it, or the error why not.
 5. The handler runs. What it reads from storage waits for room where the API declares how much that is.
-6. The result is encoded and its error codes are counted.
+6. The result is encoded, with the names of the client's space, and its error codes are counted.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from kop.security.rights import ResourceType
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.throttling import Meter, TimedWork
 from kop.server.limits import ReadAdmission
-from kop.wire import codec, throttle_time
+from kop.wire import codec, names, throttle_time
 from kop.wire.frame import header_tags, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
 from kop.wire.rows import Response
@@ -141,7 +142,10 @@ class RequestPipeline:
 
     def api(self, frame: memoryview) -> Api | None:
         """Return the API that the first two bytes of a frame name; None if it is not served."""
-        served = self._served.get(frame[0] << 8 | frame[1])
+        try:
+            served = self._served.get(frame[0] << 8 | frame[1])
+        except IndexError:  # a token without a header may be as short as that
+            return None
         return None if served is None else served.api
 
     def check_size(self, start: memoryview, size: int) -> None:
@@ -166,7 +170,7 @@ class RequestPipeline:
             conn.meter = self._meter(frame, conn)
         if self._take_directly is not None:
             take = self._take_directly
-            if not self._access.is_open:
+            if conn.space.prefix or not self._access.is_open:
                 take = self._direct.take_of(conn)
             taken = take(frame, self.arrived, self._loop_time, self._now_ms)
             if taken is not None:
@@ -192,6 +196,8 @@ class RequestPipeline:
         if len(body) > _LARGE and served.splits and conn.login is None:
             return self._wait(served, ctx, InTask(self._in_parts(served, ctx, memoryview(bytes(body)))), encoded=True)
         request = served.decode(body, version)
+        if conn.space.prefix:
+            request = names.inward(api_key, request, conn.space)
         try:
             result = self._handle(served, ctx, request)
         except FrameError:
@@ -211,7 +217,7 @@ class RequestPipeline:
         Brokers are not held for the time that their calls take.
         """
         api_key, version, _, client_id, _ = request_header(frame)
-        served, quotas = self._served.get(api_key), self.throttling.of(conn.principal, client_id)
+        served, quotas = self._served.get(api_key), self.throttling.of(conn.principal, client_id, conn.space)
         if quotas is None or served is None:
             return None
         if quotas.requests is not None and broker_that_asks(self._access, conn, client_id) is not None:
@@ -344,6 +350,8 @@ class RequestPipeline:
         api = served.api
         try:
             request = await asyncio.to_thread(served.decode, body, ctx.version)
+            if ctx.conn.space.prefix:
+                request = await asyncio.to_thread(names.inward, ctx.api_key, request, ctx.conn.space)
             parts = [request] if api.rows is None else _parts(request, api.rows[0])
             result: Any = None
             for part in parts:
@@ -463,9 +471,11 @@ def _decode(request_class: type[Message], slack: int, body: memoryview, version:
 
 
 def _encoded(api: Api, ctx: Context, result: Any) -> tuple[set[int], Frame]:
+    if isinstance(result, Response):
+        result = result.message()
+    if ctx.conn.space.prefix:
+        result = names.outward(ctx.api_key, result, ctx.conn.space)
     if api.encode is not None:
         codes, frame = api.encode(ctx.correlation_id, ctx.version, result)
         return codes, (frame,)
-    if isinstance(result, Response):
-        result = result.message()
     return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result, ctx.header_tags),)

@@ -14,6 +14,7 @@ from functools import partial
 
 from kop import clock
 from kop.errors import ConfigError
+from kop.handlers.access import ANONYMOUS
 from kop.security.dialing import Dialer, broker_login
 from kop.security.jaas import parse_jaas
 from kop.security.keystores import Store
@@ -26,6 +27,8 @@ from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
 from kop.security.sasl.scram import ScramExchange, TokenLogins
 from kop.security.state import SecurityState
+from kop.security.tenant_membership import TenantMembership
+from kop.security.tenants import HOME, Space
 from kop.security.tls import TlsFiles, of_caller, of_listener
 from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism
@@ -51,6 +54,10 @@ class LoginParts:
     """Says whose a token of Pulsar is; None: none is taken."""
     bearers: TokenLogins | None = None
     """Delegation tokens; None: none is taken."""
+    membership: TenantMembership | None = None
+    """Says to which tenant clients belong; None: all are of the home space."""
+    tenant_claim: str = ""
+    """The claim of tokens that has the namespace of their bearer; empty: none does."""
 
 
 def listener_security(
@@ -76,7 +83,17 @@ def listener_security(
         mechanisms,
         server.sasl_server_max_receive_size,
         _name_of(endpoint, settings),
+        parts.membership,
+        HOME if parts.membership is None or endpoint.has_sasl else _space_of_anybody(parts.membership),
     )
+
+
+def _space_of_anybody(membership: TenantMembership) -> Space:
+    """Return where clients belong that say nothing of who they are. ConfigError if the rules are wrong about that."""
+    try:
+        return membership.at_once(ANONYMOUS)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
 
 
 def _mechanisms(
@@ -120,6 +137,7 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
         audiences=tuple(audiences),
         name_claim=settings.sasl_oauthbearer_sub_claim_name,
         scope_claim=settings.sasl_oauthbearer_scope_claim_name,
+        namespace_claim=parts.tenant_claim,
         skew=settings.sasl_oauthbearer_clock_skew_seconds,
         longest=settings.kop_oauthbearer_max_token_seconds,
     )
@@ -157,7 +175,7 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
 
 
 def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
-    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError."""
+    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError if it is wrong."""
     setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
     if not jaas:
         return {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast
 
 HANDSHAKE_SECONDS: Final = 10.0
@@ -161,23 +162,14 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             while not self._paused and self._transport is not None:
                 room = cast(memoryview, self._inner.get_buffer(BUFFER_BYTES))
-                try:
-                    count = self._tls.read(len(room), cast(Any, room))
-                except ssl.SSLWantReadError:
+                count, end = self._decrypt(room)
+                if count:
+                    self._inner.buffer_updated(count)
+                if end is not None:
+                    end()
                     break
-                except ssl.SSLZeroReturnError:
-                    self._end_of_stream()
+                if count < len(room):
                     break
-                except ssl.SSLError as error:
-                    if self._incoming.eof:  # cut off without TLS's own end
-                        self._end_of_stream()
-                    else:
-                        self._fail(f"TLS has failed: {error.reason or error}")
-                    break
-                if not count:
-                    self._end_of_stream()
-                    break
-                self._inner.buffer_updated(cast(int, count))
         finally:
             self._feeding = False
         # What TLS itself has to say, such as a refusal to renegotiate. The connection bounds answers, and not these.
@@ -185,6 +177,33 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._fail("it asks for more and more of TLS, and does not read the answers")
         else:
             self._send()
+
+    def _decrypt(self, room: memoryview) -> tuple[int, Callable[[], object] | None]:
+        """Fill `room` as far as there is something: the bytes, and what to do behind them if TLS has ended.
+
+        OpenSSL gives one record at a time, and some clients make one of each few bytes: the connection is to be told of
+        all at once.
+        """
+        read, pending = self._tls.read, self._incoming
+        size = len(room)
+        filled = 0
+        try:
+            while True:
+                count = read(size - filled, cast(Any, room[filled:] if filled else room))
+                filled += cast(int, count)
+                if not count:
+                    return filled, self._end_of_stream
+                # OpenSSL has no whole record left then; to ask it would cost an exception. At the end it tells that.
+                if filled == size or not (pending.pending or pending.eof):
+                    return filled, None
+        except ssl.SSLWantReadError:
+            return filled, None
+        except ssl.SSLZeroReturnError:
+            return filled, self._end_of_stream
+        except ssl.SSLError as error:
+            if self._incoming.eof:  # cut off without TLS's own end
+                return filled, self._end_of_stream
+            return filled, partial(self._fail, f"TLS has failed: {error.reason or error}")
 
     def _end_of_stream(self) -> bool:
         if self._ended:

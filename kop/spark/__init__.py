@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from kop.spark.listener import track_progress
     from kop.spark.mesh.notebook import run_mesh
     from kop.spark.streams import write_stream
+    from kop.spark.tables import latest, sql
 
-__all__ = ["print_lag", "register", "run_mesh", "track_progress", "write_stream"]
+__all__ = ["latest", "print_lag", "register", "run_mesh", "sql", "track_progress", "write_stream"]
 
 
 def register(spark: Any) -> None:
@@ -38,8 +39,10 @@ def register(spark: Any) -> None:
 
 
 _HOMES = {
+    "latest": "kop.spark.tables",
     "print_lag": "kop.spark.group_progress",
     "run_mesh": "kop.spark.mesh.notebook",
+    "sql": "kop.spark.tables",
     "track_progress": "kop.spark.listener",
     "write_stream": "kop.spark.streams",
 }

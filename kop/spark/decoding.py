@@ -65,6 +65,18 @@ class DecoderRecord(NamedTuple):
     publish_time: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderFactory:
+    """The decoder of a read as it goes to tasks; `kind` is the Arrow type of the column `decoded`."""
+
+    options: DecoderOptions
+    kind: pa.DataType
+
+    def make(self) -> Decoder:
+        """Return the decoder of one task."""
+        return Decoder(self.options, self.kind)
+
+
 class Decoder:
     """The user's function, imported; `kind` is the Arrow type of the column `decoded`."""
 

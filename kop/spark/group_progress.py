@@ -20,7 +20,8 @@ from typing import IO, Any, Final, NamedTuple
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import WriteClient
 from kop.spark.clients import write_client
-from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, Given, connection_options, refuse_unknown
+from kop.spark.given import Given
+from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, connection_options, refuse_unknown
 from kop.spark.write_options import PRODUCER_OPTIONS
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ def print_lag(query: Any, file: IO[str] | None = None) -> None:
 
 
 def progress_settings(options: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return kafka-python's settings for the connection, by the options of a read or a write; OptionError.
+    """Return kafka-python's settings for the connection, by the options of a read or a write; OptionError says which
+    option is wrong.
 
     Options that do not concern the connection are ignored, but an unknown `kafka.*` is refused.
     """

@@ -69,7 +69,7 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
 def offsets_of(
     admin: PulsarAdmin, settings: Mapping[str, str], wanted: Mapping[TopicPartition, MessageId], *, behind: bool
 ) -> Offsets:
-    """Return the offset of each message, or the one behind it; MessageBoundError.
+    """Return the offset of each message, or the one behind it; MessageBoundError if there is no such message.
 
     `settings` are the values of SETTINGS that the gateway told.
     """
@@ -79,7 +79,7 @@ def offsets_of(
             f"set pulsar.offsets to the gateway's {_OFFSETS}, index or packed: this user may not ask it "
             "(DescribeConfigs on the cluster), or the servers are no gateway of Pulsar"
         )
-    names = {topic: _full_name(topic, settings) for topic, _ in wanted}
+    names = {topic: full_name(topic, settings) for topic, _ in wanted}
     try:
         return asyncio.run(_offsets_of(admin, names, wanted, packed=offsets == "packed", behind=behind))
     except (PulsarError, MessageOffsetError, ValueError) as error:
@@ -88,7 +88,7 @@ def offsets_of(
         ) from error
 
 
-def _full_name(topic: str, settings: Mapping[str, str]) -> str:
+def full_name(topic: str, settings: Mapping[str, str]) -> str:
     """Return the full name of a topic in Pulsar; MessageBoundError if its namespace is not known."""
     local = topic.removeprefix(_SCHEME)
     if "/" in local:

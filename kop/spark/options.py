@@ -14,7 +14,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kop.client.offsets import EARLIEST, LATEST, TopicPartition
 from kop.client.properties import DEFAULT_PATIENCE_MS, PROPERTIES, PropertyError, connection, one_of, text, whole
@@ -23,12 +23,20 @@ from kop.client.read_client import FetchSettings
 from kop.spark.bounds import Bound
 from kop.spark.clients import in_options
 from kop.spark.decoding import DecoderOptions
+from kop.spark.formats import (
+    FORMAT_OPTIONS,
+    PULSAR_OPTIONS,
+    Formats,
+    PulsarAccess,
+    pulsar_access,
+    take_formats,
+    wants_schemas,
+)
+from kop.spark.given import Given, OptionError, flag
 from kop.spark.offsets import parse_assignment, parse_offsets
 
 if TYPE_CHECKING:
     from kop.spark.message_ids import PulsarAdmin
-
-T = TypeVar("T")
 
 INT32: Final = 2**31 - 1
 """The largest value of Kafka's fields of 32 bits, such as a request's limit of bytes or milliseconds."""
@@ -61,9 +69,7 @@ OPTIONS: Final = (
     "endingMessageId",
     "startingMessageIdInclusive",
     "endingMessageIdInclusive",
-    "pulsar.admin.url",
-    "pulsar.auth",
-    "pulsar.tls.ca.file",
+    *PULSAR_OPTIONS,
     "pulsar.offsets",
     "topicNamespace",
     "topicDomain",
@@ -82,6 +88,7 @@ OPTIONS: Final = (
     "decoder",
     "decoderSchema",
     "mode",
+    *FORMAT_OPTIONS,
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -94,8 +101,8 @@ OPTIONS: Final = (
 REFUSED: Final = {
     "kafka.auto.offset.reset": "set startingOffsets instead: Spark keeps track of what was read",
     "kafka.enable.auto.commit": "leave it out: Spark's checkpoint keeps the offsets",
-    "kafka.key.deserializer": "leave it out: keys are bytes; decode them with DataFrame functions",
-    "kafka.value.deserializer": "leave it out: values are bytes; decode them with DataFrame functions",
+    "kafka.key.deserializer": "set keyFormat instead: no Java class runs in this source",
+    "kafka.value.deserializer": "set valueFormat instead: no Java class runs in this source",
     "kafka.interceptor.classes": "leave it out: no Java class runs in this source",
     "kafka.partition.assignment.strategy": "leave it out: no group is joined, Spark assigns the partitions",
     "kafka.group.protocol": "leave it out: no group is joined, Spark assigns the partitions",
@@ -104,8 +111,6 @@ REFUSED: Final = {
     "kafka.heartbeat.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
     "kafka.max.poll.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
     **{f"kafka.{name}": in_options(advice) for name, advice in REFUSED_PROPERTIES.items()},
-    "valueFormat": "set decoder instead, or decode values with DataFrame functions: this source gives bytes",
-    "keyFormat": "set decoder instead, or decode keys with DataFrame functions: this source gives bytes",
     "columnNameOfCorruptRecord": "leave it out: the column is decodeError",
     "deadLetterTopic": "filter the rows that have a decodeError, and write them with another query: a task that is "
     "repeated would write them twice",
@@ -122,16 +127,6 @@ REFUSED: Final = {
     "subscriptionName": "leave it out, and call kop.spark.track_progress: it shows the progress as a group's",
 }
 """The options of other connectors that this one cannot honour, each with advice on what to do."""
-
-
-SECRETS: Final = {"pulsar.auth"}
-"""The options whose values no error may show, since it goes to logs and to Spark's pages. `kop.client.properties` has
-others.
-"""
-
-
-class OptionError(ValueError):
-    """An error for an option that is unknown, wrong, or cannot be honoured; the first line says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +164,10 @@ class ReadOptions:
     limit.
     """
     decoder: DecoderOptions | None = None
+    formats: Formats | None = None
+    """The options of typed columns; None if keys and values are bytes."""
+    permissive: bool = False
+    """True if a bad record gets null and the error's text, instead of ending the read."""
     pulsar: PulsarAdmin | None = None
     """The access to Pulsar's admin REST, if a bound is given by message ids; else None."""
     never_available_now: bool = False
@@ -181,39 +180,13 @@ class ReadOptions:
 
 
 def batch_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.read`; OptionError."""
+    """Return the options of `spark.read`; OptionError says which option is wrong."""
     return _read_options(options, streaming=False)
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.readStream`; OptionError."""
+    """Return the options of `spark.readStream`; OptionError says which option is wrong."""
     return _read_options(options, streaming=True)
-
-
-class Given:
-    """The options that a user gave, each taken once by its name; one that is left over is unknown."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._given = {name.lower(): (name, str(value)) for name, value in options.items()}
-
-    def has(self, name: str) -> bool:
-        """Return true if the user gave the option."""
-        return name.lower() in self._given
-
-    def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the value of an option, or the default; OptionError if `parse` raises ValueError."""
-        given = self._given.pop(name.lower(), None)
-        if given is None:
-            return default
-        try:
-            return parse(given[1])
-        except ValueError as error:
-            value = "this one" if name in SECRETS else repr(given[1])
-            raise OptionError(f"set {name} to another value: {value} {error}") from None
-
-    def left(self) -> list[str]:
-        """Return the names of the options that were not taken, as the user wrote them."""
-        return sorted(name for name, _ in self._given.values())
 
 
 def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], what: str) -> None:
@@ -231,13 +204,6 @@ def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], 
 
 
 # -- values
-
-
-def flag(value: str) -> bool:
-    """Parse the value of an option that is `true` or `false`; ValueError for another one."""
-    if value.strip().lower() not in {"true", "false"}:
-        raise ValueError("is neither true nor false")
-    return value.strip().lower() == "true"
 
 
 def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
@@ -268,7 +234,7 @@ CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 
 
 def connection_options(given: Given) -> ConnectionOptions:
-    """Take the options of the connection out of those that were given; OptionError."""
+    """Take the options of the connection out of those that were given; OptionError says which option is wrong."""
     if not given.has("kafka.bootstrap.servers"):
         table = (
             ""
@@ -345,6 +311,10 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
     most = given.take("maxOffsetsPerTrigger", whole(1), 0) or None
     if least and most and least > most:
         raise OptionError(f"set minOffsetsPerTrigger to no more than maxOffsetsPerTrigger ({most}), not {least}")
+    access = pulsar_access(given) if given.has("pulsar.admin.url") and (by_message or wants_schemas(given)) else None
+    formats = take_formats(given, access if wants_schemas(given) else None)
+    mode = given.take("mode", one_of("failfast", "permissive"), "")
+    decoder = _decoder(given, formats, mode)
     made = ReadOptions(
         connection,
         fetch,
@@ -365,8 +335,10 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         poll_timeout_ms=given.take("kafkaConsumer.pollTimeoutMs", whole(1), 120_000),
         discovery_ms=given.take("partitionDiscoveryInterval", duration, 5_000),
         event_times=event_times,
-        decoder=_decoder(given),
-        pulsar=_pulsar(given, by_message),
+        decoder=decoder,
+        pulsar=_pulsar(given, by_message, access),
+        formats=formats,
+        permissive=mode == "permissive",
         never_available_now=given.take("neverAvailableNow", flag, False),
     )
     refuse_unknown(given, (*OPTIONS, *CONNECTION_OPTIONS, *FETCH_OPTIONS), "the options of a read")
@@ -420,14 +392,17 @@ def _namespace_name(value: str) -> str:
     return value.strip()
 
 
-def _decoder(given: Given) -> DecoderOptions | None:
+def _decoder(given: Given, formats: Formats | None, mode: str) -> DecoderOptions | None:
     name = given.take("decoder", _function_name, "")
     schema = given.take("decoderSchema", text, "")
-    mode = given.take("mode", one_of("failfast", "permissive"), "")
     if not name:
-        if schema or mode:
-            raise OptionError("set decoder to module:function, or leave decoderSchema and mode out: nothing is decoded")
+        if schema or (mode and formats is None):
+            raise OptionError(
+                "set decoder to module:function or valueFormat, or leave decoderSchema and mode out: nothing is decoded"
+            )
         return None
+    if formats is not None:
+        raise OptionError("set one of decoder and valueFormat or keyFormat, not both: a decoder gets bytes")
     if not schema:
         raise OptionError('set decoderSchema to the columns that the decoder gives, as in "id BIGINT, name STRING"')
     if re.search(r"\bNOT\s+NULL\b", schema, re.IGNORECASE):
@@ -441,23 +416,20 @@ def _function_name(value: str) -> str:
     return value.strip()
 
 
-def _pulsar(given: Given, wanted: bool) -> PulsarAdmin | None:
+def _pulsar(given: Given, wanted: bool, access: PulsarAccess | None) -> PulsarAdmin | None:
     if not wanted:
         for name in ("pulsar.admin.url", "pulsar.auth", "pulsar.tls.ca.file", "pulsar.offsets"):
             if given.has(name):
-                raise OptionError(f"set startingMessageId or endingMessageId, or leave {name} out")
+                raise OptionError(f"set startingMessageId, endingMessageId or valueFormat, or leave {name} out")
         return None
     from kop.spark.message_ids import PulsarAdmin  # noqa: PLC0415 (it takes an HTTP client along)
 
-    if not given.has("pulsar.admin.url"):
+    if access is None:
         raise OptionError(
             "set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: Kafka's protocol knows no message ids"
         )
     return PulsarAdmin(
-        given.take("pulsar.admin.url", text, ""),
-        given.take("pulsar.auth", text, ""),
-        given.take("pulsar.tls.ca.file", text, "") or None,
-        given.take("pulsar.offsets", one_of("index", "packed"), None),
+        access.url, access.auth, access.ca_file, given.take("pulsar.offsets", one_of("index", "packed"), None)
     )
 
 

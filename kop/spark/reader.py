@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -18,7 +18,6 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from kop.allocator import keep_large_buffers
 from kop.client.read_client import ReadClient
 from kop.spark.clients import read_client
-from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
@@ -59,26 +58,36 @@ def read_settings(options: ReadOptions) -> ReadSettings:
     )
 
 
+class RowMaker(Protocol):
+    """What makes rows of a task out of its records; it may keep what it knows from one batch to the next."""
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch of records."""
+
+
+class Columns(Protocol):
+    """What makes columns that are no bytes: a decoder or the plan of typed columns, pickled for the tasks."""
+
+    def make(self) -> RowMaker:
+        """Return what makes the rows of one task."""
+
+
 def read_task(
-    options: ReadOptions, decoded: pa.DataType | None, partition: InputPartition | None
+    options: ReadOptions, columns: Columns | None, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task; for a task without a range, which Spark 4.3 and later gives as a partition without a
     value, none.
-
-    `decoded` is the type of the column `decoded`, if there is a decoder.
     """
     if partition is None or partition.value is None:
         return
     keep_large_buffers()
-    decoder = None if options.decoder is None else Decoder(options.decoder, decoded)
+    maker = None if columns is None else columns.make()
     client = client_of_process(options.connection)
     try:
         for batch in read_range(client, partition.value, read_settings(options)):
-            if decoder is None:
-                yield batch
-            else:
-                made = decoder.add(batch)
-                yield made if options.include_headers else made.drop_columns(["headers"])
+            made = batch if maker is None else maker.add(batch)
+            with_headers = options.include_headers or "headers" not in made.schema.names
+            yield made if with_headers else made.drop_columns(["headers"])
     except errors.KafkaError:
         _clients.pop(repr(options.connection)).close()  # the task's next attempt makes a connection
         raise
@@ -92,9 +101,9 @@ def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangeParti
 class KopBatchReader(DataSourceReader):
     """The reader of a batch query: a read of the records that exist when Spark plans it."""
 
-    def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
+    def __init__(self, options: ReadOptions, columns: Columns | None = None) -> None:
         self._options = options
-        self._decoded = decoded
+        self._columns = columns
 
     def partitions(self) -> list[RangePartition]:
         """Return the tasks of the read, from its starting offsets to its ending ones as they are now."""
@@ -102,15 +111,15 @@ class KopBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows that a task of a batch query reads."""
-        return read_task(self._options, self._decoded, partition)
+        return read_task(self._options, self._columns, partition)
 
 
 class KopStreamReader(DataSourceStreamReader):
     """The reader of a stream without `latestOffset`, which differs between versions of PySpark."""
 
-    def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
+    def __init__(self, options: ReadOptions, columns: Columns | None = None) -> None:
         self.options = options
-        self._decoded = decoded
+        self._columns = columns
         self._state: StreamState | None = None
 
     @property
@@ -130,7 +139,7 @@ class KopStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows that a task of a streaming query reads."""
-        return read_task(self.options, self._decoded, partition)
+        return read_task(self.options, self._columns, partition)
 
 
 class KopPlainStreamReader(KopStreamReader):

@@ -9,8 +9,8 @@ The form: a pyarrow.RecordBatch with the columns of `schema()`, whatever the Dat
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,8 @@ from kop.spark.exactly_once import SinkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kop.schemas.writing import WritePlan
 
 ALLOWED: Final = {
     "key": ("binary", "string"),
@@ -63,34 +65,44 @@ class SinkColumns:
     """The index of each column, by its name in small letters."""
     topic: str | None
     """The topic of every row; None if a column gives it row by row."""
+    plans: dict[str, WritePlan] = field(default_factory=dict)
+    """The columns that are encoded by their schemas."""
 
     @classmethod
-    def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
-        """Return the columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written."""
+    def of(
+        cls, fields: Sequence[tuple[str, str]], topic: str | None, plans: Mapping[str, WritePlan] | None = None
+    ) -> SinkColumns:
+        """Return the columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written.
+        Those that have a plan may be of any type.
+        """
+        plans = plans or {}
         places: dict[str, int] = {}
-        for index, (field, kind) in enumerate(fields):
-            name = field.lower()
+        for index, (given, kind) in enumerate(fields):
+            name = given.lower()
             if name in NOT_WRITTEN:
                 continue
             if name not in ALLOWED:
                 near = difflib.get_close_matches(name, ALLOWED, 1, 0.6)
                 meant = f" (did you mean {near[0]}?)" if near else ""
                 raise SinkError(
-                    f"the column {field} cannot be written{meant}: a record has the columns {', '.join(ALLOWED)}. "
+                    f"the column {given} cannot be written{meant}: a record has the columns {', '.join(ALLOWED)}. "
                     f"Leave it out with select(), or put it into the value: to_json(struct(...)) AS value."
                 )
             if name in places:
                 raise SinkError(f"there are two columns {name}: rename one of them")
-            if kind not in ALLOWED[name]:
+            if name not in plans and kind not in ALLOWED[name]:
                 raise SinkError(
-                    f"the column {field} has the type {kind}; it has to be {' or '.join(ALLOWED[name])}: cast it"
+                    f"the column {given} has the type {kind}; it has to be {' or '.join(ALLOWED[name])}: cast it"
                 )
             places[name] = index
+        for name in plans:
+            if name not in places:
+                raise SinkError(f"the column {name} is missing, and {name}Format is set: select it, or leave that out")
         if "value" not in places:
             raise SinkError("the column value is missing: select what is to be written AS value")
         if topic is None and "topic" not in places:
             raise SinkError("set the option topic, or give each row its own in the column topic")
-        return cls(places, topic)
+        return cls(places, topic, dict(plans))
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a DataFrame's batch in the form of `schema()`."""
@@ -98,14 +110,14 @@ class SinkColumns:
 
         rows = batch.num_rows
         arrays = []
-        for field in schema():
-            place = self.places.get(field.name)
-            if field.name == "topic" and self.topic is not None:
+        for target in schema():
+            place = self.places.get(target.name)
+            if target.name == "topic" and self.topic is not None:
                 arrays.append(pa.repeat(pa.scalar(self.topic, pa.string()), rows))
             elif place is None:
-                arrays.append(pa.nulls(rows, field.type))
+                arrays.append(pa.nulls(rows, target.type))
             else:
-                arrays.append(batch.column(place).cast(field.type))
+                arrays.append(self._encoded(target.name, batch.column(place)).cast(target.type))
         made = pa.RecordBatch.from_arrays(arrays, schema=schema())
         if self.topic is None and made.column("topic").null_count:
             raise SinkError("a row has no topic: give every row one in the column topic, or set the option topic")
@@ -115,6 +127,20 @@ class SinkColumns:
             if entries.null_count or entries.field(0).null_count:
                 raise SinkError("a header has no key: give every header a key, or leave it out of the array")
         return made
+
+    def _encoded(self, name: str, column: pa.Array) -> pa.Array:
+        """Return a column in bytes if it has a plan, else as it is; SinkError for a value that its schema does not
+        take.
+        """
+        if name not in self.plans:
+            return column
+        from kop.schemas.errors import BadRecordError  # noqa: PLC0415
+        from kop.schemas.writing import writer_of  # noqa: PLC0415 (it takes pyarrow along)
+
+        try:
+            return writer_of(self.plans[name])(column)
+        except BadRecordError as error:
+            raise SinkError(f"leave the row out, or change it or the schema: the column {name}: {error}") from None
 
     def batches(self, rows: Iterable[Sequence[Any]]) -> Iterable[pa.RecordBatch]:
         """Yield batches in the form of `schema()` from rows that come one by one, as a Spark without Arrow writers
@@ -136,7 +162,7 @@ class SinkColumns:
         for name, place in self.places.items():
             values = [_plain(row[place]) for row in rows]
             arrays.append(pa.array(values, schema().field(name).type))
-        columns = SinkColumns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
+        columns = SinkColumns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic, self.plans)
         return columns.batch(pa.RecordBatch.from_arrays(arrays, names=list(self.places)))
 
 

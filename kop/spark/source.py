@@ -21,9 +21,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kop.spark.decoding import DECODED, ERROR, DecoderOptions
+from kop.spark.arrow_types import arrow_type
+from kop.spark.decoding import DECODED, ERROR, DecoderFactory, DecoderOptions
 from kop.spark.entry_metadata import MESSAGE_ID, METADATA, PUBLISH_TIME
-from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
+from kop.spark.given import OptionError
+from kop.spark.options import ReadOptions, batch_options, stream_options
 
 COLUMNS = [
     ("key", BinaryType()),
@@ -46,6 +48,9 @@ class KopDataSource(DataSource):
     Spark's Kafka source.
     """
 
+    _typed: Any = None
+    """The plan of the typed columns that `schema` told: Spark keeps this object with the types, for the readers."""
+
     @classmethod
     def name(cls) -> str:
         """Return the name by which users ask for the source in `format`."""
@@ -53,16 +58,35 @@ class KopDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """Return the columns of a read, all nullable: those of Spark's Kafka source, then `headers` and `metadata` if
-        they are wanted, and those of a decoder.
+        they are wanted, and those of a decoder. With formats `key` and `value` have the types of their schemas.
         """
         options = {name.lower(): value for name, value in self.options.items()}
         own = self._own_columns()
         name, columns = options.get("decoder", ""), options.get("decoderschema", "")
-        if not name or not columns:  # the reader refuses one without the other
-            return own
         permissive = options.get("mode", "").strip().lower() == "permissive"
-        fields = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in own)
-        return f"{fields}, {DecoderOptions(name, columns, permissive).columns()}"
+        more = ""
+        typed: dict[str, str] = {}
+        if name and columns:  # the reader refuses one without the other
+            more = f", {DecoderOptions(name, columns, permissive).columns()}"
+        elif any(options.get(f"{column}format", "bytes").strip().lower() != "bytes" for column in ("key", "value")):
+            self._typed = self._planned()
+            if self._typed is not None:
+                typed = self._typed.declared
+                more = f", {ERROR} STRING" if permissive else ""
+        if not more and not typed:
+            return own
+        fields = ", ".join(f"{field.name} {typed.get(field.name, field.dataType.simpleString())}" for field in own)
+        return fields + more
+
+    def _planned(self) -> Any:
+        """Return the plan of the typed columns, None if there are none."""
+        from kop.spark.typed_columns import plan_columns  # noqa: PLC0415 (pyarrow is not needed without them)
+
+        try:
+            options = batch_options(self.options)
+        except OptionError:  # Spark does not say which of them it is to be
+            options = stream_options(self.options)
+        return plan_columns(options)
 
     def _own_columns(self) -> StructType:
         options = {name.lower(): value for name, value in self.options.items()}
@@ -74,18 +98,18 @@ class KopDataSource(DataSource):
         return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query; OptionError."""
+        """Return the reader of a batch query; OptionError says which option is wrong."""
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
         return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query; OptionError."""
+        """Return the reader of a streaming query; OptionError says which option is wrong."""
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)
-        decoded = self._checked(schema, options)
+        columns = self._checked(schema, options)
         try:
             from kop.spark.admission import KopLimitedStreamReader  # noqa: PLC0415
         except ImportError:  # PySpark 4.0 or 4.1
@@ -94,24 +118,32 @@ class KopDataSource(DataSource):
                     "set neverAvailableNow to true if the query has a trigger of processing time, or use PySpark 4.2: "
                     "before that, Trigger.AvailableNow would end after the first batch that a limit cuts off"
                 ) from None
-            return KopPlainStreamReader(options, decoded)
-        return KopLimitedStreamReader(options, decoded)
+            return KopPlainStreamReader(options, columns)
+        return KopLimitedStreamReader(options, columns)
 
     def _checked(self, schema: StructType, options: ReadOptions) -> Any:
-        """Return the Arrow type of the column `decoded`, None without a decoder; OptionError if the user's schema has
-        other columns.
+        """Return what makes the columns that are no bytes, None if all are; OptionError if the user's schema has other
+        columns.
         """
         own = self._own_columns()
-        if options.decoder is None:
+        if options.decoder is None and options.formats is None:
             _check_columns(schema, own)
             return None
-        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 (a module that takes pyarrow along)
-
-        names = [DECODED, ERROR] if options.decoder.permissive else [DECODED]
-        _check_columns(StructType(schema.fields[: len(own)]), own)
-        if [field.name for field in schema.fields[len(own) :]] != names:
-            raise OptionError(f"leave .schema() out: with a decoder the columns end with {', '.join(names)}")
-        return to_arrow_type(schema[DECODED].dataType)
+        names = [] if options.decoder is None else [DECODED]
+        names += [ERROR] if options.permissive else []
+        typed = {} if options.formats is None else options.formats.columns
+        plain = [field for field in own if field.name not in typed]
+        _check_columns(
+            StructType([field for field in schema.fields[: len(own)] if field.name not in typed]), StructType(plain)
+        )
+        found = [field.name for field in schema.fields]
+        if found != [*(field.name for field in own), *names]:
+            what = "a decoder" if options.decoder is not None else "typed columns and mode=PERMISSIVE"
+            raise OptionError(f"leave .schema() out: with {what} the columns end with {', '.join(names)}")
+        if options.decoder is not None:
+            return DecoderFactory(options.decoder, arrow_type(schema[DECODED].dataType))
+        planned = self._planned() if self._typed is None else self._typed
+        return planned.of_types({name: arrow_type(schema[name].dataType) for name in typed})
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Return the writer of a batch query."""

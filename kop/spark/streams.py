@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kop.spark.options import OptionError
+from kop.spark.given import OptionError
 from kop.spark.write_options import EXACTLY_ONCE, write_options
 
 

@@ -17,7 +17,8 @@ from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.client.read_client import TopicMetadata
 from kop.spark.bounds import Bound
 from kop.spark.fetching import lost
-from kop.spark.options import OptionError, ReadOptions
+from kop.spark.given import OptionError
+from kop.spark.options import ReadOptions
 from kop.spark.planning import OffsetRange
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")

@@ -17,11 +17,12 @@ from typing import Any, Final
 from kop.client.properties import one_of, text, whole
 from kop.client.write_client import REQUEST_BYTES, REQUEST_ROOM
 from kop.records.batch import LOG_OVERHEAD, Codec
+from kop.spark.formats import FORMAT_OPTIONS, PULSAR_OPTIONS, Formats, pulsar_access, take_formats, wants_schemas
+from kop.spark.given import Given, OptionError, flag
 from kop.spark.options import (
     CONNECTION_OPTIONS,
     INT32,
-    Given,
-    OptionError,
+    ConnectionOptions,
     connection_options,
     refuse_unknown,
 )
@@ -39,6 +40,9 @@ OPTIONS: Final = (
     "exactlyOnceBatch",
     "checkpointLocation",
     "path",
+    "registerSchema",
+    *FORMAT_OPTIONS,
+    *PULSAR_OPTIONS,
 )
 PRODUCER_OPTIONS: Final = (
     "kafka.compression.type",
@@ -56,8 +60,8 @@ PRODUCER_OPTIONS: Final = (
     "kafka.max.block.ms",
 )
 REFUSED_HERE: Final = {
-    "kafka.key.serializer": "leave it out: the column key is written as it is",
-    "kafka.value.serializer": "leave it out: the column value is written as it is",
+    "kafka.key.serializer": "set keyFormat instead: no Java class runs in this sink",
+    "kafka.value.serializer": "set valueFormat instead: no Java class runs in this sink",
     "kafka.partitioner.class": "leave it out: no Java class runs in this sink; give rows a column partition",
     "kafka.interceptor.classes": "leave it out: no Java class runs in this sink",
     "kafka.transactional.id": "set deliveryGuarantee=exactly-once, and exactlyOnceId for the name",
@@ -103,10 +107,15 @@ class WriteOptions:
     topic: str | None
     exactly_once: ExactlyOnce | None
     """The options of an exactly-once sink; None for at-least-once."""
+    connection: ConnectionOptions
+    formats: Formats | None = None
+    """The options of typed columns; None if keys and values are bytes or texts."""
+    register_schema: bool = False
+    """True if the schemas of the columns are registered where the subject has not got them."""
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Return the options of `df.write` or of `df.writeStream`; OptionError."""
+    """Return the options of `df.write` or of `df.writeStream`; OptionError says which option is wrong."""
     given = Given(options)
     connection = connection_options(given)
     topic = given.take("topic", text, "") or None
@@ -125,6 +134,11 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1, INT32), 300_000),
     )
     patience = given.take("kafka.delivery.timeout.ms", whole(1), 120_000) / 1000
+    access = pulsar_access(given) if given.has("pulsar.admin.url") and wants_schemas(given) else None
+    formats = take_formats(given, access, writing=True)
+    register_schema = given.take("registerSchema", flag, False)
+    if register_schema and (formats is None or formats.registry is None):
+        raise OptionError("set schema.registry.url and valueFormat, or leave registerSchema out: nothing is registered")
     for name, parse in _IGNORED.items():
         given.take(name, parse, None)
     exactly_once = _exactly_once(given, streaming) if guarantee == EXACTLY_ONCE else None
@@ -137,7 +151,9 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         if name.lower() in lowered:
             raise OptionError(f'option {name} of format("kop"): {lowered[name.lower()]}')
     refuse_unknown(given, (*OPTIONS, *PRODUCER_OPTIONS, *CONNECTION_OPTIONS), "the options of a write")
-    return WriteOptions(connection.settings, patience, produce, topic, exactly_once)
+    return WriteOptions(
+        connection.settings, patience, produce, topic, exactly_once, connection, formats, register_schema
+    )
 
 
 _CODECS: Final = tuple(codec.name.lower() for codec in Codec)

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from kop.allocator import keep_large_buffers
 from kop.client.write_client import WriteClient
+from kop.spark.arrow_types import arrow_type
 from kop.spark.clients import naming_options, write_client
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
 from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
@@ -28,6 +29,8 @@ from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kop.schemas.writing import WritePlan
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -218,20 +221,38 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
 
 
 def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
-    """Return the settings and columns that the tasks of a write need; OptionError, SinkError."""
+    """Return the settings and columns that the tasks of a write need; OptionError or SinkError says what is wrong."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    return Write(made, SinkColumns.of(fields, made.topic))
+    return Write(made, SinkColumns.of(fields, made.topic, _plans(made, schema)))
+
+
+def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
+    """Return how the columns that have formats are written, for which registries are asked; OptionError."""
+    if options.formats is None:
+        return {}
+    from kop.spark.typed_columns import plan_writes  # noqa: PLC0415 (a module that takes pyarrow along)
+
+    kinds = {
+        field.name.lower(): arrow_type(field.dataType)
+        for field in schema.fields
+        if field.name.lower() in options.formats.columns
+    }
+    return plan_writes(options, kinds)
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
-    """Return the writer of a batch query; OptionError, SinkError."""
+    """Return the writer of a batch query; OptionError or SinkError says what is wrong."""
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
     return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
-    """Return the writer of a streaming query; OptionError, SinkError. In complete mode each batch is written whole."""
+    """Return the writer of a streaming query; OptionError or SinkError says what is wrong. In complete mode each batch
+    is written whole.
+    """
     write = make_write(options, schema, streaming=True)
+    if write.columns.plans and not HAS_ARROW_STREAMS:
+        raise SinkError("write with kop.spark.write_stream(...), or PySpark 4.1: before, a sink gets no typed columns")
     return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

@@ -494,6 +494,12 @@ class Topics(Protocol):
         broker may have made, deleted or made again a moment ago. Then `get` knows them, or `missing` has the error.
         """
 
+    def is_listed(self, namespace: str) -> bool:
+        """Return true if all topics of a namespace are known, or were a moment ago."""
+
+    async def list_namespace(self, namespace: str) -> None:
+        """Find all topics of a namespace that are not known. BackendError if it cannot be listed."""
+
     def missing(self, name: str) -> ErrorCode | None:
         """Return the error for which `find` did not find that topic a moment ago; None if it did not look lately."""
 
@@ -580,6 +586,8 @@ class NamespaceGrants:
     """By the name of a subscription, the only roles that may use it. One that is not here is anybody's."""
     begins_with_role: bool = False
     """True if the name of each subscription has to begin with the role that uses it."""
+    is_there: bool = True
+    """False if the server has no such namespace."""
 
     @cached_property
     def users(self) -> frozenset[str]:
@@ -618,6 +626,9 @@ class Grants(Protocol):
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Read the grants of namespaces; what cannot be read is not known then."""
+
+    def follow(self, namespace: str) -> None:
+        """Read the grants of a namespace from now on until the engine is closed."""
 
 
 @dataclass(frozen=True, slots=True)

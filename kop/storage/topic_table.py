@@ -67,6 +67,13 @@ class TopicTable:
         """Return every topic, ordered by name."""
         return [self._by_name[name] for name in self._names]
 
+    def is_listed(self, namespace: str) -> bool:
+        """Return true: where storage has no namespaces all topics are known."""
+        return True
+
+    async def list_namespace(self, namespace: str) -> None:
+        """Do nothing: there is no topic to be found."""
+
     def on_change(self, callback: ChangeCallback) -> None:
         """Call `callback(old, new)` after each change of a topic; `old` is None for a new topic, `new` for a deleted
         one.

@@ -19,7 +19,7 @@ A breach is a `DecodeError`, the only exception that decoding raises.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 from typing import Any, TypeAlias, cast
 from uuid import UUID
@@ -136,6 +136,22 @@ def _error_paths(cls: Hashable) -> tuple[tuple[str, ...], ...]:
                 yield from visit(field.fields.values(), (*prefix, field.name))
 
     return tuple(visit(cast(Any, cls)._struct.fields.values(), ()))
+
+
+def text_fields(message_class: Any) -> Iterator[str]:
+    """Yield the path of each field of a message that holds text, or a list of texts: names of fields with dots between
+    them.
+    """
+
+    def visit(fields: Iterable[Any], before: str) -> Iterator[str]:
+        for field in fields:
+            path = before + field.name
+            if isinstance(field, StructArrayField | StructField):
+                yield from visit(field.fields.values(), path + ".")
+            elif (field.array_of if isinstance(field, ArrayField) else field)._type_str == "string":
+                yield path
+
+    return visit(message_class._struct.fields.values(), "")
 
 
 # --- the compiler of decoders

@@ -15,7 +15,7 @@ from kop.security.certificates import of_der
 from kop.security.keystores import Store
 from kop.security.tls import TlsFiles, server_context
 from kop.server.endpoints import endpoints
-from kop.server.securing import listener_security
+from kop.server.securing import LoginParts, listener_security
 from kop.server.settings import ListenerSettings, ServerSettings
 
 
@@ -33,7 +33,7 @@ def test_what_it_prints_is_all_that_has_to_be_set(invoke: Invoke, tmp_path: Path
         endpoint,
         config.of(ListenerSettings, listener="ssl"),
         config.of(ServerSettings),
-        parts=None,  # type: ignore[arg-type]
+        parts=LoginParts(None, None, None),  # type: ignore[arg-type]
         of_mechanism=lambda mechanism: config.of_mechanism(ListenerSettings, "ssl", mechanism),
     )
     assert secured.tls is not None

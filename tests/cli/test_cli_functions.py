@@ -236,7 +236,7 @@ def test_the_rights_that_the_documentation_names_are_enough(preloaded: Preloaded
         wait_until(lambda: [each.value for each in broker.records("loud", isolation_level="read_committed")] == [b"A"])
         assert function.end() == 0, function.said
         assert broker.committed("public/default/shout") == {("lines", 0): 1}
-    assert "1 messages done" in function.said
+    assert "1 message done" in function.said
 
 
 def test_a_call_that_hangs_ends_the_command(start: Start, topics: tuple[str, str], kop: Kop, tmp_path: Path) -> None:

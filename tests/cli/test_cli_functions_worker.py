@@ -99,7 +99,7 @@ def test_from_create_to_delete(workers: Workers, kop: Kop, tmp_path: Path) -> No
 
     (status,) = json.loads(workers.ok("status", "words", "--json"))
     assert (status["running"], status["processed"], status["exceptions"]) == (True, 3, 1)
-    assert [each["text"] for each in status["latest_exceptions"]] == ["ValueError: a bad word"]
+    assert [each["text"] for each in status["latest_exceptions"]] == ["ValueError: a bad word (at words-in-0 offset 2)"]
     (stats,) = json.loads(workers.ok("stats", "words", "--json"))
     assert stats["user_exceptions"] == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +13,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from faults.fault_kit import Load, gateway, running, say, until
-from support.child import Child, free_port
+from support.child import Child, free_ports
 from support.pulsar import Pulsar
 from support.waiting import SECONDS, wait_until
 
 WORKERS = 2
 PARTITIONS = 8
-
-
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for _ in range(100):
-        first = free_port()
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except (OSError, OverflowError):
-            continue
-        return first
-    raise AssertionError("no free ports in a row")
 
 
 @pytest.fixture

@@ -622,3 +622,18 @@ def test_a_secret_that_is_missing_is_said_before_anything_is_made(kop_broker: Br
     with pytest.raises(ClientError, match="set the variable NO_SUCH_VARIABLE: it has the secret KEY"):
         kop_functions(lambda text: text, inputs="never-made", secrets=secrets)
     assert "never-made" not in kop_broker.topics()
+
+
+def test_an_input_that_was_deleted_is_named_and_other_functions_go_on(
+    kop_broker: Broker, kop_functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.client.connection.SETTLE_SECONDS", 0.1)
+    deleted = kop_functions(lambda text: text, name="deleted", inputs="going")
+    other = kop_functions(lambda text: text, name="other", inputs="staying", output="out")
+    admin = KafkaAdminClient(bootstrap_servers=kop_broker.bootstrap)
+    admin.delete_topics(["going"])
+    admin.close()
+    with pytest.raises(ClientError, match="create the topic going again: it, or its partition 0, is gone"):
+        deleted.wait_until(lambda: False)
+    kop_broker.produce("staying", ["on"])
+    other.wait_until(lambda: other.processed == 1)

@@ -121,7 +121,7 @@ def test_a_file_is_read_again_each_time_and_another_may_have_its_name(user_file:
             "code",
             r"code_of_user\.py, line 1: ModuleNotFoundError: No module named 'nothing_of_it'",
         ),
-        ("class Shout: pass", "code.Shuot", "code_of_user has no Shuot; is it Shout?"),
+        ("class Shout: pass", "code.Shuot", "code_of_user has no class or function Shuot; is it Shout?"),
         ("class Shout: pass", "code.Shout", r"Shout has no process\(input, context\)"),
         ("import abc", "code", r"code_of_user has no process\(input, context\)"),
         ("process = 3", "code", r"code_of_user has no process\(input, context\)"),

@@ -189,7 +189,7 @@ def mistakes(tmp_path: Path, code: str, class_name: str = "checked", seconds: fl
         (
             "class Shouter:\n  def process(self, i, c): pass\n",
             "checked.Shuter",
-            "checked has no Shuter; is it Shouter?",
+            "checked has no class or function Shuter; is it Shouter?",
         ),
         (SHOUT, "chekced.F", "there is no module chekced in the files of the function; is it checked?"),
         ("def process(): pass\n", "checked", "called as process(input, context), and takes ()"),
@@ -242,4 +242,4 @@ def test_the_timestamp_extractor_of_windows_is_checked_too(tmp_path: Path) -> No
     window = WindowSpec(length_ms=1, sliding_ms=1, timestamp_extractor="checked.when")
     spec = spec_with(class_name="checked", window=window)
     (told,) = check(spec, unpack(Package("checked.py", SHOUT.encode()), tmp_path))
-    assert "the timestamp extractor checked.when: it cannot be had: checked has no when" in told
+    assert "the timestamp extractor checked.when: it cannot be had: checked has no class or function when" in told

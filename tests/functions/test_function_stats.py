@@ -34,8 +34,8 @@ def test_a_snapshot_is_plain_json(time: Time) -> None:
     stats.lag = lambda: {("in", 1): 5}
     stats.took(3)
     stats.called(2, 0.5)
-    stats.failed(ValueError("no"), by_function=True)
-    stats.failed(TypeError("serde"), by_function=False)
+    stats.failed(ValueError("no"), "in-0 offset 7", by_function=True)
+    stats.failed(TypeError("serde"), "in-0 offset 8", by_function=False)
     stats.metric("size", 2.0)
     stats.metric("size", 3.0)
     snapshot = stats.snapshot()
@@ -43,8 +43,8 @@ def test_a_snapshot_is_plain_json(time: Time) -> None:
     assert (snapshot.received, snapshot.processed) == (3, 2)
     assert (snapshot.user_exceptions, snapshot.system_exceptions) == (1, 1)
     assert (snapshot.latency_sum_ms, snapshot.latency_count) == (500, 2)
-    assert snapshot.latest_user_exceptions == [{"text": "ValueError: no", "at_ms": 6_000_000}]
-    assert snapshot.latest_system_exceptions == [{"text": "TypeError: serde", "at_ms": 6_000_000}]
+    assert snapshot.latest_user_exceptions == [{"text": "ValueError: no (at in-0 offset 7)", "at_ms": 6_000_000}]
+    assert snapshot.latest_system_exceptions == [{"text": "TypeError: serde (at in-0 offset 8)", "at_ms": 6_000_000}]
     assert snapshot.last_invocation_ms == 6_000_000
     assert snapshot.user_metrics == {"size": [2, 5.0]}
     assert snapshot.lag == {"in-1": 5}
@@ -62,7 +62,7 @@ def test_the_last_whole_minute(time: Time) -> None:
     time.now += 30
     assert stats.snapshot().processed_1min == 30
     stats.called(5, 0.01)
-    stats.failed(ValueError("no"), by_function=True)
+    stats.failed(ValueError("no"), "in-0 offset 7", by_function=True)
     assert (stats.snapshot().processed_1min, stats.snapshot().user_exceptions_1min) == (30, 0)
     time.now += 60
     assert (stats.snapshot().processed_1min, stats.snapshot().user_exceptions_1min) == (5, 1)
@@ -76,8 +76,9 @@ def test_what_is_kept_is_bounded(time: Time) -> None:
     stats = Stats(PARTITIONS, [0, -1, 0])
     for number in range(2_000):
         stats.metric(f"m{number}", 1)
-        stats.failed(ValueError("x" * 10_000), by_function=True)
+        stats.failed(ValueError("x" * 10_000), "in-0 offset 7", by_function=True)
     snapshot = stats.snapshot()
     assert len(snapshot.user_metrics) == stats_module.METRICS
     assert len(snapshot.latest_user_exceptions) == stats_module.LATEST
-    assert len(snapshot.latest_user_exceptions[0]["text"]) == stats_module.TEXT_CHARACTERS
+    text = snapshot.latest_user_exceptions[0]["text"]
+    assert len(text) == stats_module.TEXT_CHARACTERS + len(" (at in-0 offset 7)")

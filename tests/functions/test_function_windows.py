@@ -311,7 +311,7 @@ def test_a_mark_that_another_wrote_ends_the_function(broker: Broker, functions: 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "events has no When"),
+        ("", "events has no class or function When"),
         ("When = 5", "it has to be a function or a class"),
         ("class When: pass", "has to be a function, or a class without arguments that has"),
     ],

@@ -188,7 +188,11 @@ def test_instances_that_nobody_runs_are_in_the_status(api: Rest) -> None:
     ]
     assert api("GET", f"{F}/stats").json()["receivedTotal"] == 0
     api.service.statuses.clear()
-    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it"
+    error = "no worker has it: there is no topic of its inputs, in. Create one"
+    assert api("GET", f"{F}/0/status").json()["error"] == error
+    api.service.why_not_ready = "no worker leads at the moment"
+    assert api("GET", f"{F}/0/status").json()["error"] == "no worker has it: no worker leads at the moment"
+    api.service.why_not_ready = None
     api("POST", f"{F}/stop")
     assert api("GET", f"{F}/0/status").json()["error"] == "stopped"
 
@@ -496,3 +500,17 @@ def test_a_loop_through_topics_is_noted_and_told_by_the_status(api: Rest) -> Non
     (instance,) = api("GET", "/admin/v3/functions/public/default/there/status").json()["instances"]
     assert instance["status"]["loop"]["text"].startswith("what public/default/there writes comes back to it: ")
     assert api("GET", "/admin/v3/functions/public/default/aside/0/status").json()["loop"] is None
+
+
+def test_what_is_not_there_is_said_with_what_is_meant_and_only_if_that_is_known(created: Rest) -> None:
+    created.create("Merge")
+    there = "/admin/v3/functions/public/default"
+    reason = created("GET", f"{there}/merge/status").json()["reason"]
+    assert reason == "Function public/default/merge doesn't exist; is it Merge?"
+    assert created("GET", f"{there}/zz").json()["reason"] == "Function public/default/zz doesn't exist"
+    created.service.why_not_ready = "it has not started yet"
+    answer = created("GET", f"{there}/merge")
+    assert (answer.status, answer.json()["reason"]) == (
+        503,
+        "this worker does not know of public/default/merge: it has not started yet",
+    )

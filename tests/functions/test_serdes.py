@@ -167,7 +167,7 @@ def test_a_serde_of_a_user_is_called(user_file: UserFile) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("code_of_user.Par", "cannot be had: code_of_user has no Par; is it Pair?"),
+        ("code_of_user.Par", "cannot be had: code_of_user has no class or function Par; is it Pair?"),
         ("nowhere.Pair", "cannot be had: there is no module nowhere"),
         ("code_of_user.ReadsOnly", "has no method serialize"),
         ("code_of_user.Wants", "cannot be made: TypeError: .*argument"),

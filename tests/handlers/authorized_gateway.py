@@ -28,6 +28,7 @@ from kop.security.authorizer import AclAuthorizer
 from kop.security.quotas import QuotaMatch
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
+from kop.security.tenants import Space
 from kop.server.request import RequestPipeline
 
 IMPLY_DESCRIBE = {AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}
@@ -82,6 +83,10 @@ class Rights:
         """Return the rule by which it is allowed, or not."""
         return self._of(principal, host).decides.rule(principal, host, operation, resource, name)
 
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        """Return why the principal cannot be of the space."""
+        return await self._of(principal, "").decides.enter(principal, space, proven=proven)
+
     def _of(self, principal: str, host: str) -> Rights:
         return self.others.get(principal) or self.others.get(host) or self
 
@@ -104,7 +109,7 @@ class Client:
 
     def __init__(self, pipeline: RequestPipeline, principal: str, host: str = "192.0.2.1") -> None:
         self._pipeline = pipeline
-        self._conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
+        self.conn = ConnectionInfo(host, "192.0.2.9", 9092, principal=principal)
         self.directly = 0
         """Requests that compiled code took."""
 
@@ -112,7 +117,7 @@ class Client:
         """Send a request and return its answer."""
         frame = memoryview(bytearray(request_frame(key, version, fields)))[4:]
         self._pipeline.look_at_clocks()
-        answer = self._pipeline.start(frame, self._conn, owned=True)
+        answer = self._pipeline.start(frame, self.conn, owned=True)
         self.directly += NATIVE is not None and isinstance(answer, NATIVE.DirectAnswer)
         await until(lambda: answer.ready)
         assert answer.error is None

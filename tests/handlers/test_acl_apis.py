@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import admin as librdkafka
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 from support.gateway import gateway, run
 
@@ -19,6 +20,7 @@ from kop.security.acls import Acl, AclFilter
 from kop.security.records import of_acl
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
 from kop.security.settings import STANDARD_AUTHORIZER
+from kop.security.tenants import Space
 from kop.security.users import Mechanism, ScramCredential
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -336,6 +338,29 @@ def test_a_credential_is_that_of_the_password(tmp_path: Path) -> None:
     run(main())
 
 
+def test_librdkafka_makes_and_removes_users(tmp_path: Path) -> None:
+    """Its requests have a byte more than Kafka's."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as (serving, _):
+
+            def alter() -> None:
+                admin = librdkafka.AdminClient({"bootstrap.servers": "{}:{}".format(*serving.listeners[0])})
+                scram = librdkafka.ScramMechanism.SCRAM_SHA_256
+                info = librdkafka.ScramCredentialInfo(scram, 4096)
+                wanted = librdkafka.UserScramCredentialUpsertion("alice", info, b"secret", b"salt")
+                removed = librdkafka.UserScramCredentialDeletion("alice", scram)
+                for alteration in (wanted, removed, wanted):
+                    for future in admin.alter_user_scram_credentials([alteration]).values():
+                        future.result(10)
+
+            await asyncio.to_thread(alter)
+            known = serving.gateway.security.users.scram(Mechanism.SCRAM_SHA_256, "alice")
+            assert known == ScramCredential.of_password(Mechanism.SCRAM_SHA_256, "secret", salt=b"salt")
+
+    run(main())
+
+
 def test_there_are_no_more_users_than_are_allowed(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, kop_security_max_users="2") as (_, conn):
@@ -429,9 +454,9 @@ def test_filters_let_others_have_their_turn_and_find_no_end(tmp_path: Path, monk
             acls = serving.gateway.security.acls
             matching = acls.matching
 
-            def noted(which: AclFilter) -> list[Acl]:
+            def noted(which: AclFilter, space: Space) -> list[Acl]:
                 seen.append(turns)
-                return matching(which)
+                return matching(which, space)
 
             monkeypatch.setattr(acls, "matching", noted)
             turning = asyncio.create_task(turn())

@@ -43,6 +43,7 @@ from kop.records.compression import Codec
 from kop.records.record import content_of, put_record
 from kop.records.validation import RecordsRejectedError
 from kop.security.quotas import DEFAULT, Entity, QuotaKind
+from kop.security.tenants import HOME, Space
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
 from kop.server.settings import ServerSettings
@@ -72,8 +73,10 @@ COUNTED = ("kop_requests_total", "kop_produced", "kop_request_errors_total", "ko
 class Side:
     """One of the two gateways."""
 
-    def __init__(self, serving: Serving, store: DirectStore, topic_ids: dict[str, bytes]) -> None:
+    def __init__(self, serving: Serving, store: DirectStore, topic_ids: dict[str, bytes], space: Space = HOME) -> None:
+        """`space`: that in which its client works."""
         self.serving = serving
+        self.space = space
         self.store = store
         self.topic_ids = topic_ids
         self.pipeline = RequestPipeline(serving.gateway)
@@ -85,7 +88,9 @@ class Side:
         memory = bytearray(data)
         self.pipeline.look_at_clocks()
         try:
-            answer = self.pipeline.start(memoryview(memory), ConnectionInfo("1.2.3.4", "", 0), owned=owned)
+            answer = self.pipeline.start(
+                memoryview(memory), ConnectionInfo("1.2.3.4", "", 0, space=self.space), owned=owned
+            )
         except (FrameError, DecodeError) as error:
             return f"{type(error).__name__}: {error}"
         if not owned:
@@ -106,7 +111,7 @@ class Side:
         batches: dict[tuple[str, int], list[bytes]] = {}
         for name in self.topic_ids:
             for index in range(PARTITIONS):
-                log = log_of(self.serving, name, index)
+                log = log_of(self.serving, self.space.inward(name), index)
                 result = log.read_cached(log.log_start_offset, 1 << 30, min_one=True)
                 assert result is not None
                 batches[name, index] = [bytes(data) for data in result.buffers]
@@ -140,7 +145,7 @@ def uuids(seed: int) -> Callable[[], UUID]:
 
 @asynccontextmanager
 async def two_sides(
-    path: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, *, most: int = 1 << 30
+    path: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, *, most: int = 1 << 30, space: Space = HOME
 ) -> AsyncIterator[tuple[Side, Side]]:
     """One gateway with writers, and one without."""
     monkeypatch.setattr(clock, "wall_ns", lambda: NOW * 1_000_000)  # answers tell times
@@ -156,8 +161,9 @@ async def two_sides(
                 serving.gateway.direct_produce.take = None
             ids: dict[str, bytes] = {}
             for name, configs in TOPICS.items():
-                ids[name] = (await serving.gateway.engine.topics.create(name, PARTITIONS, configs)).topic_id.bytes
-            sides.append(Side(serving, store, ids))
+                topics = serving.gateway.engine.topics
+                ids[name] = (await topics.create(space.inward(name), PARTITIONS, configs)).topic_id.bytes
+            sides.append(Side(serving, store, ids, space))
         yield sides[0], sides[1]
 
 
@@ -248,14 +254,14 @@ class Producers:
         return bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("seed", "space"), [*((seed, HOME) for seed in range(4)), (4, Space("T/N/"))])
 def test_any_requests_are_answered_stored_and_counted_as_by_the_ordinary_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, space: Space
 ) -> None:
     rng = random.Random(seed)
 
     async def main() -> None:
-        async with two_sides(tmp_path, monkeypatch, seed) as (first, second):
+        async with two_sides(tmp_path, monkeypatch, seed, space=space) as (first, second):
             assert first.topic_ids == second.topic_ids
             producers = Producers(rng, first.topic_ids)
             requests = 0

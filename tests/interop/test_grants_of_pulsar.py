@@ -6,6 +6,7 @@ One Pulsar with tokens and authorization, one gateway on it with a role of its o
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import shutil
 import time
@@ -21,7 +22,7 @@ from support.gateway import batch
 from support.pulsar import OwnBroker, Pulsar, Urls
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
-from support.tokens import guarded_settings, token
+from support.tokens import KEY, guarded_settings, token
 
 from conformance.authorization.world import Connection
 from kop.errors import ErrorCode
@@ -128,6 +129,9 @@ def world(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             listeners="SASL_PLAINTEXT://127.0.0.1:0",
             sasl_jaas_config="org.apache.kafka.common.security.scram.ScramLoginModule required "
             'username="broker" password="secret";',
+            sasl_enabled_mechanisms=f"PLAIN,{MECHANISM.text}",
+            kop_pulsar_tokens="true",
+            kop_pulsar_token_secret_key=f"data:;base64,{base64.b64encode(KEY).decode()}",
             authorizer_class_name=PULSAR_AUTHORIZER,
             super_users="User:broker",
         ).start()
@@ -319,6 +323,77 @@ def test_what_is_taken_away_or_given_is_felt_on_an_open_connection_within_two_se
                 await admin.revoke(namespace, "nobody")
                 await within_two_seconds(conn, name, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         world.close()
+
+    run(main())
+
+
+async def of_tenant(world: World, role: str, namespace: str) -> tuple[Connection, str]:
+    """A connection of a role that says by PLAIN that it is of a namespace, and why its login has failed."""
+    conn = await Connection.open(*world.gateway.address)
+    assert (await conn.call(17, 1, mechanism="PLAIN")).error_code == 0
+    answer = await conn.call(36, 2, auth_bytes=f"\0{namespace}\0token:{token(role)}".encode())
+    return conn, answer.error_message or ""
+
+
+@pytest.mark.parametrize(
+    ("role", "namespace", "why"),
+    [
+        ("other-both", OTHER, ""),
+        ("admin", OTHER, ""),
+        ("producer", HOME, ""),
+        ("producer", OTHER, f"the client cannot be of {OTHER}: the role producer holds no grant in {OTHER}"),
+        ("admin", f"{TENANT}/missing", f"the client cannot be of {TENANT}/missing: Pulsar has no namespace"),
+        ("root", "pulsar/system", "the namespace pulsar/system is not for clients"),
+    ],
+)
+def test_a_client_is_of_the_namespace_that_it_names_if_its_role_holds_a_grant(
+    world: World, role: str, namespace: str, why: str
+) -> None:
+    async def main() -> None:
+        conn, told = await of_tenant(world, role, namespace)
+        assert told.startswith(why)
+        assert bool(told) == bool(why)
+        conn.close()
+
+    run(main())
+
+
+def test_a_tenant_works_by_its_own_names_within_its_grants(world: World) -> None:
+    async def main() -> None:
+        conn, _ = await of_tenant(world, "other-both", OTHER)
+        boss, _ = await of_tenant(world, "admin", OTHER)
+        other = PulsarSays(world, "other-both")
+        reader = other.client.subscribe(f"persistent://{FOREIGN}", f"tenant-{secrets.token_hex(4)}")
+        assert await produced(conn, ORDERS) == ErrorCode.NONE
+        message = await asyncio.to_thread(reader.receive, 20_000)
+        assert message.data() == b"value"
+        assert await produced(conn, FOREIGN) == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert await fetched(conn, ORDERS) == ErrorCode.NONE
+        assert await committed(conn, "readers", ORDERS) == (0, 0)
+        for each in (conn, boss):
+            seen = await each.call(3, 12, topics=None, allow_auto_topic_creation=False)
+            assert {topic.name for topic in seen.topics} == {ORDERS}
+        assert "readers" in {group.group_id for group in (await boss.call(16, 4, states_filter=[])).groups}
+        wanted = {"name": "made", "num_partitions": 1, "replication_factor": 1}
+        for each, code in ((conn, ErrorCode.TOPIC_AUTHORIZATION_FAILED), (boss, ErrorCode.NONE)):
+            made = await each.call(19, 5, topics=[wanted], timeout_ms=10_000)
+            assert made.topics[0].error_code == code
+        assert (await boss.call(20, 5, topic_names=["made"], timeout_ms=10_000)).responses[0].error_code == 0
+        ops = [{"key": "producer_byte_rate", "value": 1.0, "remove": False}]
+        entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": ops}
+        altered = await boss.call(49, 1, entries=[entry], validate_only=False)
+        assert altered.entries[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert (await boss.call(48, 1, components=[], strict=False)).error_code == 0
+        async with world.admin() as admin:
+            await admin.revoke(OTHER, "other-both")
+            await within_two_seconds(conn, ORDERS, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            await admin.grant(OTHER, "other-both", ["produce", "consume"])
+            await within_two_seconds(conn, ORDERS, ErrorCode.NONE)
+        for each in (conn, boss):
+            each.close()
+        reader.close()
+        await other.admin.close()
+        other.client.close()
 
     run(main())
 

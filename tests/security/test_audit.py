@@ -15,6 +15,7 @@ from support.waiting import until
 from kop import clock
 from kop.errors import BackendError, ConfigError, ErrorCode
 from kop.security.audit import LINES_A_SECOND, LONGEST_TEXT, MOST_ITEMS, Audit, AuditLines
+from kop.security.tenants import HOME, Space
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Client:
 
     principal: str = "User:alice"
     client_host: str = "192.0.2.1"
+    space: Space = HOME
 
 
 def written(path: Path) -> list[dict[str, Any]]:

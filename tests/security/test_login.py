@@ -9,7 +9,9 @@ import pytest
 
 from kop.errors import ErrorCode
 from kop.security.login import Login, Offer, Turn
-from kop.security.sasl.exchange import AuthenticationError, Exchange
+from kop.security.sasl.exchange import AuthenticationError, Exchange, NamespaceClaim
+from kop.security.tenant_membership import TenantMembership
+from kop.security.tenants import Space
 
 METADATA, HANDSHAKE, VERSIONS, AUTHENTICATE = 3, 17, 18, 36
 
@@ -18,12 +20,14 @@ EXPIRES: list[int | None] = [None]
 """When what clients show ends."""
 NAMES = ["User:u"]
 """Who clients are."""
+CLAIMS: list[NamespaceClaim | None] = [None]
+"""Where clients belong by what they show."""
 
 
 @pytest.fixture(autouse=True)
 def as_usual() -> Iterator[None]:
     yield
-    EXPIRES[0], NAMES[0] = None, "User:u"
+    EXPIRES[0], NAMES[0], CLAIMS[0] = None, "User:u", None
 
 
 class Accepting:
@@ -34,6 +38,7 @@ class Accepting:
         self.expires_ms: int | None = EXPIRES[0]
         self.is_by_token = False
         self.refusal: str | None = None
+        self.claim = CLAIMS[0]
         self.claimed: str | None = None
         self.is_valid = lambda: True
         self._left = 2
@@ -190,3 +195,34 @@ def test_nor_does_another_mechanism_after_its_handshake() -> None:
     assert it.handshake("O", 0) is ErrorCode.NONE
     assert not it.takes_raw_tokens
     assert it.turn(AUTHENTICATE) is Turn.CLOSE
+
+
+class InSpaces:
+    """Rights that everybody has in all spaces."""
+
+    async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
+        return ""
+
+    def follow(self, space: Space) -> None:
+        pass
+
+
+@pytest.mark.parametrize("again", ["acme/sales", "acme/hr", None])
+def test_a_session_does_not_move_to_another_namespace(again: str | None) -> None:
+    membership = TenantMembership("", (), "", (), InSpaces())
+    it = Login({"M": Offer(Accepting, 1000)}, membership)
+    CLAIMS[0] = NamespaceClaim("acme/sales")
+    it.handshake("M", 1)
+    take(it, b"a")
+    take(it, b"b")
+    assert it.space.name == "acme/sales"
+
+    CLAIMS[0] = None if again is None else NamespaceClaim(again)
+    it.handshake("M", 1)
+    take(it, b"a")
+    if again == "acme/sales":
+        assert take(it, b"b")[1] is not None
+    else:
+        with pytest.raises(AuthenticationError, match="Cannot change the namespace during re-authentication"):
+            take(it, b"b")
+    assert it.space.name == "acme/sales"

@@ -171,6 +171,36 @@ def test_clients_that_leave_do_not_have_more_passwords_hashed_at_once(monkeypatc
     assert most == 2
 
 
+def test_who_has_come_in_does_not_wait_for_guesses_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, known, made = threading.Event(), users(), ScramCredential.of_password
+    hashed = 0
+
+    def of_password(*of: Any) -> ScramCredential:
+        nonlocal hashed
+        hashed += 1
+        go_on.wait(SECONDS)
+        return made(*of)
+
+    async def main() -> None:
+        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        assert await passwords.check("bob", "b512") is not None
+        monkeypatch.setattr(ScramCredential, "of_password", of_password)
+        guesses = [asyncio.create_task(passwords.check(name, "guess")) for name in ("bob", "nobody", "bob")]
+        await until(lambda: hashed == 2)
+        identity = await asyncio.wait_for(passwords.check("bob", "b512"), 1)
+        assert identity is not None
+        assert (identity.principal, identity.is_valid(), hashed) == ("User:bob", True, 2)
+        go_on.set()
+        assert await asyncio.gather(*guesses) == [None, None, None]
+
+        known.put("bob", SHA_512, made(SHA_512, "new"))
+        assert not identity.is_valid()
+        assert await passwords.check("bob", "b512") is None
+        assert await passwords.check("bob", "new") is not None
+
+    asyncio.run(main())
+
+
 # -- Kafka's text
 
 

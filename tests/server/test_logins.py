@@ -273,10 +273,13 @@ def test_failed_logins_are_audited(tmp_path: Path, caplog: pytest.LogCaptureFixt
             await client.call(36, 2, auth_bytes=b"n,,n=bob,r=x")
             await client.call(36, 2, auth_bytes=b"c=biws,r=x,p=AAAA")
             await client.close()
-            for size in range(4):  # too short for a request, and no token is due
-                client = await client_of(serving)
-                client.writer.write(size.to_bytes(4, "big") + bytes(size))
-                assert await is_closed(client)
+            for size in (0, 1, 2, 9):
+                for is_due in (False, True):  # too short for a request; too short for a token
+                    client = await client_of(serving)
+                    if is_due:
+                        await client.call(17, 0, mechanism="PLAIN")
+                    client.writer.write((size.to_bytes(4, "big") + bytes(size)) * 2)
+                    assert await is_closed(client)
             client = await client_of(serving)
             await client.call(17, 1, mechanism="NT\nLM")
             await client.close()
@@ -297,6 +300,9 @@ def test_failed_logins_are_audited(tmp_path: Path, caplog: pytest.LogCaptureFixt
         failed("PLAIN", None, "Authentication failed: username not specified"),
         failed("PLAIN", "bob", wrong),
         failed("SCRAM-SHA-256", "bob", by_scram),
+        *(failed("PLAIN", None, f"Invalid SASL/PLAIN response: expected 3 tokens, got {parts}") for parts in (1, 2)),
+        failed("PLAIN", None, "Authentication failed: username not specified"),
+        failed("PLAIN", None, "Invalid SASL/PLAIN response: expected 3 tokens, got 10"),
         failed("NT\nLM", None, "there are the mechanisms PLAIN, SCRAM-SHA-256"),
         failed("PLAIN", "carol", "Cannot change principals during re-authentication", "User:alice"),
         failed("SCRAM-SHA-256", None, "it logs in again by another mechanism than PLAIN", "User:alice"),
@@ -375,7 +381,7 @@ def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status":"invalid_token"}')
             answer = await client.call(36, 2, auth_bytes=b"\x01")
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-            assert answer.error_message == "the token is refused: it has another issuer"
+            assert answer.error_message == "the token is refused (invalid_token): it has another issuer"
             assert await is_closed(client)
             assert count(serving, "OAUTHBEARER") == 1
             client = await client_of(serving)

@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from kop.client.write_client import WriteClient
 from kop.spark import group_progress
+from kop.spark.given import OptionError
 from kop.spark.group_progress import (
     GroupProgress,
     PartitionProgress,
@@ -25,7 +26,6 @@ from kop.spark.group_progress import (
     print_lag,
     progress_settings,
 )
-from kop.spark.options import OptionError
 from kop.testing import Broker
 
 SOURCE = {

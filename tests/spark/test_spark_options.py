@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kop.client.offsets import EARLIEST, LATEST
-from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
+from kop.spark.given import OptionError
+from kop.spark.options import ReadOptions, batch_options, stream_options
 
 SERVER = {"kafka.bootstrap.servers": "a:9092, b:9093"}
 
@@ -204,6 +205,21 @@ def test_what_a_line_of_jaas_asks_in_vain_is_refused(mechanism: str, line: str, 
     sasl = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": mechanism, "kafka.sasl.jaas.config": line}
     with pytest.raises(OptionError, match=says):
         batch_options(SERVER | {"subscribe": "t"} | sasl)
+
+
+def test_the_class_that_java_needs_for_tokens_is_taken_and_no_other() -> None:
+    token = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "file:///token",
+        "kafka.sasl.login.callback.handler.class": "org.apache.kafka.OAuthBearerLoginCallbackHandler",
+    }
+    settings = batch_options(SERVER | {"subscribe": "t"} | token).connection.settings
+    assert settings["sasl_mechanism"] == "OAUTHBEARER"
+    token["kafka.sasl.login.callback.handler.class"] = "my.Handler"
+    with pytest.raises(OptionError, match=r"'my.Handler' is not OAuthBearerLoginCallbackHandler, and no Java class"):
+        batch_options(SERVER | {"subscribe": "t"} | token)
 
 
 def test_no_error_has_a_password_in_it() -> None:

@@ -12,7 +12,8 @@ from kafka import errors
 from kop.client.connection import SETTLE_SECONDS
 from kop.client.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.client.read_client import TopicMetadata
-from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
+from kop.spark.given import OptionError
+from kop.spark.options import ReadOptions, batch_options, stream_options
 from kop.spark.planning import DataLossError
 from kop.spark.stream_state import IDLE_SECONDS, StreamState
 from kop.spark.subscription import MissingTopicError, find_partitions, find_ranges, resolve_end, resolve_start

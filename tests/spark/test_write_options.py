@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kop.spark.options import OptionError
+from kop.spark.given import OptionError
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -58,7 +58,7 @@ def test_exactly_once() -> None:
         ({"kafka__acks": "1"}, "leave kafka.acks out"),
         ({"kafka__enable__idempotence": "false"}, "leave kafka.enable.idempotence out"),
         ({"kafka__transactional__id": "x"}, "set deliveryGuarantee=exactly-once"),
-        ({"kafka__key__serializer": "x"}, "the column key is written as it is"),
+        ({"kafka__key__serializer": "x"}, "set keyFormat instead"),
         ({"kafka__compression__type": "brotli"}, "is none of none, gzip, snappy, lz4, zstd"),
         ({"deliveryGuarantee": "at-most-once"}, "is none of at-least-once, exactly-once"),
         ({"deliveryGuarantee": "exactly-once"}, r"set exactlyOnceTasks.*repartition"),

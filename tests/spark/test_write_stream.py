@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kop.spark.options import OptionError
+from kop.spark.given import OptionError
 from kop.spark.streams import write_stream
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": "t"}

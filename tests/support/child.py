@@ -29,6 +29,19 @@ def free_port() -> int:
             return port
 
 
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for _ in range(100):
+        first = free_port()
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError):
+            continue
+        return first
+    raise AssertionError("no free ports in a row")
+
+
 _random = random.SystemRandom()
 """Tests seed the usual one alike in all processes."""
 
@@ -58,8 +71,8 @@ class Child:
 
     def start(self, wait: bool = True) -> None:
         """Start, and wait until it takes connections."""
-        arguments = [sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", self.http]
-        arguments += self._store
+        listen = [] if "listeners" in self._settings else ["--listen", self.address]
+        arguments = [sys.executable, "-m", "kop.cli.main", "serve", *listen, "--http", self.http, *self._store]
         for name, value in self._settings.items():
             arguments += ["--set", f"{name}={value}"]
 

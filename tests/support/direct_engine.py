@@ -29,7 +29,7 @@ from kop.records.batch import BatchHeader, read_header
 from kop.records.validation import check_records
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, TopicInfo
 from kop.storage.memory.engine import Memory, MemoryEngine
-from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.log import LogMemory, MemoryLog
 from kop.storage.memory.settings import MemorySettings
 from kop.storage.pulsar.partition.appends import NOBODY
 from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE, DecompressionTurns, DirectCodecs
@@ -104,7 +104,7 @@ class DirectEngine(MemoryEngine):
         self.promises = dataclasses.replace(self.promises, checks_records=True)
         super().__init__(Memory(), policy, MemorySettings(maintain=False))
 
-    def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
+    def new_log(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
         return DirectLog(self._store, space, topic, index, policy)
 
 
@@ -157,7 +157,7 @@ class Answers:
 class DirectLog(MemoryLog):
     """One partition."""
 
-    def __init__(self, store: DirectStore, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+    def __init__(self, store: DirectStore, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(space, topic, index, policy)
         self._shared = store
         """`_store` is a method of all logs in memory."""

@@ -29,14 +29,14 @@ from kop.errors import BackendError, ErrorCode, KopError
 from kop.records.batch import BatchHeader, iter_records
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
 from kop.storage.memory.engine import Memory, MemoryEngine, MemoryTopics
-from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.log import LogMemory, MemoryLog
 from kop.storage.memory.settings import MemorySettings
 
 
 class FaultyLog(MemoryLog):
     """One partition."""
 
-    def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+    def __init__(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(space, topic, index, policy)
         self.append_error: ErrorCode | None = None
         self.read_error: KopError | None = None
@@ -185,7 +185,7 @@ class FaultyEngine(MemoryEngine):
         self.topics = FaultyTopics(memory.topics_version, memory.topics, self.topic_changed)
         self.topics.unseen = set()
 
-    def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
+    def new_log(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
         return FaultyLog(space, topic, index, policy)
 
 

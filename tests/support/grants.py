@@ -15,6 +15,7 @@ class Known:
 
     def __init__(self, **namespaces: NamespaceGrants) -> None:
         self.namespaces: Mapping[str, NamespaceGrants] = {f"team/{name}": given for name, given in namespaces.items()}
+        self.followed: set[str] = set()
         self.tenants: Mapping[str, Collection[str]] = {"team": {"boss"}, "others": ()}
 
     async def open(self) -> None:
@@ -34,3 +35,7 @@ class Known:
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Do nothing."""
+
+    def follow(self, namespace: str) -> None:
+        """Remember that the namespace is followed."""
+        self.followed.add(namespace)

@@ -5,7 +5,7 @@
 //
 // Arguments are NAME=VALUE: bootstrap, input, output, group, prefix (of transactional ids), naming, checkpoints (a
 // folder), restore (a folder of a checkpoint or savepoint), parallelism, pace (ms a record), bounded, timeout (ms);
-// throw-at-commit, throw-at-snapshot, throw-at-record, halt-at-commit, halt-at-end-of-commit: counts within this JVM.
+// kafka.PROPERTY, of Kafka's clients; throw-at-commit, throw-at-snapshot, throw-at-record, halt-at-commit, halt-at-end-of-commit: counts within this JVM.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
@@ -13,6 +13,7 @@ import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Map;
+import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
@@ -92,11 +93,13 @@ public final class Count {
             .setTopics(options.get("input"))
             .setGroupId(options.get("group"))
             .setStartingOffsets(OffsetsInitializer.earliest())
+            .setProperties(ofClients())
             .setProperty("isolation.level", "read_committed")
             .setDeserializer(new Pairs());
         if (options.containsKey("bounded")) source.setBounded(OffsetsInitializer.latest());
         var sink = KafkaSink.<Tuple2<String, String>>builder()
             .setBootstrapServers(options.get("bootstrap"))
+            .setKafkaProducerConfig(ofClients())
             .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
             .setTransactionalIdPrefix(options.get("prefix"))
             .setTransactionNamingStrategy(TransactionNamingStrategy.valueOf(options.getOrDefault("naming", "INCREMENTING")))
@@ -111,6 +114,12 @@ public final class Count {
             .keyBy(pair -> pair.f0)
             .process(new Numbered()).uid("numbered")
             .sinkTo(sink).uid("output");
+    }
+
+    private static Properties ofClients() {
+        Properties properties = new Properties();
+        options.forEach((name, value) -> { if (name.startsWith("kafka.")) properties.put(name.substring(6), value); });
+        return properties;
     }
 
     /** The word is `stop`: the job ends with a savepoint, whose folder is printed. */

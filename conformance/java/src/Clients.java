@@ -32,12 +32,31 @@ public final class Clients {
     public static void main(String[] args) throws Exception {
         Suite s = new Suite("java-clients", Kit.VERSION, args);
         Kit k = new Kit(s.bootstrap, !List.of(args).contains("--list"));
+        loggingIn(s, k);
         producer(s, k);
         consumer(s, k);
         groups(s, k);
         ClientsTransactions.add(s, k);
         ClientsAdmin.add(s, k);
         s.main();
+    }
+
+    static void loggingIn(Suite s, Kit k) {
+        Suite.logins().forEach((mechanism, login) -> {
+            // Since 4.0 this property of the JVM has to allow where a token is from.
+            String url = login.getProperty("sasl.oauthbearer.token.endpoint.url");
+            if (url != null)
+                System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", url);
+            String[] pairs = login.entrySet().stream().flatMap(e -> java.util.stream.Stream.of((String) e.getKey(), (String) e.getValue())).toArray(String[]::new);
+            s.fast("logs in by " + mechanism, () -> {
+                String t = k.topic("login", 1);
+                k.produce(t, 0, 3, pairs);
+                try (KafkaConsumer<String, String> c = k.consumer(pairs)) {
+                    c.assign(List.of(new TopicPartition(t, 0)));
+                    Suite.same(Kit.numbers(0, 3), Kit.values(Kit.poll(c, 3, 20)), "records");
+                }
+            });
+        });
     }
 
     static void producer(Suite s, Kit k) {

@@ -40,6 +40,7 @@ public final class Old {
         String version = AppInfoParser.getVersion();
         s = new Suite("java-" + version, version, args);
         admin = AdminClient.create(properties());
+        loggingIn();
         producing();
         grouping();
         administering();
@@ -96,6 +97,27 @@ public final class Old {
             for (int i = 0; i < n; i++) sent.add(p.send(new ProducerRecord<>(t, 0, "k", "" + i)));
             for (int i = 0; i < n; i++) Suite.same((long) i, sent.get(i).get(20, TimeUnit.SECONDS).offset(), "offset");
         }
+    }
+
+    static void loggingIn() {
+        Suite.logins().forEach((mechanism, login) -> {
+            String url = (String) login.remove("sasl.oauthbearer.token.endpoint.url");
+            if (url != null) {
+                login.put("sasl.login.callback.handler.class", "TokenFile");
+                login.put("sasl.jaas.config", login.getProperty("sasl.jaas.config").replace(";", " file=\"" + java.net.URI.create(url).getPath() + "\";"));
+            }
+            s.fast("logs in by " + mechanism, () -> {
+                String t = topic("login", 1);
+                try (KafkaProducer<String, String> p = new KafkaProducer<>(login, new StringSerializer(), new StringSerializer())) {
+                    p.send(new ProducerRecord<>(t, 0, "k", "v")).get(20, TimeUnit.SECONDS);
+                }
+                try (KafkaConsumer<String, String> c = new KafkaConsumer<>(login, new StringDeserializer(), new StringDeserializer())) {
+                    c.assign(Collections.singleton(new TopicPartition(t, 0)));
+                    c.seekToBeginning(c.assignment());
+                    Suite.same(Collections.singletonList("v"), poll(c, 1), "records");
+                }
+            });
+        });
     }
 
     static void producing() {

@@ -12,8 +12,10 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.Objects;
 import java.util.Properties;
+import java.util.TreeMap;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.regex.Pattern;
@@ -67,10 +69,22 @@ public final class Suite {
     static final String CONFIG_FILE = System.getenv("CONFORMANCE_CONFIG");
 
     /** What is in it. */
-    static Properties config() {
+    static Properties config() { return CONFIG_FILE == null ? new Properties() : read(CONFIG_FILE); }
+
+    /** For each mechanism by which clients may come in what they need, `bootstrap.servers` too. */
+    static Map<String, Properties> logins() {
+        Map<String, Properties> logins = new TreeMap<>();
+        if (CONFIG_FILE == null) return logins;
+        for (String mechanism : new String[] {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "mTLS"}) {
+            String file = CONFIG_FILE.replaceAll("properties$", mechanism + ".properties");
+            if (new java.io.File(file).exists()) logins.put(mechanism, read(file));
+        }
+        return logins;
+    }
+
+    private static Properties read(String file) {
         Properties p = new Properties();
-        if (CONFIG_FILE == null) return p;
-        try (java.io.Reader in = new java.io.FileReader(CONFIG_FILE)) {
+        try (java.io.Reader in = new java.io.FileReader(file)) {
             p.load(in);
         } catch (java.io.IOException e) {
             throw new java.io.UncheckedIOException(e);

@@ -181,7 +181,8 @@ class ClassicGroup:
     def check_commit_in_transaction(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """Return the error if a transaction may not commit offsets for this member, else NONE.
 
-        Old clients name no member: they may at any time. A rebalance is no reason to refuse. No session goes on by it.
+        Old clients name no member: they may at any time. A rebalance is no reason to refuse. The session of the member
+        is not prolonged.
         """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE

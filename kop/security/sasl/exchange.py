@@ -22,6 +22,16 @@ def _always() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceClaim:
+    """A word about where a client belongs."""
+
+    namespace: str
+    """The namespace, as TENANT/NAMESPACE."""
+    is_own_word: bool = False
+    """True if the client alone says so, and not who has signed its token."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientIdentity:
     """Who a client is."""
 
@@ -31,6 +41,8 @@ class ClientIdentity:
     """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
     is_valid: Callable[[], bool] = _always
     """Returns false once the client could not show it any more."""
+    claim: NamespaceClaim | None = None
+    """Where the client belongs, by what it has shown; None if that says nothing of it."""
 
 
 class Exchange(Protocol):
@@ -43,6 +55,10 @@ class Exchange(Protocol):
     @property
     def expires_ms(self) -> int | None:
         """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
+
+    @property
+    def claim(self) -> NamespaceClaim | None:
+        """Where the client belongs, by what it has shown; None if that says nothing of it."""
 
     @property
     def is_by_token(self) -> bool:
@@ -83,6 +99,11 @@ class IdentityExchange:
     def expires_ms(self) -> int | None:
         """When what the client has shown ends; None: it does not."""
         return None if self.identity is None else self.identity.expires_ms
+
+    @property
+    def claim(self) -> NamespaceClaim | None:
+        """Where the client belongs, by what it has shown; None if that says nothing of it."""
+        return None if self.identity is None else self.identity.claim
 
     def is_valid(self) -> bool:
         """Return true if the client could log in by the same now. The end of a token is that of the session."""

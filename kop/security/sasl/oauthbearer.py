@@ -42,7 +42,7 @@ class OAuthBearerExchange(IdentityExchange):
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:
             wanted = "" if token == _READ_ON else "; the client had to answer with the byte 1"
-            raise AuthenticationError(f"the token is refused: {self.refusal}{wanted}")
+            raise AuthenticationError(f"the token is refused (invalid_token): {self.refusal}{wanted}")
         authorization, bearer = _read(token)
         return self._log_in(authorization, bearer)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
 LONGEST_MESSAGE: Final = 65_536
@@ -54,10 +55,15 @@ class PlainExchange(IdentityExchange):
         if not _NAMESPACE.fullmatch(name):
             raise AuthenticationError("with a token for a password the user name has to be TENANT/NAMESPACE")
         try:
-            return await check(token)
+            identity = await check(token)
         except TokenError as error:
             self.claimed = f"{name} {error.claimed}" if error.claimed else name
             raise AuthenticationError(f"the token is refused: {error}") from None
+        if identity.claim is None:
+            return replace(identity, claim=NamespaceClaim(name, is_own_word=True))
+        if identity.claim.namespace != name:
+            raise AuthenticationError("the user name has to be the namespace that the token says")
+        return identity
 
 
 def _read(message: bytes) -> tuple[str, str]:

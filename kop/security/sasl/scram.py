@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import AuthenticationError
+from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism, by the names of `hashlib`."""
@@ -93,6 +93,7 @@ class ScramExchange:
     ) -> None:
         self.principal: str | None = None
         self.is_by_token = False
+        self.claim: NamespaceClaim | None = None
         self.expires_ms: int | None = None
         self.refusal: str | None = None
         self._mechanism = mechanism

@@ -23,7 +23,7 @@ from kop.errors import BackendError
 from kop.read_budget import ReadBudget
 from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
-from kop.storage.memory.log import MemoryLog, Space
+from kop.storage.memory.log import LogMemory, MemoryLog
 from kop.storage.memory.settings import MemorySettings
 from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
 
@@ -141,7 +141,7 @@ class MemoryEngine:
         self._memory = memory
         self._policy = policy
         self._settings = settings
-        self._space = Space(settings.kop_memory_bytes)
+        self._space = LogMemory(settings.kop_memory_bytes)
         self.read_budget = ReadBudget(settings.kop_memory_bytes)
         self._upkeep: asyncio.Task[None] | None = None
         self._kept_up = clock.monotonic()
@@ -179,7 +179,7 @@ class MemoryEngine:
             log.topic, log.policy = new, policy
         logs.extend(self.new_log(self._space, new, index, policy) for index in range(len(logs), new.partitions))
 
-    def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
+    def new_log(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
         """Return the log of a new partition; an engine with another kind of log makes that."""
         return MemoryLog(space, topic, index, policy)
 

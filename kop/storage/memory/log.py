@@ -46,7 +46,7 @@ _BATCH_BYTES: Final = 230
 """The bytes that a batch takes beside its own: the objects that hold it, and its place in the log."""
 
 
-class Space:
+class LogMemory:
     """The memory of all logs of an engine: the bytes that batches take, and the most that they may take."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -116,7 +116,7 @@ class MemoryLog(Partition):
     sole_writer = True
     leads = True
 
-    def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+    def __init__(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)
         self._space = space
         self.size_bytes = 0
@@ -129,7 +129,7 @@ class MemoryLog(Partition):
         """The offset before which compaction has seen all batches."""
         self._producers = ProducerStates()
 
-    def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
+    def reopened(self, space: LogMemory, policy: LogPolicy) -> MemoryLog:
         """Return the same log for another engine, as after a restart: it has no observers."""
         log = type(self)(space, self.topic, self.index, policy)
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark

@@ -24,6 +24,7 @@ from prometheus_client.core import Metric
 from kop import background
 from kop.metrics import gauge_value
 from kop.pulsar_client import PulsarError
+from kop.repeats import Repeats
 from kop.storage.base import NamespaceGrants, TopicInfo, Topics
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused, kafka_error
@@ -88,6 +89,9 @@ class PulsarGrants:
         self._sources: OrderedDict[_Key, _Followed] = OrderedDict()
         self._turns = Turns(_AT_ONCE)
         self._version = 0
+        self._spaces: set[str] = set()
+        """The namespaces that are followed although no topic of them may be known."""
+        self._lines = Repeats()
 
     @property
     def version(self) -> int:
@@ -226,7 +230,9 @@ class PulsarGrants:
             policies = await self._context.admin.namespace_policies(namespace)
         except PulsarError as error:
             if error.code in _NOT_THERE:
-                return NamespaceGrants()
+                if namespace in self._spaces and self._lines.say(namespace, self._loop.time()) is not None:
+                    _log.error("Pulsar has no namespace %s, to which clients belong: nobody may do anything", namespace)
+                return NamespaceGrants(is_there=False)
             raise
         try:
             return grants_in(namespace, policies)
@@ -258,6 +264,12 @@ class PulsarGrants:
 
     # --- what is in use
 
+    def follow(self, namespace: str) -> None:
+        """Read the grants of a namespace each second from now on until `close`."""
+        if namespace not in self._spaces:
+            self._spaces.add(namespace)
+            self._follow(namespace)
+
     def _follow(self, namespace: str) -> None:
         for key in _keys_of(namespace):
             source = self._source(key)
@@ -276,8 +288,9 @@ class PulsarGrants:
             if old is None and (namespace := _namespace_of(new)):
                 self._follow(namespace)
         elif old is not None and (gone := _namespace_of(old)):
-            used = {key for topic in self._topics.all() if (kept := _namespace_of(topic)) for key in _keys_of(kept)}
-            for key in {*_keys_of(gone)} - used - {*_keys_of(self.home)}:
+            kept = {_namespace_of(topic) for topic in self._topics.all()} | self._spaces | {self.home}
+            used = {key for namespace in kept if namespace for key in _keys_of(namespace)}
+            for key in {*_keys_of(gone)} - used:
                 source = self._sources.get(key)
                 if source is not None and source.following is not None:
                     source.following.cancel()

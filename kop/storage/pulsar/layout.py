@@ -254,7 +254,7 @@ def outdated(properties: Mapping[str, str], what: str, partition: int, value: in
 
 
 def id_of(properties: Mapping[str, str]) -> UUID | None:
-    """Return the topic's id in its properties; None if there is none, or none that a topic may have."""
+    """Return the id of a topic, as its properties tell it; None if they have none, or one that no topic may have."""
     try:
         topic_id = UUID(properties[ID_PROPERTY])
     except (KeyError, ValueError, AttributeError, TypeError):
@@ -268,7 +268,7 @@ def is_copied(properties: Mapping[str, str], full_name: str) -> bool:
 
 
 def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
-    """Return the number in a property, not negative and of 63 bits; the default if there is none."""
+    """Return the number of a property; the default if it has none from 0 to 2^63 - 1, or is not there."""
     text = properties.get(key, "")
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
         return default

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from kop.values import AdminUrl, Namespace, Secret, Settings, setting
+
+SYSTEM_TENANT: Final = "pulsar"
+"""The tenant of Pulsar's own topics."""
 
 
 class PulsarOptions(Settings):

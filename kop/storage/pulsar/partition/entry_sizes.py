@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 class EntrySizeLimit:
     """The largest entry that one topic accepts. `ask` gets the policy that applies, None or 0 if there is none.
-    PulsarError.
+    PulsarError if Pulsar refuses it or does not answer.
     """
 
     def __init__(

@@ -430,7 +430,7 @@ class PulsarLog(Partition):
         await self.attach()  # where the tail was given up
 
     async def _end_behind(self, last: Position) -> None:
-        """Let the log end behind an entry that the tail brings later. KopError.
+        """Let the log end behind an entry that the tail brings later. KopError if that fails.
 
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
@@ -457,7 +457,7 @@ class PulsarLog(Partition):
             await self.ask_start()
 
     async def _look_at_tail(self) -> None:
-        """Give the tail up if it does not go on. KopError.
+        """Give the tail up if it does not go on. KopError if that fails.
 
         Pulsar may name an old entry as the last one to a tail that it serves no more. So Pulsar is asked if it serves
         the tail, if somebody waits for entries, or if entries are known to be stored that the tail has not brought.
@@ -475,7 +475,9 @@ class PulsarLog(Partition):
             self.context.spawn(self._look_at_tail())
 
     async def _ask_place(self, position: Position, count: int) -> EntryPlace:
-        """Return offset and time of a stored entry of `count` records, asked of Pulsar. PulsarError, KopError."""
+        """Return offset and time of a stored entry of `count` records, asked of Pulsar. PulsarError or KopError if that
+        fails.
+        """
         head = await self.context.admin.entry_head(self.partition_name, *position)
         return EntryPlace(self._mapping.stored_base(position, head.index, count), head.append_time)
 

@@ -203,7 +203,7 @@ class PartitionProducer:
         return self._producer is not None and self._producer.connected
 
     async def verify(self) -> None:
-        """Ask Pulsar if the producer is fenced. PulsarError if it is, or if Pulsar does not answer."""
+        """Ask Pulsar if the producer, if there is one, is fenced. PulsarError if it is, or Pulsar does not answer."""
         if self._producer is not None:
             await self._producer.verify()
 

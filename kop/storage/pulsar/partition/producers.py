@@ -58,7 +58,9 @@ class WriterLease:
         self._asking: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[], None]) -> None:
-        """Fence the former holder, by the topic's epoch in Pulsar, then read what it wrote. KopError, PulsarError."""
+        """Fence the former holder, by the topic's epoch in Pulsar, then read what it wrote. KopError or PulsarError if
+        that fails.
+        """
         await self.end()
         await self._attach()
         producer = self._make_producer()

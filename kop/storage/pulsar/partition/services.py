@@ -91,14 +91,18 @@ class PartitionServices:
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]
     """A check of each producer that was attached. KopError if that brought back a topic that is gone."""
     retains: Callable[[UUID], Awaitable[None]]
-    """A function that makes sure that Pulsar keeps the records that are written to the topic. KopError, PulsarError."""
+    """A function that makes sure that Pulsar keeps the records that are written to the topic. KopError or PulsarError
+    if that fails.
+    """
     deduplicates: Callable[[UUID], Awaitable[None]]
-    """A function that makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
+    """A function that makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError if
+    Pulsar refuses it or does not answer.
+    """
     knows_all_producers: Callable[[UUID], bool]
     """A function that returns true if Pulsar cannot have forgotten a producer of the topic yet."""
     mark_raw: Callable[[UUID], Awaitable[None]]
     """A function that sets the property of a topic that it holds batches as they came: Pulsar can then never compact
-    it. KopError.
+    it. KopError if that fails.
     """
     may_write_raw: Callable[[UUID], bool]
     """A function that returns true if a batch may be stored as it came now. If it may not, the topic's property is set
@@ -109,7 +113,9 @@ class PartitionServices:
     kept_number: Callable[[UUID, int, str], int]
     """A function that returns the largest number of a kind that a broker kept of a topic's partition, or 0."""
     keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
-    """A function that keeps a number of a kind of a topic's partition, for all brokers. KopError, PulsarError."""
+    """A function that keeps a number of a kind of a topic's partition, for all brokers. KopError or PulsarError if that
+    fails.
+    """
     direct_codecs: DirectCodecs = field(init=False)
     """The codecs that compiled code calls for compressed batches; their bytes count in `decompression`."""
     rate_questions: RateQuestions = field(default_factory=RateQuestions)

@@ -203,7 +203,7 @@ class LogTail:
 
         Returns None then; the log has to, too, if Pulsar names no entry because it serves the tail no more. If Pulsar
         holds the tail back, the position of that entry: the tail brings it later, which may take for as long as a
-        dispatch rate says. KopError.
+        dispatch rate says. KopError if that fails.
         """
         source, stream = self._source, self.stream
         if stream is None:
@@ -281,7 +281,8 @@ class LogTail:
         return last if last > self._log.last_position else None
 
     async def _last_position(self, stream: Stream) -> Position | None:
-        """Return the position of the last entry that readers get, entry -1 if there is none. PulsarError.
+        """Return the position of the last entry that readers get, entry -1 if there is none. PulsarError if Pulsar
+        refuses it or does not answer.
 
         None if the log ends behind all that is stored, while Pulsar names no last entry: it does not before the topic's
         transaction buffer is recovered. None, too, if entries of aborted transactions are the last ones, so many that
@@ -327,7 +328,7 @@ class LogTail:
 
     async def _is_read_to(self, stream: Stream, last: Position) -> bool:
         """Wait until Pulsar has read up to `last` for the tail, and handed out what it read; return true then.
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
         """
         log = self._log
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses

@@ -72,7 +72,8 @@ class LastEntry:
     async def position(self, stream: Stream) -> Position:
         """Return the position of the last entry that readers get; its entry number is -1 if there is none.
 
-        Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
+        Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError if Pulsar
+        refuses it or does not answer.
         """
         return await named_or_looked_for(stream, self.at_end_of_log, within=_NAMED_SECONDS)
 

@@ -106,7 +106,9 @@ class PartitionSource:
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Begin a stream at `position`: check that the topic exists, and subscribe. PulsarError, KopError."""
+        """Begin a stream at `position`: check that the topic exists, and subscribe. PulsarError or KopError if that
+        fails.
+        """
         await stream.start(
             self.context.client,
             self.partition_name,
@@ -119,14 +121,16 @@ class PartitionSource:
         )
 
     async def internal_stats(self) -> dict[str, Any]:
-        """Return Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
+        """Return Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError if Pulsar
+        refuses it or does not answer.
+        """
         return await self.context.admin.internal_stats(self.partition_name)
 
     async def has_read_to(self, stream: Stream, last: Position) -> bool:
         """Ask twice, a moment apart, if Pulsar has read up to `last` for a stream, and handed out all of that; return
         true if so.
 
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
         """
         cursor = (await self.internal_stats()).get("cursors", {}).get(stream.cursor)
         came = stream.came

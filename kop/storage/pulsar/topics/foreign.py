@@ -5,13 +5,15 @@ Owns: which of these topics are known, the search for an unknown one, why one wa
 namespaces.
 Must not know: how a topic is read or made.
 
-Another namespace is never listed: it may be large, it is somebody else's, and its topics get an id of ours only where
-a client wants them. What has been named is kept in the properties of the gateway's own topic, so that all brokers
-know the same ones, also after a restart: clients come with ids and commits then, not with names.
+Another namespace is listed for clients alone to whom it is their own, and who ask for all topics: it may be large, to
+others it is somebody else's, and its topics get an id of ours only where a client wants them. What has been named is
+kept in the properties of the gateway's own topic, so that all brokers know the same ones, also after a restart: clients
+come with ids and commits then, not with names.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ _MISSING_SECONDS: Final = 5.0
 again.
 """
 _MOST_MISSING: Final = 10_000
+_LISTED_SECONDS: Final = 5.0
+"""The seconds for which a namespace that was listed is not listed again."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,10 @@ class ForeignTopics:
         self._table = table
         self._announce = announce
         self._missing: dict[str, _Missing] = {}
+        self._listings: dict[str, asyncio.Task[None]] = {}
+        """The listings of namespaces that are under way."""
+        self._listed: dict[str, float] = {}
+        """The loop's time until which a namespace need not be listed again."""
         self._watches: dict[str, Watch] = {}
         self._known: dict[str, set[str]] = {}
         """The names of known topics, by namespace."""
@@ -80,7 +88,7 @@ class ForeignTopics:
 
     async def named(self) -> set[str]:
         """Return Pulsar's names of the topics of other namespaces that clients of this or another broker have named.
-        PulsarError.
+        PulsarError if Pulsar refuses it or does not answer.
         """
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
@@ -104,6 +112,34 @@ class ForeignTopics:
             elif self._unsought(name):
                 absent = PeerError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 self._note(name, absent, refused=False)
+
+    def is_listed(self, namespace: str) -> bool:
+        """Return true if all topics of a namespace were looked for in the last seconds."""
+        return self._context.loop.time() < self._listed.get(namespace, float("-inf"))
+
+    async def list_namespace(self, namespace: str) -> None:
+        """Look for all topics of a namespace that are not known. BackendError if it cannot be listed.
+
+        All who ask meanwhile wait for the same listing.
+        """
+        listing = self._listings.get(namespace)
+        if listing is None:
+            listing = self._listings[namespace] = self._context.loop.create_task(self._list(namespace))
+            listing.add_done_callback(lambda _: self._listings.pop(namespace))
+        await asyncio.shield(listing)
+
+    async def _list(self, namespace: str) -> None:
+        began = self._context.loop.time()
+        try:
+            names = await self._context.admin.list_partitioned(namespace)
+            names += await self._context.client.topics(namespace)
+        except PulsarError as error:
+            if error.code not in {"NotFound", "TopicNotFound"}:
+                raise kafka_error(error, f"cannot list the topics of namespace {namespace!r}") from None
+            names = []  # there is no such namespace
+        own = {topic_of(name).removeprefix(PERSISTENT) for name in names if name.startswith(PERSISTENT)}
+        await self.find({name for name in own if may_be_named(name) and self._unsought(name)})
+        self._listed[namespace] = began + _LISTED_SECONDS
 
     def missing(self, name: str) -> ErrorCode | None:
         """Return the error for which a topic was not found, or could not be made, in the last seconds; None if there
@@ -139,7 +175,9 @@ class ForeignTopics:
         return True
 
     async def close(self) -> None:
-        """End the watches of all namespaces."""
+        """End the watches and listings of all namespaces."""
+        for listing in tuple(self._listings.values()):
+            listing.cancel()
         watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             await watch.close()

@@ -208,7 +208,9 @@ async def _bring_into_force(policies: Sequence[_Policy]) -> None:
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
-    """Set a topic's retention, and first raise the backlog quota if that forbids it. PulsarError."""
+    """Set a topic's retention, and first raise the backlog quota if that forbids it. PulsarError if Pulsar refuses it
+    or does not answer.
+    """
     try:
         await admin.set_retention(full_name, retention)
     except PulsarError as error:

@@ -164,6 +164,14 @@ class PulsarTopics(TopicTable):
         again = {self._context.naming.full_name(name, False) for name in set(names) - others}
         await asyncio.gather(self._look_at(again), self._foreign.find(others))
 
+    def is_listed(self, namespace: str) -> bool:
+        """Return true if the namespace is the home one, or another whose topics were listed in the last seconds."""
+        return namespace == self.namespace or self._foreign.is_listed(namespace)
+
+    async def list_namespace(self, namespace: str) -> None:
+        """Find all topics of another namespace that are not known."""
+        await self._foreign.list_namespace(namespace)
+
     def missing(self, name: str) -> ErrorCode | None:
         """Return the error for a topic of another namespace that is not known; LEADER_NOT_AVAILABLE if it may exist and
         could not be read.

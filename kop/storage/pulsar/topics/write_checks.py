@@ -129,7 +129,7 @@ class WriteChecks:
         return False
 
     async def mark_raw(self, topic_id: UUID) -> None:
-        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError."""
+        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError if it fails."""
         if self._is_marked(topic_id) or topic_id in self._marking:
             return
         self._marking.add(topic_id)
@@ -194,7 +194,9 @@ class WriteChecks:
             raise self._refused(name, error) from error
 
     async def _retention(self, name: str) -> Retention:
-        """Return the retention in force for a topic, at whatever level it is set. PulsarError."""
+        """Return the retention in force for a topic, at whatever level it is set. PulsarError if Pulsar refuses it or
+        does not answer.
+        """
         admin = self._context.admin
         try:
             return await admin.get_retention(name, applied=True) or Retention(0, 0)

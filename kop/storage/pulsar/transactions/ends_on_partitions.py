@@ -155,7 +155,9 @@ class EndsOnPartitions:
     # --- the cure
 
     async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
-        """End a transaction on a partition that holds readers back at it although it has ended. PulsarError."""
+        """End a transaction on a partition that holds readers back at it although it has ended. PulsarError if Pulsar
+        refuses it or does not answer.
+        """
         try:
             if not await self._context.admin.holds_transaction(name, txn):
                 return

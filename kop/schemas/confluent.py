@@ -1,0 +1,222 @@
+"""A schema registry with Confluent's API: schemas by id, the versions of a subject, registration.
+
+Owns: the paths of requests, what an answer means, what is asked again; the frame before a record.
+Must not know: formats, pyspark.
+
+Requests block: they are made where a query is planned, and by a task at the first record of a schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from kop.schemas.errors import SchemaError, UnknownSchemaError
+
+HEAD: Final = 5
+"""The bytes of the frame before a record: 0, and the id of its schema."""
+ATTEMPTS: Final = 4
+TIMEOUT: Final = 15.0
+"""The seconds that one request may take."""
+CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
+_NOT_THERE: Final = 404
+_INCOMPATIBLE: Final = 409
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """The access to a registry: its URLs, with commas between several, and how a client shows who it is."""
+
+    url: str
+    user_info: str = ""
+    """The user and password, `USER:PASSWORD`; empty for none."""
+    token: str = ""
+    """The bearer token; empty for none."""
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A schema as a registry has it."""
+
+    kind: str = ""
+    """The format: AVRO, JSON or PROTOBUF."""
+    text: str = ""
+    """The schema; of Protobuf the file descriptor in base64."""
+    references: tuple[tuple[str, str], ...] = ()
+    """The names and texts of the schemas that it uses, in the order in which they need each other."""
+    id: int | None = None
+    version: int | None = None
+
+    @property
+    def reference_texts(self) -> tuple[str, ...]:
+        """The texts of the schemas that it uses."""
+        return tuple(text for _, text in self.references)
+
+
+class _Unreachable(Exception):
+    """An error for a request that may be answered if it is sent again."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: one to another host would take the password along."""
+
+    def redirect_request(self, *request: Any) -> None:
+        """Return None, which makes the answer an error."""
+
+
+class ConfluentRegistry:
+    """The registry behind a URL. What has an id or a version never changes, so it is asked for once."""
+
+    def __init__(self, options: RegistryOptions) -> None:
+        self._bases = [base.strip().rstrip("/") for base in options.url.split(",") if base.strip()]
+        if not self._bases or not all(re.match(r"https?://[^/@]+(?:/[^@]*)?$", base) for base in self._bases):
+            raise SchemaError("set schema.registry.url to http://HOST:PORT of a registry, and a user in its own option")
+        context = ssl.create_default_context(cafile=options.ca_file)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
+        self._headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
+        if options.user_info:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(options.user_info.encode()).decode()}"
+        elif options.token:
+            self._headers["Authorization"] = f"Bearer {options.token}"
+        self._by_id: dict[int, Schema] = {}
+        self._by_version: dict[tuple[str, int], Schema] = {}
+
+    def by_id(self, schema_id: int) -> Schema:
+        """Return the schema of an id; UnknownSchemaError if there is none, SchemaError if the registry does not say."""
+        if schema_id not in self._by_id:
+            answer = self._ask("GET", f"schemas/ids/{schema_id}")
+            if _is_protobuf(answer):
+                answer = self._ask("GET", f"schemas/ids/{schema_id}?format=serialized")
+            self._by_id[schema_id] = self._schema(answer, schema_id)
+        return self._by_id[schema_id]
+
+    def of_subject(self, subject: str, version: int | None = None) -> Schema:
+        """Return a version of a subject, the latest if none is named; errors as of `by_id`."""
+        if version is not None and (subject, version) in self._by_version:
+            return self._by_version[subject, version]
+        path = f"subjects/{quote(subject, safe='')}/versions/{'latest' if version is None else version}"
+        answer = self._ask("GET", path)
+        if _is_protobuf(answer):
+            answer = self._ask("GET", f"{path}?format=serialized")
+        schema = self._schema(answer, answer["id"])
+        self._by_version[subject, answer["version"]] = schema
+        return schema
+
+    def versions(self, subject: str) -> list[int]:
+        """Return the versions that a subject has; errors as of `by_id`."""
+        versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
+        return versions
+
+    def register(self, subject: str, schema: Schema) -> int:
+        """Register a schema under a subject, or find it there, and return its id; SchemaError with the registry's own
+        words if it refuses.
+        """
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", _body(schema))
+        schema_id: int = answer["id"]
+        return schema_id
+
+    def find(self, subject: str, schema: Schema) -> int:
+        """Return the id of a schema that a subject has; UnknownSchemaError if it has not, and other errors as of
+        `by_id`.
+        """
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema))
+        schema_id: int = answer["id"]
+        return schema_id
+
+    def _schema(self, answer: Mapping[str, Any], schema_id: int | None) -> Schema:
+        references: dict[str, str] = {}
+        for reference in answer.get("references") or ():
+            inner = self.of_subject(reference["subject"], reference["version"])
+            references |= dict(inner.references)
+            references[reference["name"]] = inner.text
+        kind = answer.get("schemaType") or "AVRO"
+        return Schema(kind, answer["schema"], tuple(references.items()), schema_id, answer.get("version"))
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        tries = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(0.2, 2.0),
+            retry=retry_if_exception_type(_Unreachable),
+            reraise=True,
+        )
+        try:
+            return tries(self._ask_each, method, path, body)
+        except _Unreachable as error:
+            raise SchemaError(
+                f"set schema.registry.url to a registry that answers, or try again: {method} {path} {error}"
+            ) from None
+
+    def _ask_each(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        failures = []
+        for base in self._bases:
+            try:
+                return self._ask_once(method, f"{base}/{path}", path, body)
+            except _Unreachable as error:
+                failures.append(f"{base}: {error}")
+        raise _Unreachable("; ".join(failures))
+
+    def _ask_once(self, method: str, url: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(url, data, self._headers, method=method)
+            with self._opener.open(request, timeout=TIMEOUT) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = _words(error.read())
+            if error.code in (408, 429) or error.code >= 500:
+                raise _Unreachable(f"is answered {error.code}: {said}") from None
+            if error.code == _NOT_THERE:
+                raise UnknownSchemaError(f"the registry has nothing at {path}: {said}") from None
+            advice = (
+                "change the schema, or the subject's compatibility"
+                if error.code == _INCOMPATIBLE
+                else ("mend the schema, or who may use the registry (schema.registry.basic.auth.user.info)")
+            )
+            raise SchemaError(f"{advice}: the registry refuses {method} {path} with {error.code}: {said}") from None
+        except ValueError as error:
+            raise SchemaError(f"set schema.registry.url to http://HOST:PORT of a registry: {url}: {error}") from None
+        except OSError as error:
+            raise _Unreachable(f"fails: {getattr(error, 'reason', None) or error}") from None
+
+
+def _body(schema: Schema) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schema.text}
+    if schema.kind != "AVRO":
+        body["schemaType"] = schema.kind
+    return body
+
+
+def _is_protobuf(answer: Mapping[str, Any]) -> bool:
+    return answer.get("schemaType") == "PROTOBUF"
+
+
+def _words(body: bytes) -> str:
+    try:
+        message: str = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        return body[:300].decode(errors="replace")
+    return message
+
+
+def frame(schema_id: int) -> bytes:
+    """Return the frame before a record of this schema."""
+    return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def schema_id_of(data: bytes) -> int | None:
+    """Return the id of the schema that a record's frame names; None if it has no frame."""
+    if len(data) < HEAD or data[0]:
+        return None
+    return int.from_bytes(data[1:HEAD], "big")

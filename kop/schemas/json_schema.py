@@ -1,0 +1,101 @@
+"""The type of a column that a JSON Schema means.
+
+Owns: which of the words of JSON Schema say something of a type.
+Must not know: JSON texts, registries.
+
+Objects with properties are structs, those without are maps if `additionalProperties` says of what; whatever a type of
+a column cannot say (several types, no type) is a text, with the JSON of the value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kop.schemas.avro_schema import UTC
+from kop.schemas.errors import SchemaError
+
+_PLAIN: Final = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "null": pa.string()}
+_FORMATS: Final = {"date-time": UTC, "date": pa.date32()}
+
+
+def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.DataType:
+    """Return the type that a JSON Schema means, all of it nullable; `references` are others by the names that `$ref`
+    has. SchemaError.
+    """
+    documents = {name: _loaded(other) for name, other in (references or {}).items()}
+    root = _loaded(text)
+    return _Types(documents).of(root, root, ())
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SchemaError(f"the JSON Schema is no JSON: {error}") from None
+
+
+class _Types:
+    def __init__(self, documents: Mapping[str, Any]) -> None:
+        self._documents = documents
+
+    def of(self, schema: Any, root: Any, within: tuple[str, ...]) -> pa.DataType:
+        if not isinstance(schema, dict):
+            return pa.string()
+        if isinstance(schema.get("$ref"), str):
+            return self._referred(schema["$ref"], root, within)
+        choices = [
+            choice
+            for word in ("oneOf", "anyOf")
+            for choice in schema.get(word) or ()
+            if not (isinstance(choice, dict) and choice.get("type") == "null")
+        ]
+        if choices:
+            return self.of(choices[0], root, within) if len(choices) == 1 else pa.string()
+        kinds = schema.get("type")
+        named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+        kind = named[0] if len(named) == 1 else None
+        if kind is None and kinds is None and "properties" in schema:
+            kind = "object"
+        if kind == "object":
+            return self._object(schema, root, within)
+        if kind == "array":
+            items = schema.get("items")
+            inner = self.of(items, root, within) if isinstance(items, dict) else pa.string()
+            return pa.list_(pa.field("element", inner))
+        if kind == "string":
+            return _FORMATS.get(schema.get("format", ""), pa.string())
+        return _PLAIN.get(kind or "", pa.string())
+
+    def _object(self, schema: Mapping[str, Any], root: Any, within: tuple[str, ...]) -> pa.DataType:
+        properties = schema.get("properties")
+        if isinstance(properties, dict) and properties:
+            names = [name.lower() for name in properties]
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise SchemaError(f"the JSON Schema has two properties {twice}, which Spark takes for the same column")
+            return pa.struct([(name, self.of(inner, root, within)) for name, inner in properties.items()])
+        more = schema.get("additionalProperties")
+        if isinstance(more, dict):
+            return pa.map_(pa.string(), self.of(more, root, within))
+        return pa.string()
+
+    def _referred(self, name: str, root: Any, within: tuple[str, ...]) -> pa.DataType:
+        document, _, pointer = name.partition("#")
+        if document:
+            if document not in self._documents:
+                raise SchemaError(f"the JSON Schema refers to {document}, which is none of its references")
+            root = self._documents[document]
+        key = f"{id(root)}#{pointer}"
+        if key in within:
+            raise SchemaError(f"the JSON Schema's {name} holds itself, which the type of a column cannot")
+        target = root
+        for part in pointer.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
+            if not isinstance(target, dict) or part not in target:
+                raise SchemaError(f"the JSON Schema refers to {name}, which is not there")
+            target = target[part]
+        return self.of(target, root, (*within, key))

@@ -1,0 +1,130 @@
+"""Pulsar's schemas of one value: numbers, texts, times, and pairs of a key and a value.
+
+Owns: how Pulsar's clients write each of them, and the type of a column that it is.
+Must not know: registries, pyspark.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kop.schemas.avro_schema import LOCAL, UTC
+from kop.schemas.builders import Leaf, builder
+from kop.schemas.errors import BadRecordError
+
+_INT64: Final = struct.Struct(">q")
+_PAIR: Final = struct.Struct(">qi")
+_TWO: Final = struct.Struct(">qq")
+_DAY_NANOS: Final = 86_400_000_000_000
+
+
+def _boolean(data: bytes) -> bool:
+    if data not in (b"\0", b"\1"):
+        raise BadRecordError(f"it is {data[:4]!r}, no boolean")
+    return data == b"\1"
+
+
+def _number(form: str) -> Callable[[bytes], Any]:
+    unpack = struct.Struct(form).unpack
+    return lambda data: unpack(data)[0]
+
+
+def _instant(data: bytes) -> int:
+    seconds, nanos = _PAIR.unpack(data)
+    if not 0 <= nanos < 1_000_000_000:
+        raise BadRecordError(f"its time has {nanos} nanoseconds")
+    return _in_range(seconds * 1_000_000 + nanos // 1000)
+
+
+def _local_date_time(data: bytes) -> int:
+    day, nanos = _TWO.unpack(data)
+    if not 0 <= nanos < _DAY_NANOS:
+        raise BadRecordError(f"its time of the day is {nanos} nanoseconds")
+    return _in_range(day * 86_400_000_000 + nanos // 1000)
+
+
+def _in_range(micros: int) -> int:
+    if not -(2**63) <= micros < 2**63:
+        raise BadRecordError("its time is beyond what a column holds")
+    return micros
+
+
+def _local_date(data: bytes) -> int:
+    (day,) = _INT64.unpack(data)
+    if not -(2**31) <= day < 2**31:
+        raise BadRecordError(f"its day is {day}, beyond what a column holds")
+    made: int = day
+    return made
+
+
+PRIMITIVES: Final[dict[str, tuple[pa.DataType, Callable[[bytes], Any]]]] = {
+    "NONE": (pa.binary(), bytes),
+    "BYTES": (pa.binary(), bytes),
+    "STRING": (pa.string(), bytes.decode),
+    "BOOLEAN": (pa.bool_(), _boolean),
+    "INT8": (pa.int8(), _number(">b")),
+    "INT16": (pa.int16(), _number(">h")),
+    "INT32": (pa.int32(), _number(">i")),
+    "INT64": (pa.int64(), _number(">q")),
+    "FLOAT": (pa.float32(), _number(">f")),
+    "DOUBLE": (pa.float64(), _number(">d")),
+    "DATE": (UTC, lambda data: _in_range(_INT64.unpack(data)[0] * 1000)),
+    "TIMESTAMP": (UTC, lambda data: _in_range(_INT64.unpack(data)[0] * 1000)),
+    "INSTANT": (UTC, _instant),
+    "LOCAL_DATE": (pa.date32(), _local_date),
+    "LOCAL_DATE_TIME": (LOCAL, _local_date_time),
+    "TIME": (pa.int64(), _number(">q")),
+    "LOCAL_TIME": (pa.int64(), _number(">q")),
+}
+"""The type of a column of each, and the function that reads a value. TIME is milliseconds, LOCAL_TIME nanoseconds."""
+
+
+class PrimitiveReader:
+    """The reader of the values of one of Pulsar's primitive schemas."""
+
+    def __init__(self, name: str) -> None:
+        self.kind, self._convert = PRIMITIVES[name]
+        self._into = builder(self.kind)
+
+    def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
+        """Return a column with a row for each record, and what is wrong with those that are null because they are
+        malformed, by row.
+        """
+        into, convert = self._into, self._convert
+        assert isinstance(into, Leaf)
+        failures: dict[int, str] = {}
+        for row, record in enumerate(records):
+            try:
+                into.values.append(convert(record[start:]))
+                continue
+            except struct.error:
+                reason = f"it has {len(record) - start} bytes, which is not the size of its type"
+            except UnicodeDecodeError:
+                reason = "it is no UTF-8"
+            except BadRecordError as error:
+                reason = str(error)
+            into.add_null()
+            failures[row] = reason
+        return into.finish(), failures
+
+
+def split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
+    """Return the key and the value of a pair of Pulsar that is one message (INLINE); BadRecordError."""
+    parts: list[bytes | None] = []
+    at = 0
+    for _ in range(2):
+        if at + 4 > len(data):
+            raise BadRecordError("it is cut short")
+        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        at += 4
+        if size < -1 or at + max(size, 0) > len(data):
+            raise BadRecordError("it is cut short, or the length of its key or value is wrong")
+        parts.append(None if size < 0 else data[at : at + size])
+        at += max(size, 0)
+    if at < len(data):
+        raise BadRecordError(f"there are {len(data) - at} bytes behind it")
+    return parts[0], parts[1]

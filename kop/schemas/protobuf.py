@@ -1,0 +1,434 @@
+"""Protobuf's messages into columns and back: descriptors, Confluent's message indexes, types.
+
+Owns: which message of a file a schema is about, the type of a column that a message means, which versions of a message
+can be read as one another.
+Must not know: registries, pyspark.
+
+A field without a value is its default, as Protobuf says, unless it knows if it is set (messages, `optional`, members of
+`oneof`): then it is null. An enum is its symbol's name, or its number if the schema has no symbol of that number.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+from google.protobuf import (
+    any_pb2,
+    api_pb2,
+    descriptor_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    source_context_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    type_pb2,
+    unknown_fields,
+    wrappers_pb2,
+)
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from kop.schemas.avro_schema import UTC
+from kop.schemas.builders import Builder, Leaf, Lists, Maps, Structs, builder
+from kop.schemas.errors import BadRecordError, SchemaError, UnresolvableError
+
+_WELL_KNOWN: Final = {
+    module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
+    for module in (
+        any_pb2,
+        source_context_pb2,
+        type_pb2,
+        api_pb2,
+        descriptor_pb2,
+        duration_pb2,
+        empty_pb2,
+        field_mask_pb2,
+        struct_pb2,
+        timestamp_pb2,
+        wrappers_pb2,
+    )
+}
+"""The files that every schema may import, as the library has them."""
+Descriptor = Any
+"""A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
+Field = Any
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_F = FieldDescriptor
+_LEAVES: Final = {
+    _F.CPPTYPE_INT32: pa.int32(),
+    _F.CPPTYPE_INT64: pa.int64(),
+    _F.CPPTYPE_UINT32: pa.int64(),
+    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),
+    _F.CPPTYPE_FLOAT: pa.float32(),
+    _F.CPPTYPE_DOUBLE: pa.float64(),
+    _F.CPPTYPE_BOOL: pa.bool_(),
+    _F.CPPTYPE_ENUM: pa.string(),
+}
+_WIRES: Final = (
+    {_F.TYPE_INT32, _F.TYPE_INT64, _F.TYPE_UINT32, _F.TYPE_UINT64, _F.TYPE_BOOL, _F.TYPE_ENUM},
+    {_F.TYPE_SINT32, _F.TYPE_SINT64},
+    {_F.TYPE_STRING, _F.TYPE_BYTES},
+    {_F.TYPE_FIXED32, _F.TYPE_SFIXED32},
+    {_F.TYPE_FIXED64, _F.TYPE_SFIXED64},
+)
+"""The types whose values may be read as one another, as Protobuf's documentation says."""
+_WHOLE: Final = {
+    _F.TYPE_BOOL: 1,
+    _F.TYPE_INT32: 32,
+    _F.TYPE_ENUM: 32,
+    _F.TYPE_UINT32: 33,
+    _F.TYPE_INT64: 64,
+    _F.TYPE_UINT64: 65,
+    _F.TYPE_SINT32: 32,
+    _F.TYPE_SINT64: 64,
+    _F.TYPE_FIXED32: 33,
+    _F.TYPE_SFIXED32: 32,
+    _F.TYPE_FIXED64: 65,
+    _F.TYPE_SFIXED64: 64,
+}
+"""The bits that a column needs for the values of a type: a wider one is never read as a narrower one, which would cut
+it.
+"""
+
+
+class ProtobufSchema:
+    """A file with messages, and those that it imports."""
+
+    def __init__(self, text: str, references: Sequence[tuple[str, str]] = ()) -> None:
+        """`text` and those of the references are descriptors of files in base64; the first may be a set of them, whose
+        last one it is then. SchemaError.
+        """
+        files = {}
+        for name, reference in references:
+            (file,) = _files(reference)
+            file.name = name
+            files[name] = file
+        own = _files(text)
+        files |= {file.name: file for file in own}
+        self._pool = DescriptorPool()
+        self._added: set[str] = set()
+        try:
+            for file in own:
+                self._add(file.name, files, ())
+            self._file = self._pool.FindFileByName(own[-1].name)
+        except (TypeError, KeyError) as error:
+            raise SchemaError(f"the descriptor of Protobuf's schema is malformed: {error}") from None
+
+    def _add(self, name: str, files: dict[str, descriptor_pb2.FileDescriptorProto], within: tuple[str, ...]) -> None:
+        if name in self._added or name in within:
+            return
+        file = files.get(name)
+        if file is None:
+            if name not in _WELL_KNOWN:
+                raise SchemaError(f"Protobuf's schema imports {name}, which none of its references is")
+            file = descriptor_pb2.FileDescriptorProto.FromString(_WELL_KNOWN[name])
+        for imported in file.dependency:
+            self._add(imported, files, (*within, name))
+        self._pool.AddSerializedFile(file.SerializeToString())
+        self._added.add(name)
+
+    def message(self, name: str = "") -> Descriptor:
+        """Return a message by its full name, or the first of the file; SchemaError."""
+        if name:
+            try:
+                return self._pool.FindMessageTypeByName(name)
+            except KeyError:
+                raise SchemaError(f"Protobuf's schema has no message {name}") from None
+        first = next(iter(self._file.message_types_by_name.values()), None)
+        if first is None:
+            raise SchemaError("Protobuf's schema has no message")
+        return first
+
+    def at(self, indexes: Sequence[int]) -> Descriptor:
+        """Return the message that a record's indexes name: of the file, then within that message; BadRecordError."""
+        found = list(self._file.message_types_by_name.values())
+        made = None
+        for index in indexes:
+            if not 0 <= index < len(found):
+                raise BadRecordError(f"its message index {list(indexes)} names no message of the schema")
+            made = found[index]
+            found = list(made.nested_types)
+        if made is None:
+            raise BadRecordError("it has no message index")
+        return made
+
+    def indexes(self, message: Descriptor) -> list[int]:
+        """Return the indexes of a message of the file."""
+        path: list[int] = []
+        at: Descriptor | None = message
+        while at is not None:
+            outer = at.containing_type
+            beside = list(self._file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+            path.insert(0, [one.full_name for one in beside].index(at.full_name))
+            at = outer
+        return path
+
+
+def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise SchemaError(
+            "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry write it"
+        ) from None
+    try:
+        file = descriptor_pb2.FileDescriptorProto.FromString(data)
+        if file.name and not unknown_fields.UnknownFieldSet(file):
+            return [file]
+    except DecodeError:
+        pass
+    try:
+        files = list(descriptor_pb2.FileDescriptorSet.FromString(data).file)
+    except DecodeError:
+        files = []
+    if not files:
+        raise SchemaError("Protobuf's schema is neither the descriptor of a file nor a set of them")
+    return files
+
+
+def native_schema(text: str) -> tuple[str, str]:
+    """Return the descriptor set and the message of what Pulsar keeps for its schema PROTOBUF_NATIVE; SchemaError."""
+    try:
+        kept = json.loads(text)
+        return kept["fileDescriptorSet"], kept["rootMessageTypeName"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SchemaError(f"Pulsar's schema of Protobuf is malformed: {error!r}") from None
+
+
+# -- types
+
+
+def arrow_type(message: Descriptor) -> pa.DataType:
+    """Return the type of a column of messages; SchemaError for one that holds itself."""
+    return _message_type(message, ())
+
+
+def _message_type(message: Descriptor, within: tuple[str, ...]) -> pa.DataType:
+    if message.full_name == _TIMESTAMP:
+        return UTC
+    if message.full_name in within:
+        raise SchemaError(f"the message {message.full_name} holds itself, which the type of a column cannot")
+    inner = (*within, message.full_name)
+    names = [field.name.lower() for field in message.fields]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaError(f"the message {message.full_name} has two fields {twice}, which Spark takes for one column")
+    return pa.struct([(field.name, _field_type(field, inner)) for field in message.fields])
+
+
+def _field_type(field: Field, within: tuple[str, ...]) -> pa.DataType:
+    if _is_map(field):
+        entry = field.message_type.fields_by_name
+        return pa.map_(_one_type(entry["key"], within), _one_type(entry["value"], within))
+    kind = _one_type(field, within)
+    return pa.list_(pa.field("element", kind)) if field.is_repeated else kind
+
+
+def _one_type(field: Field, within: tuple[str, ...]) -> pa.DataType:
+    if field.cpp_type == _F.CPPTYPE_MESSAGE:
+        return _message_type(field.message_type, within)
+    if field.cpp_type == _F.CPPTYPE_STRING:
+        return pa.binary() if field.type == _F.TYPE_BYTES else pa.string()
+    return _LEAVES[field.cpp_type]
+
+
+def _is_map(field: Field) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+# -- reading
+
+
+class ProtobufReader:
+    """The reader of one message's records as another version of it, `reader`; UnresolvableError if its fields cannot be
+    read as those.
+    """
+
+    def __init__(self, writer: Descriptor, reader: Descriptor) -> None:
+        if writer.full_name != reader.full_name:
+            raise UnresolvableError(f"it is of the message {writer.full_name}, not {reader.full_name}")
+        _compare(writer, reader, reader.name, set())
+        self.kind = arrow_type(reader)
+        self._class = GetMessageClass(reader)
+        self._known = {field.number for field in writer.fields}
+        self._ranges = list(writer.extension_ranges)
+        self._into = builder(self.kind)
+        self._add = _adder(reader, self._into)
+
+    def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
+        """Return a column with a row for each record, whose encoding begins at `start`, and what is wrong with those
+        that are null because they are malformed, by row.
+        """
+        failures: dict[int, str] = {}
+        parse, add, into = self._class.FromString, self._add, self._into
+        for row, record in enumerate(records):
+            try:
+                message = parse(record[start:] if start else record)
+                unknown: Any = unknown_fields.UnknownFieldSet(message)
+                for field in unknown:
+                    if field.field_number not in self._known:
+                        raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
+                add(message)
+                continue
+            except DecodeError:
+                reason = "it is malformed, or cut short"
+            except UnicodeDecodeError:
+                reason = "a text of it is no UTF-8"
+            except BadRecordError as error:
+                reason = str(error)
+            into.truncate(row)
+            into.add_null()
+            failures[row] = reason
+        return into.finish(), failures
+
+
+def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    """Return the message indexes that begin at a position of a record, and the position behind; BadRecordError."""
+    try:
+        count, at = _zigzag(data, at)
+        if count == 0:
+            return (0,), at
+        if not 0 < count <= len(data) - at:
+            raise BadRecordError(f"it has {count} message indexes")
+        found = []
+        for _ in range(count):
+            index, at = _zigzag(data, at)
+            found.append(index)
+    except IndexError:
+        raise BadRecordError("it is cut short") from None
+    return tuple(found), at
+
+
+def write_indexes(indexes: Sequence[int]) -> bytes:
+    """Return message indexes as they stand before a record."""
+    if list(indexes) == [0]:
+        return b"\0"
+    return b"".join(_as_zigzag(number) for number in (len(indexes), *indexes))
+
+
+def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+        if shift > 28:
+            raise BadRecordError("a message index of it is malformed")
+
+
+def _as_zigzag(number: int) -> bytes:
+    value, made = number << 1, bytearray()
+    while value > 127:
+        made.append(value & 127 | 128)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) -> None:
+    """Raise UnresolvableError if a field of the writer cannot be read as the reader's of the same number."""
+    if writer.full_name in seen:
+        return
+    seen.add(writer.full_name)
+    for field in reader.fields:
+        written = writer.fields_by_number.get(field.number)
+        if written is None:
+            continue
+        below = f"{path}.{field.name}"
+        if _is_map(written) != _is_map(field) or written.is_repeated != field.is_repeated:
+            raise UnresolvableError(f"{below} is repeated, or a map, in one of the two versions alone")
+        if written.type == field.type:
+            if field.message_type is not None:
+                _compare(written.message_type, field.message_type, below, seen)
+            continue
+        alike = any(written.type in group and field.type in group for group in _WIRES)
+        if not alike or _WHOLE.get(written.type, 0) > _WHOLE.get(field.type, 0):
+            raise UnresolvableError(f"{below} has another type, which cannot be read as the reader's")
+
+
+def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
+    """Return the function that appends a message to a column."""
+    if message.full_name == _TIMESTAMP:
+        assert isinstance(into, Leaf)
+        append = into.values.append
+
+        def add_time(value: Any) -> None:
+            made = value.seconds * 1_000_000 + value.nanos // 1000
+            if not -(2**63) <= made < 2**63:
+                raise BadRecordError(f"a time of it is {value.seconds} s, beyond what a column holds")
+            append(made)
+
+        return add_time
+    assert isinstance(into, Structs)
+    adders = [_field_adder(field, inner) for field, inner in zip(message.fields, into.fields, strict=True)]
+    valid = into.valid.append
+
+    def add(value: Any) -> None:
+        for add_field in adders:
+            add_field(value)
+        valid(True)
+
+    return add
+
+
+def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
+    name = field.name
+    if isinstance(into, Maps):
+        entry = field.message_type.fields_by_name
+        add_key, add_value = _value_adder(entry["key"], into.keys), _value_adder(entry["value"], into.items)
+
+        def add_map(value: Any) -> None:
+            entries = getattr(value, name)
+            for key in entries:
+                add_key(key)
+                add_value(entries[key])
+            into.count += len(entries)
+            into.close()
+
+        return add_map
+    if isinstance(into, Lists):
+        add_item = _value_adder(field, into.items)
+
+        def add_list(value: Any) -> None:
+            items = getattr(value, name)
+            for item in items:
+                add_item(item)
+            into.count += len(items)
+            into.close()
+
+        return add_list
+    add_one = _value_adder(field, into)
+    if not field.has_presence:
+        return lambda value: add_one(getattr(value, name))
+    add_null = into.add_null
+
+    def add_or_null(value: Any) -> None:
+        if value.HasField(name):
+            add_one(getattr(value, name))
+        else:
+            add_null()
+
+    return add_or_null
+
+
+def _value_adder(field: Field, into: Builder) -> Callable[[Any], None]:
+    if field.cpp_type == _F.CPPTYPE_MESSAGE:
+        return _adder(field.message_type, into)
+    if field.cpp_type == _F.CPPTYPE_ENUM:
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return lambda value: into.add(names.get(value) or str(value))
+    if field.cpp_type == _F.CPPTYPE_UINT64:
+        return lambda value: into.add(Decimal(value))
+    return into.add

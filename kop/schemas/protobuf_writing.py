@@ -1,0 +1,158 @@
+"""Columns into Protobuf's messages.
+
+Owns: which types of columns a message takes.
+Must not know: registries, frames, pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf.message_factory import GetMessageClass
+from pyarrow import types
+
+from kop.schemas.avro_schema import UTC
+from kop.schemas.encoders import below, with_nulls
+from kop.schemas.errors import BadRecordError, SchemaError
+from kop.schemas.protobuf import Descriptor, arrow_type
+from kop.schemas.types import in_sql
+
+Set = Callable[[Any, Any], None]
+
+
+def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
+    """Return the function that encodes a column as messages, None for null; SchemaError if the message does not take
+    such columns.
+    """
+    _compare(arrow_type(message), kind, "")
+    made = GetMessageClass(message)
+    fill = _filler(message)
+
+    def encode(column: pa.Array) -> list[bytes]:
+        encoded = []
+        for row in _without_times(column).to_pylist():
+            one = made()
+            try:
+                fill(one, row)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise BadRecordError(f"a row does not fit the message {message.full_name}: {error}") from None
+            encoded.append(one.SerializeToString(deterministic=True))
+        return encoded
+
+    return lambda column: with_nulls(encode, column)
+
+
+def _compare(wanted: pa.DataType, given: pa.DataType, path: str) -> None:
+    """Raise SchemaError if a column has a field that the message has not, or one of another type."""
+    if types.is_struct(wanted) and types.is_struct(given):
+        known = {field.name: field.type for field in wanted}
+        for field in given:
+            inner = below(path, field.name)
+            if field.name not in known:
+                raise SchemaError(f"{inner} is no field of the message: leave it out, or add it to the schema")
+            _compare(known[field.name], field.type, inner)
+    elif types.is_list(wanted) and types.is_list(given):
+        _compare(wanted.value_type, given.value_type, f"{path}[]")
+    elif types.is_map(wanted) and types.is_map(given):
+        _compare(wanted.key_type, given.key_type, f"{path}[]")
+        _compare(wanted.item_type, given.item_type, f"{path}[]")
+    elif not (wanted.equals(given) or _narrower(given, wanted)):
+        raise SchemaError(f"{path or 'the column'} has the type {in_sql(given)}, not {in_sql(wanted)}: cast it")
+
+
+def _narrower(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if types.is_decimal(wanted):  # a number without a sign of 64 bits
+        return bool(types.is_integer(given) or (types.is_decimal(given) and given.scale == 0))
+    return bool(types.is_integer(given) and types.is_integer(wanted) and given.bit_width <= wanted.bit_width)
+
+
+def _without_times(column: pa.Array) -> pa.Array:
+    """Return a column whose times are microseconds, for Python has not all of them."""
+    return column.cast(_plain(column.type))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", _plain(kind.value_type)))
+    if types.is_map(kind):
+        return pa.map_(kind.key_type, _plain(kind.item_type))
+    return pa.int64() if kind.equals(UTC) else kind
+
+
+def _filler(message: Descriptor) -> Set:
+    """Return the function that fills a message with a row."""
+    if message.full_name == "google.protobuf.Timestamp":
+
+        def fill_time(made: Any, micros: int) -> None:
+            made.seconds, rest = divmod(micros, 1_000_000)
+            made.nanos = rest * 1000
+
+        return fill_time
+    fields = {field.name: _setter(field) for field in message.fields}
+
+    def fill(made: Any, row: dict[str, Any]) -> None:
+        made.SetInParent()
+        for name, value in row.items():
+            if value is not None:
+                fields[name](made, value)
+
+    return fill
+
+
+def _setter(field: Any) -> Set:
+    name = field.name
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _map_setter(name, field.message_type.fields_by_name["value"])
+    inner = None if field.message_type is None else _filler(field.message_type)
+    convert = _converter(field)
+    if field.is_repeated:
+
+        def extend(made: Any, values: list[Any]) -> None:
+            target = getattr(made, name)
+            for value in values:
+                if value is None:
+                    raise ValueError(f"{name} has a null in it, which Protobuf has not")
+                if inner is None:
+                    target.append(convert(value))
+                else:
+                    inner(target.add(), value)
+
+        return extend
+    if inner is None:
+        return lambda made, value: setattr(made, name, convert(value))
+    return lambda made, value: inner(getattr(made, name), value)
+
+
+def _map_setter(name: str, item: Any) -> Set:
+    inner = None if item.message_type is None else _filler(item.message_type)
+    convert = _converter(item)
+
+    def put(made: Any, pairs: list[tuple[Any, Any]]) -> None:
+        target = getattr(made, name)
+        for key, value in pairs:
+            if value is None:
+                raise ValueError(f"{name} has a null in it, which Protobuf has not")
+            if inner is None:
+                target[key] = convert(value)
+            else:
+                inner(target[key], value)
+
+    return put
+
+
+def _converter(field: Any) -> Callable[[Any], Any]:
+    if field.enum_type is not None:
+        numbers = {name: value.number for name, value in field.enum_type.values_by_name.items()}
+
+        def number(value: str) -> int:
+            if value not in numbers:
+                raise ValueError(f"{field.name} is {value!r}, which is no symbol of {field.enum_type.full_name}")
+            made: int = numbers[value]
+            return made
+
+        return number
+    return int if field.cpp_type == field.CPPTYPE_UINT64 else lambda value: value

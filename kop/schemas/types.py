@@ -1,0 +1,63 @@
+"""Types of columns in Spark's words.
+
+Owns: how a type of pyarrow is named in SQL.
+Must not know: pyspark, formats.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import types
+
+from kop.schemas.errors import SchemaError
+
+_NAMES: Final = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.date32(): "DATE",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+
+
+def in_sql(kind: pa.DataType) -> str:
+    """Return a type in Spark's words, as a column's declaration has it; SchemaError for one that Spark has not."""
+    if types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {in_sql(field.type)}' for field in kind)}>"
+    if types.is_map(kind):
+        return f"MAP<{in_sql(kind.key_type)}, {in_sql(kind.item_type)}>"
+    if types.is_list(kind):
+        return f"ARRAY<{in_sql(kind.value_type)}>"
+    if types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if kind not in _NAMES:
+        raise SchemaError(f"a column cannot have the type {kind}")
+    return _NAMES[kind]
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL takes it, whatever is in it."""
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
+
+
+def widened(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Spark's Arrow has it in the form that the types of schemas have: everything in it nullable, an
+    array's items named `element`.
+    """
+    if types.is_struct(kind):
+        return pa.struct([(field.name, widened(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(widened(kind.key_type), widened(kind.item_type))
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", widened(kind.value_type)))
+    return kind

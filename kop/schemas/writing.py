@@ -1,0 +1,110 @@
+"""Columns of types into records: the schema that a write is by, its id, and the encoding.
+
+Owns: which schema a column is written by, what is registered, what stands before each record.
+Must not know: pyspark, how options are written.
+
+A `WritePlan` is made where a write is planned, and pickled for its tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from kop.schemas import avro_schema, avro_writing, json_writing, protobuf_writing
+from kop.schemas.columns import AUTO, Source, plan, registry_of_process
+from kop.schemas.confluent import Schema, frame
+from kop.schemas.errors import SchemaError
+from kop.schemas.protobuf import ProtobufSchema, write_indexes
+
+_KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """The way in which a column is written: its format, its schema and type, and what stands before each record."""
+
+    format: str
+    kind: pa.DataType
+    schema: Schema
+    message: str = ""
+    before: bytes = b""
+
+
+def plan_writing(source: Source, kind: pa.DataType, *, register: bool) -> WritePlan:
+    """Return how a column of a type is written. With `register` its schema is registered if the subject has not got it:
+    that of the source, or the one that the type is by itself. SchemaError, with the registry's words if it refuses.
+    """
+    if source.format == "string" or (source.format == "json" and not source.text and source.registry is None):
+        made = WritePlan(source.format, kind, Schema())
+    elif source.registry is None:
+        by = plan(source)
+        if by.format not in _KINDS:
+            raise SchemaError(f"set the format to bytes: {source.topic or 'the schema'} is {by.format}, not written")
+        made = WritePlan(by.format, kind, by.schema, by.message)
+    else:
+        made = _with_id(source, kind, register)
+    writer_of(made)
+    return made
+
+
+def _with_id(source: Source, kind: pa.DataType, register: bool) -> WritePlan:
+    assert source.registry is not None
+    registry = registry_of_process(source.registry)
+    if register or source.text:
+        wanted = Schema(_KINDS.get(source.format, ""), source.text or _schema_of(source.format, kind))
+        if source.format == "json" and not wanted.text.lstrip().startswith("{"):
+            wanted = Schema("JSON", json_writing.schema_of(kind))  # columns in Spark's words are those of the type
+        schema_id = registry.register(source.subject, wanted) if register else registry.find(source.subject, wanted)
+        schema, format_, message = registry.by_id(schema_id), source.format, source.message
+    else:
+        by = plan(source)
+        assert by.schema.id is not None
+        schema, schema_id, format_, message = by.schema, by.schema.id, by.format, by.message
+    before = frame(schema_id)
+    if format_ == "protobuf":
+        file = ProtobufSchema(schema.text, schema.references)
+        found = file.message(message)
+        before, message = before + write_indexes(file.indexes(found)), found.full_name
+    return WritePlan(format_, kind, schema, message, before)
+
+
+def _schema_of(format_: str, kind: pa.DataType) -> str:
+    if format_ == "avro":
+        return avro_writing.schema_of(kind)
+    if format_ == "json":
+        return json_writing.schema_of(kind)
+    what = "a format" if format_ == AUTO else "the schema of the message"
+    raise SchemaError(f"name {what}: it cannot be made of the type of the column")
+
+
+@functools.lru_cache(32)
+def writer_of(plan: WritePlan) -> Callable[[pa.Array], pa.Array]:
+    """Return the function that encodes a column of the plan's type as bytes; null stays null. BadRecordError for a
+    value that the schema does not take. SchemaError if it does not take such columns at all.
+    """
+    if plan.format == "string":
+        if not pa.types.is_string(plan.kind):
+            raise SchemaError("has to be a text for the format string: cast it")
+        return lambda column: column.cast(pa.binary())
+    if plan.format == "avro":
+        schema = avro_schema.parse(plan.schema.text, plan.schema.reference_texts)
+        encode = avro_writing.encoder(schema, plan.kind)
+    elif plan.format == "json":
+        encode = json_writing.encoder(plan.kind)
+    else:
+        file = ProtobufSchema(plan.schema.text, plan.schema.references)
+        encode = protobuf_writing.encoder(file.message(plan.message), plan.kind)
+    before = plan.before
+
+    def write(column: pa.Array) -> pa.Array:
+        encoded = encode(column)
+        valid = column.is_valid().to_pylist()
+        rows = zip(encoded, valid, strict=True)
+        return pa.array([before + value if there and value is not None else None for value, there in rows], pa.binary())
+
+    return write

@@ -1,0 +1,110 @@
+"""Who belongs to which tenant: the space of names that a client has once it has logged in.
+
+Owns: the rules of `kop.tenant.rules`, the order of what says where a client belongs, and which namespaces are nobody's.
+Must not know: requests, sockets, how rights are looked up.
+
+What counts, the first that there is: super users are of the home space; the namespace that a client of PLAIN gives in
+place of a user name, beside a token; a claim of its token; a rule over its principal. A client's own word is no proof:
+it counts if the client has some right in that namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection
+from typing import Final, Protocol
+
+from kop.errors import ConfigError
+from kop.security.principal import MappingRules, can_be_tried
+from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
+from kop.security.tenants import HOME, Space, space_of
+
+RULES: Final = "kop.tenant.rules"
+_SHOWN: Final = 200
+"""Characters of a principal that an error shows."""
+
+
+class RightsInSpaces(Protocol):
+    """What decides about rights, as far as it concerns where clients belong."""
+
+    def enter(self, principal: str, space: Space, *, proven: bool) -> Awaitable[str]:
+        """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
+        needs some right in it.
+        """
+
+    def follow(self, space: Space) -> None:
+        """Have what decides in a space read from now on."""
+
+
+class TenantMembership:
+    """Where clients belong."""
+
+    def __init__(
+        self, rules: str, super_users: Collection[str], home: str, reserved: Collection[str], rights: RightsInSpaces
+    ) -> None:
+        """`rules` is the text of kop.tenant.rules. `home` is the namespace of the home space, empty if it has none;
+        `reserved` are namespaces, and tenants, of which no client may be. ConfigError if the rules are none.
+        """
+        self._super_users = frozenset(super_users)
+        self._home = home
+        self._reserved = frozenset(reserved)
+        self._rights = rights
+        self._rules = None
+        if rules.strip():
+            try:
+                self._rules = MappingRules(rules, once=True, check=self._space)
+            except ValueError as error:
+                raise ConfigError([f"{RULES} {error}"]) from None
+
+    def at_once(self, principal: str) -> Space:
+        """Return the space of a client of which nothing is known but its principal. ValueError tells why it has
+        none.
+        """
+        space = self._by_rules(principal)
+        self._rights.follow(space)
+        return space
+
+    def _by_rules(self, principal: str) -> Space:
+        if self._rules is None or principal in self._super_users:
+            return HOME
+        if not can_be_tried(principal):
+            raise ValueError(f"{RULES} cannot be tried on a name that is so long, or of several lines")
+        namespace = self._rules.name(principal)
+        if namespace is None or namespace == principal:  # no rule applies, or DEFAULT does
+            return HOME
+        try:
+            return self._space(namespace)
+        except ValueError as error:
+            raise ValueError(f"{RULES} are wrong about {principal[:_SHOWN]!r}: {error}") from None
+
+    async def of(self, principal: str, claim: NamespaceClaim | None) -> Space:
+        """Return the space of a client that has logged in. AuthenticationError tells why it has none."""
+        try:
+            space, proven = self._claimed(principal, claim)
+        except ValueError as error:
+            raise AuthenticationError(str(error)) from None
+        if not space.is_home and (why_not := await self._rights.enter(principal, space, proven=proven)):
+            raise AuthenticationError(f"the client cannot be of {space.name}: {why_not}")
+        return space
+
+    def _claimed(self, principal: str, claim: NamespaceClaim | None) -> tuple[Space, bool]:
+        """Return where a client belongs, and true if that is proven. ValueError."""
+        if principal in self._super_users:
+            return HOME, True
+        if claim is None:
+            return self._by_rules(principal), True
+        space = self._space(claim.namespace)
+        if not claim.is_own_word:
+            return space, True
+        by_rules = self._by_rules(principal)
+        if space.is_home and not by_rules.is_home:
+            raise ValueError(f"the client is of {by_rules.name}, not of {claim.namespace}")
+        return space, space == by_rules
+
+    def _space(self, namespace: str) -> Space:
+        """Return the space of a namespace. ValueError."""
+        space = space_of(namespace)
+        if namespace == self._home:
+            return HOME
+        if not self._reserved.isdisjoint({namespace, namespace.partition("/")[0]}):
+            raise ValueError(f"the namespace {namespace} is not for clients")
+        return space

@@ -1,0 +1,165 @@
+"""Typed columns of a read: keys and values as what their schemas say, instead of bytes.
+
+Owns: how options become the plan of a column, and what becomes of records that are bad.
+Must not know: pyspark, formats, how registries are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kop.schemas import columns
+from kop.schemas.confluent import RegistryOptions
+from kop.schemas.errors import SchemaError
+from kop.schemas.pulsar import PulsarOptions
+from kop.schemas.types import widened
+from kop.schemas.writing import WritePlan, plan_writing
+from kop.spark.clients import read_client
+from kop.spark.decoding import ERROR, RecordDecodeError
+from kop.spark.given import OptionError
+from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
+
+if TYPE_CHECKING:
+    from kop.spark.formats import Formats
+    from kop.spark.options import ConnectionOptions, ReadOptions
+    from kop.spark.write_options import WriteOptions
+
+
+@dataclass(frozen=True)
+class TypedPlan:
+    """The plan of the columns of a read that are no bytes, pickled for its tasks."""
+
+    plans: Mapping[str, columns.Plan]
+    permissive: bool
+
+    @property
+    def declared(self) -> dict[str, str]:
+        """The types of the columns in Spark's words."""
+        return {name: plan.sql for name, plan in self.plans.items()}
+
+    def of_types(self, kinds: Mapping[str, pa.DataType]) -> TypedPlan:
+        """Return the plan for columns of these types, as Spark has them; OptionError if the schemas say other ones."""
+        made = {}
+        for name, plan in self.plans.items():
+            try:
+                made[name] = plan.of_type(kinds[name])
+            except SchemaError as error:
+                raise OptionError(f"leave .schema() out: the column {name} {error}") from None
+        return replace(self, plans=made)
+
+    def make(self) -> TypedRows:
+        """Return what makes the rows of one task."""
+        return TypedRows(self)
+
+
+class TypedRows:
+    """The columns of one task; what they know of schemas they keep from batch to batch."""
+
+    def __init__(self, plan: TypedPlan) -> None:
+        self._permissive = plan.permissive
+        self._readers = {name: columns.reader_of(of_column) for name, of_column in plan.plans.items()}
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with typed columns, and `decodeError` behind them if bad records are to be null.
+        RecordDecodeError for a bad record else.
+        """
+        made = batch
+        reasons: dict[int, list[str]] = {}
+        for name, reader in self._readers.items():
+            place = made.schema.get_field_index(name)
+            values, failures = reader.read(batch.column(place))
+            made = made.set_column(place, pa.field(name, values.type), values)
+            for row, reason in failures.items():
+                reasons.setdefault(row, []).append(f"{name}: {reason}")
+        if reasons and not self._permissive:
+            row = min(reasons)
+            topic, partition, offset = (batch.column(name)[row] for name in ("topic", "partition", "offset"))
+            raise RecordDecodeError(
+                "set mode to PERMISSIVE to go on with null, or let the query begin behind it: the record of "
+                f"topic {topic} partition {partition} offset {offset} is bad; {'; '.join(reasons[row])}"
+            )
+        if self._permissive:
+            texts = [None if row not in reasons else "; ".join(reasons[row]) for row in range(batch.num_rows)]
+            made = made.append_column(pa.field(ERROR, pa.string()), pa.array(texts, pa.string()))
+        return made
+
+
+def plan_columns(options: ReadOptions) -> TypedPlan | None:
+    """Return the plan of the typed columns, for which registries are asked; None if all are bytes. OptionError."""
+    formats = options.formats
+    if formats is None:
+        return None
+    topics = {*options.topics, *(topic for topic, _ in options.assign)}
+    topic = topics.pop() if len(topics) == 1 else None
+    plans = {}
+    for name in formats.columns:
+        source = schema_source(name, formats, topic, options.connection)
+        try:
+            plans[name] = columns.plan(source)
+        except SchemaError as error:
+            raise OptionError(f"the column {name}: {error}") from None
+    return TypedPlan(plans, options.permissive)
+
+
+def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict[str, WritePlan]:
+    """Return how the columns of a write that have formats are encoded, for which registries are asked; OptionError."""
+    assert options.formats is not None
+    plans = {}
+    for name, kind in kinds.items():
+        source = schema_source(name, options.formats, options.topic, options.connection, writing=True)
+        try:
+            plans[name] = plan_writing(source, widened(kind), register=options.register_schema)
+        except SchemaError as error:
+            raise OptionError(f"the column {name}: {error}") from None
+    return plans
+
+
+def schema_source(
+    name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
+) -> columns.Source:
+    """Return where the schema of a column is found; `topic` is None if the rows are of several. OptionError."""
+    wanted = formats.columns[name]
+    source = columns.Source(
+        name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version
+    )
+    if formats.registry is not None:
+        access = formats.registry
+        registry = RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
+        source = replace(source, registry=registry)
+        if wanted.format != "string" and not wanted.subject and (writing or not wanted.schema):
+            subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
+            source = replace(source, subject=subject)
+    if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:
+        of_pulsar = PulsarOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
+        named = wanted.subject or _only(topic, name, "Subject", "the topic")
+        source = replace(source, pulsar=of_pulsar, topic=_full_name(named, connection))
+    return source
+
+
+def _only(topic: str | None, name: str, option: str, what: str) -> str:
+    if topic is None:
+        raise OptionError(
+            f"set {name}{option} to {what} whose schema the column {name} has: there is more than one topic"
+        )
+    return topic
+
+
+def _full_name(topic: str, connection: ConnectionOptions) -> str:
+    settings = {} if "/" in topic else server_configs(connection)
+    try:
+        return full_name(topic, settings)
+    except MessageBoundError as error:
+        raise OptionError(str(error)) from None
+
+
+def server_configs(connection: ConnectionOptions) -> Mapping[str, str]:
+    """Return the settings of the gateway that say how topics are named in Pulsar."""
+    client = read_client(connection.settings, connection.patience_ms)
+    try:
+        return client.server_configs(SETTINGS)
+    finally:
+        client.close()

@@ -1,0 +1,245 @@
+"""Columns of formats without a registry, of Pulsar's schemas, and what a registry refuses."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conformance.stub_registry import StubRegistry
+from kop.schemas import columns, pulsar
+from kop.schemas.columns import Plan, Source, plan, reader_of
+from kop.schemas.confluent import ConfluentRegistry, RegistryOptions, Schema
+from kop.schemas.errors import SchemaError, UnknownSchemaError
+from kop.schemas.primitives import PRIMITIVES
+from kop.schemas.pulsar import PulsarOptions, PulsarSchema
+from kop.schemas.types import in_sql
+from kop.schemas.writing import plan_writing, writer_of
+
+TOPIC = "persistent://public/default/t"
+AVRO = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a b", "type": "int"}]})
+
+
+def read(how: Plan, *records: bytes | None) -> tuple[list[Any], dict[int, str]]:
+    values, failures = reader_of(how).read(pa.array(records, pa.binary()))
+    values.validate(full=True)
+    assert values.type.equals(how.kind)
+    return values.to_pylist(), failures
+
+
+@pytest.fixture
+def registry() -> Iterator[StubRegistry]:
+    with StubRegistry() as stub:
+        yield stub
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[PulsarSchema]:
+    """What Pulsar says of the topic's schema: the last of the list."""
+    schemas: list[PulsarSchema] = []
+    monkeypatch.setattr(columns, "topic_schema", lambda options, topic, version: schemas[-1])
+    return schemas
+
+
+def of_pulsar(how: str = "auto", column: str = "value") -> Source:
+    return Source(column, how, pulsar=PulsarOptions("http://127.0.0.1:1"), topic=TOPIC)
+
+
+def record(*fields: tuple[str, Any]) -> str:
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields]})
+
+
+def test_records_that_do_not_tell_their_version_are_read_by_the_one_they_fit(
+    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        record(("a", "int")),
+        record(("a", "int"), ("b", ["null", "int"])).replace("}]}", ', "default": null}]}'),
+    )
+    told += [PulsarSchema("AVRO", first, {}, 0), PulsarSchema("AVRO", second, {}, 1)]
+    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
+    reader = reader_of(plan(of_pulsar()))
+
+    def rows(*records: bytes) -> tuple[list[Any], dict[int, str]]:
+        values, failures = reader.read(pa.array(records, pa.binary()))
+        return values.to_pylist(), failures
+
+    assert rows(b"\x0e", b"\x0e\x02\x02", b"\x0e\x00") == (
+        [{"a": 7, "b": None}, {"a": 7, "b": 1}, {"a": 7, "b": None}],
+        {},
+    )
+    assert rows(b"\x0e\x02", b"\x0e")[1] == {0: "it fits no version of its schema; by version 1 it is cut short"}
+    told.append(PulsarSchema("AVRO", record(("a", "int"), ("b", ["null", "int"]), ("c", "string")), {}, 2))
+    assert rows(b"\x0e\x00\x02x", b"\x0e") == ([{"a": 7, "b": None}] * 2, {})
+    told.append(PulsarSchema("AVRO", record(("a", ["int", "string"])), {}, 3))  # a: the branch 1, of one byte
+    assert rows(b"\xff", b"\x02\x02x")[1].keys() == {0, 1}
+    values, failures = rows(b"\x00\x02", b"\x02\x00")
+    assert values == [{"a": 1, "b": None}, None]
+    assert failures == {1: "version 1 and 3 of its schema cannot be resolved: a is string, which cannot be read as int"}
+
+
+def test_a_record_that_fits_two_versions_as_other_rows_is_bad(
+    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told += [PulsarSchema("AVRO", record(("a", "bytes")), {}, 0), PulsarSchema("AVRO", record(("a", "string")), {}, 1)]
+    told.insert(0, PulsarSchema("AVRO", record(("n", "int")), {}, 2))
+    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
+    rows, failures = read(plan(of_pulsar()), b"\x02\xff", b"\x02x", b"\x00")
+    assert rows == [None, {"a": "x"}, None]
+    assert failures[0] == "version 0 of its schema cannot be resolved: a text of it is no UTF-8"
+    assert failures[2].startswith("version 2 and 0 and 1 of its schema cannot be resolved: a is not in it")
+    told[0] = PulsarSchema("AVRO", record(("a", ["null", "string"])), {}, 2)
+    rows, failures = read(plan(of_pulsar()), b"\x02\x00")
+    assert rows == [None]
+    assert failures == {0: "it fits the versions 2 and 0 and 1 of its schema, and is another row by each"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "row"),
+    [
+        ("BOOLEAN", b"\1", True),
+        ("INT8", b"\xff", -1),
+        ("INT16", b"\x01\x00", 256),
+        ("INT32", b"\xff\xff\xff\xff", -1),
+        ("INT64", struct.pack(">q", 2**40), 2**40),
+        ("FLOAT", struct.pack(">f", 0.5), 0.5),
+        ("DOUBLE", struct.pack(">d", 0.1), 0.1),
+        ("BYTES", b"", b""),
+        ("TIMESTAMP", struct.pack(">q", 1500), datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)),
+        ("INSTANT", struct.pack(">qi", 1, 500_000_000), datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)),
+        ("LOCAL_DATE", struct.pack(">q", -1), date(1969, 12, 31)),
+        ("LOCAL_DATE_TIME", struct.pack(">qq", 1, 10**9), datetime(1970, 1, 2, 0, 0, 1)),  # noqa: DTZ001
+        ("LOCAL_TIME", struct.pack(">q", 5), 5),
+        ("STRING", "ä".encode(), "ä"),
+    ],
+)
+def test_pulsar_s_primitives_are_columns(name: str, data: bytes, row: Any, told: list[PulsarSchema]) -> None:
+    told.append(PulsarSchema(name))
+    how = plan(of_pulsar())
+    bad = {"STRING": b"\xff", "BYTES": None}.get(name, data + b"\0")
+    rows, failures = read(how, data, None, bad, data)
+    assert rows == [row, None, None, row]
+    assert set(failures) == ({2} if bad is not None else set())
+    assert in_sql(PRIMITIVES[name][0]) == how.sql
+
+
+def pair(encoding: str) -> PulsarSchema:
+    properties = {"key.schema.type": "INT32", "value.schema.type": "AVRO", "kv.encoding.type": encoding}
+    return PulsarSchema("KEY_VALUE", json.dumps({"key": "", "value": json.loads(AVRO)}), properties)
+
+
+def test_pairs_of_key_and_value_are_columns(told: list[PulsarSchema]) -> None:
+    told.append(pair("INLINE"))
+    how = plan(of_pulsar())
+    assert how.sql == "STRUCT<`key`: INT, `value`: STRUCT<`a b`: INT>>"
+    good = b"\0\0\0\4\0\0\0\5" + b"\0\0\0\1\x0e"
+    half = b"\xff\xff\xff\xff" + b"\0\0\0\1\x0e"
+    rows, failures = read(how, good, half, good[:-1], good + b"x", b"\0\0\0\1\5" + good[8:], None, b"", good)
+    row = {"key": 5, "value": {"a b": 7}}
+    assert rows == [row, row | {"key": None}, None, None, None, None, None, row]
+    assert set(failures) == {2, 3, 4, 6}
+    assert failures[4] == "its key: it has 1 bytes, which is not the size of its type"
+    assert plan(of_pulsar(column="key")).format == "string"
+    told.append(pair("SEPARATED"))
+    assert read(plan(of_pulsar(column="key")), b"\0\0\0\5") == ([5], {})
+    assert read(plan(of_pulsar()), b"\x0e") == ([{"a b": 7}], {})
+    with pytest.raises(SchemaError, match="set the format to auto"):
+        plan(of_pulsar("avro"))
+
+
+def test_formats_that_are_not_pulsar_s_are_told(told: list[PulsarSchema]) -> None:
+    told.append(PulsarSchema("JSON", AVRO))
+    with pytest.raises(SchemaError, match="set the format to json"):
+        plan(of_pulsar("avro"))
+    assert read(plan(of_pulsar("json")), b'{"a b": 5}') == ([{"a b": 5}], {})
+    told.append(PulsarSchema("PROTOBUF", "x"))
+    with pytest.raises(SchemaError, match="is PROTOBUF, which is not read"):
+        plan(of_pulsar())
+    with pytest.raises(SchemaError, match=r"pulsar\.admin\.url"):
+        pulsar.topic_schema(PulsarOptions("ftp://nowhere"), TOPIC)
+
+
+def test_schemas_may_be_given(registry: StubRegistry) -> None:
+    with pytest.raises(SchemaError, match="a column cannot have the type duration"):
+        plan(Source("value", "json", "n INTERVAL DAY TO SECOND")).of_type(pa.struct([("n", pa.duration("us"))]))
+    how = plan(Source("value", "avro", AVRO))
+    assert how.sql == "STRUCT<`a b`: INT>"
+    assert read(how, b"\x0e", b"\x0e\x00") == ([{"a b": 7}, None], {1: "there are 1 bytes behind it"})
+    ddl = plan(Source("value", "json", "n INT"))
+    assert ddl.sql == "STRUCT<n INT>"
+    kind = pa.struct([pa.field("n", pa.int32(), nullable=False)])
+    assert read(ddl.of_type(kind), b'{"n": 5}') == ([{"n": 5}], {})
+    with pytest.raises(SchemaError, match="has the type STRUCT<`a b`: INT> by its schema, not INT"):
+        how.of_type(pa.int32())
+    number = registry.add("other", AVRO.replace('"int"', '"int", "default": 1'))
+    own = plan(Source("value", "avro", AVRO.replace("int", "long"), registry=RegistryOptions(registry.url)))
+    assert read(own, b"\0\0\0\0" + bytes([number]) + b"\x0e") == ([{"a b": 7}], {})
+
+
+def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
+    client = ConfluentRegistry(RegistryOptions(registry.url))
+    with pytest.raises(UnknownSchemaError, match="Subject 'none' not found"):
+        client.of_subject("none")
+    registry.refusals["s"] = (409, "incompatible: READER_FIELD_MISSING_DEFAULT_VALUE")
+    with pytest.raises(SchemaError, match=r"compatibility.*READER_FIELD_MISSING"):
+        client.register("s", Schema("AVRO", AVRO))
+    registry.refusals["s"] = (422, "Invalid schema")
+    with pytest.raises(SchemaError, match="422: Invalid schema"):
+        client.register("s", Schema("AVRO", AVRO))
+    registry.add("s", AVRO)
+    assert client.of_subject("s").version == 1
+    asked = len(registry.requests)
+    assert client.of_subject("s", 1) == client.of_subject("s", 1)
+    assert client.by_id(1) == client.by_id(1)
+    assert len(registry.requests) == asked + 1
+    for wrong in ("nonsense", "file:///etc/passwd", "http://me:secret@host", ""):
+        with pytest.raises(SchemaError, match="http://HOST:PORT") as caught:
+            ConfluentRegistry(RegistryOptions(wrong))
+        assert "secret" not in str(caught.value)
+
+
+def test_a_registry_that_is_down_is_asked_again_and_then_told(
+    registry: StubRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    registry.down = True
+    client = ConfluentRegistry(RegistryOptions(f"http://127.0.0.1:1,{registry.url}", user_info="me:secret"))
+    with pytest.raises(SchemaError, match=r"set schema.registry.url .*the registry is down") as caught:
+        client.by_id(1)
+    assert len(registry.requests) == 4
+    assert "secret" not in str(caught.value)
+
+
+KIND = pa.struct([("a b", pa.int32())])
+
+
+def test_what_a_write_registers_is_what_it_writes_by(registry: StubRegistry) -> None:
+    source = Source("value", "avro", registry=RegistryOptions(registry.url), subject="s")
+    with pytest.raises(UnknownSchemaError):
+        plan_writing(source, KIND, register=False)
+    made = plan_writing(Source("value", "avro", AVRO, registry=source.registry, subject="s"), KIND, register=True)
+    assert writer_of(made)(pa.array([{"a b": 7}, None], KIND)).to_pylist() == [b"\0\0\0\0\1\x0e", None]
+    assert plan_writing(source, KIND, register=False) == plan_writing(
+        Source("value", "auto", registry=source.registry, subject="s"), KIND, register=False
+    )
+    other = Source("value", "avro", AVRO.replace("int", "long"), registry=source.registry, subject="s")
+    with pytest.raises(UnknownSchemaError, match="Schema not found"):
+        plan_writing(other, KIND, register=False)
+    assert plan_writing(other, KIND, register=True).before == b"\0\0\0\0\2"
+    by_type = Source("value", "json", registry=source.registry, subject="j")
+    (data,) = writer_of(plan_writing(by_type, KIND, register=True))(pa.array([{"a b": 7}], KIND)).to_pylist()
+    assert read(plan(by_type), data) == ([{"a b": 7}], {})
+
+
+def test_json_and_texts_are_written_without_a_schema() -> None:
+    made = plan_writing(Source("value", "json"), KIND, register=False)
+    assert writer_of(made)(pa.array([{"a b": 7}, {"a b": None}, None], KIND)).to_pylist() == [b'{"a b":7}', b"{}", None]
+    texts = plan_writing(Source("value", "string"), pa.string(), register=False)
+    assert writer_of(texts)(pa.array(["ä", None])).to_pylist() == ["ä".encode(), None]
+    with pytest.raises(SchemaError, match="cast it"):
+        plan_writing(Source("value", "string"), KIND, register=False)

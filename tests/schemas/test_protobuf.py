@@ -1,0 +1,209 @@
+"""Protobuf's messages: types, versions, message indexes, damaged records, and what is written."""
+
+from __future__ import annotations
+
+import base64
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.message_factory import GetMessageClass
+
+from kop.schemas import protobuf_writing
+from kop.schemas.errors import BadRecordError, SchemaError, UnresolvableError
+from kop.schemas.protobuf import (
+    ProtobufReader,
+    ProtobufSchema,
+    arrow_type,
+    native_schema,
+    read_indexes,
+    write_indexes,
+)
+
+F = descriptor_pb2.FieldDescriptorProto
+
+
+def file_of(**fields: tuple[int, int] | tuple[int, int, str]) -> descriptor_pb2.FileDescriptorProto:
+    """A file with a message M of fields NAME=(number, type[, name of the type]); `_` at the end makes one repeated."""
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", package="p", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    message = file.message_type.add(name="M")
+    entry = message.nested_type.add(name="Entry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=F.TYPE_STRING, label=1)
+    entry.field.add(name="value", number=2, type=F.TYPE_UINT64, label=1)
+    message.nested_type.add(name="Inner").field.add(name="z", number=1, type=F.TYPE_SINT32, label=1)
+    kind = message.enum_type.add(name="Kind")
+    kind.value.add(name="NONE", number=0)
+    kind.value.add(name="SOME", number=5)
+    for name, (number, type_, *more) in fields.items():
+        label = F.LABEL_REPEATED if name.endswith("_") else F.LABEL_OPTIONAL
+        message.field.add(name=name, number=number, type=F.Type.ValueType(type_), label=label)
+        if more:
+            message.field[-1].type_name = more[0]
+    return file
+
+
+def text(file: descriptor_pb2.FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+def message(file: descriptor_pb2.FileDescriptorProto, name: str = "p.M") -> Any:
+    return ProtobufSchema(text(file)).message(name)
+
+
+WIDE = file_of(
+    i=(1, F.TYPE_INT32),
+    u=(2, F.TYPE_UINT32),
+    l=(3, F.TYPE_INT64),
+    ul=(4, F.TYPE_UINT64),
+    f=(5, F.TYPE_FLOAT),
+    d=(6, F.TYPE_DOUBLE),
+    b=(7, F.TYPE_BOOL),
+    s=(8, F.TYPE_STRING),
+    raw=(9, F.TYPE_BYTES),
+    kind=(10, F.TYPE_ENUM, ".p.M.Kind"),
+    inner=(11, F.TYPE_MESSAGE, ".p.M.Inner"),
+    inners_=(12, F.TYPE_MESSAGE, ".p.M.Inner"),
+    at=(13, F.TYPE_MESSAGE, ".google.protobuf.Timestamp"),
+    m_=(14, F.TYPE_MESSAGE, ".p.M.Entry"),
+    n_=(15, F.TYPE_SINT64),
+)
+
+
+def value() -> Any:
+    made: Any = GetMessageClass(message(WIDE))()
+    made.i, made.u, made.l, made.ul = -1, 2**32 - 1, -(2**63), 2**64 - 1
+    made.f, made.d, made.b, made.s, made.raw, made.kind = 0.5, 1e300, True, "ä", b"\0", 5
+    made.inner.z = -3
+    made.inners_.add(z=1)
+    made.inners_.add()
+    made.at.seconds, made.at.nanos = -1, 500_000_000
+    made.m_["k"] = 2**64 - 1
+    made.n_.extend([1, -1])
+    return made
+
+
+ROW = {
+    "i": -1,
+    "u": 2**32 - 1,
+    "l": -(2**63),
+    "ul": Decimal(2**64 - 1),
+    "f": 0.5,
+    "d": 1e300,
+    "b": True,
+    "s": "ä",
+    "raw": b"\0",
+    "kind": "SOME",
+    "inner": {"z": -3},
+    "inners_": [{"z": 1}, {"z": 0}],
+    "m_": [("k", Decimal(2**64 - 1))],
+    "n_": [1, -1],
+}
+
+
+def rows(values: pa.Array) -> list[Any]:
+    values.validate(full=True)
+    return values.to_pylist()
+
+
+def test_each_type_is_a_column_and_is_written_as_it_was() -> None:
+    kind = message(WIDE)
+    data = value().SerializeToString(deterministic=True)
+    values, failures = ProtobufReader(kind, kind).decode([data, b"", data])
+    assert failures == {}
+    first, empty, last = rows(values)
+    at = first.pop("at")
+    assert (first, at.isoformat()) == (ROW, "1969-12-31T23:59:59.500000+00:00")
+    assert last["ul"] == ROW["ul"]
+    assert empty["inner"] is empty["at"] is None
+    assert (empty["i"], empty["s"], empty["kind"], empty["inners_"], empty["m_"]) == (0, "", "NONE", [], [])
+    write = protobuf_writing.encoder(kind, arrow_type(kind))
+    assert write(values.take(pa.array([0, None, 2]))) == [data, None, data]
+
+
+def test_damaged_records_are_told_and_their_neighbours_are_right() -> None:
+    kind, chance = message(WIDE), random.Random(1)
+    reader, cls = ProtobufReader(kind, kind), GetMessageClass(kind)
+    data = value().SerializeToString()
+    good = rows(reader.decode([data])[0])[0]
+    bad = [data[:-1], data + b"\xff", data + b"\xc8\x01\x01", data[:-1] + b"\xff"]
+    for _ in range(150):
+        flipped = bytearray(data)
+        flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        bad.append(bytes(flipped))
+    for number, damaged in enumerate(bad):
+        values, failures = reader.decode([data, damaged, data])
+        assert rows(values.take([0, 2])) == [good, good]
+        assert set(failures) <= {1}
+        assert number > 3 or failures
+        if not failures:
+            cls.FromString(damaged)  # the library takes it, too
+
+
+def test_versions_are_read_by_their_numbers() -> None:
+    old = file_of(i=(1, F.TYPE_INT32), s=(2, F.TYPE_STRING), gone=(3, F.TYPE_BOOL), old=(4, F.TYPE_INT32))
+    new = file_of(renamed=(1, F.TYPE_INT64), s=(2, F.TYPE_BYTES), more=(5, F.TYPE_DOUBLE), old=(4, F.TYPE_INT32))
+    data = GetMessageClass(message(old))(i=-5, s="a", gone=True, old=7).SerializeToString()
+    values, failures = ProtobufReader(message(old), message(new)).decode([data])
+    assert (rows(values), failures) == ([{"renamed": -5, "s": b"a", "more": 0.0, "old": 7}], {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (F.TYPE_INT64, F.TYPE_INT32, "x has another type"),
+        (F.TYPE_INT32, F.TYPE_SINT32, "x has another type"),
+        (F.TYPE_STRING, F.TYPE_INT32, "x has another type"),
+        (F.TYPE_UINT64, F.TYPE_INT64, "x has another type"),
+    ],
+)
+def test_versions_that_cannot_be_read_say_which_field(old: int, new: int, told: str) -> None:
+    with pytest.raises(UnresolvableError, match=told):
+        ProtobufReader(message(file_of(x=(1, old))), message(file_of(x=(1, new))))
+
+
+def test_indexes_name_a_message() -> None:
+    schema = ProtobufSchema(text(WIDE))
+    inner = schema.message("p.M.Inner")
+    assert schema.indexes(inner) == [0, 1]
+    assert schema.at([0, 1]) is inner
+    for indexes in ([0], [0, 1], [3], [1, 200, 0]):
+        assert read_indexes(b"x" + write_indexes(indexes) + b"y", 1) == (
+            tuple(indexes),
+            1 + len(write_indexes(indexes)),
+        )
+    with pytest.raises(BadRecordError, match="names no message"):
+        schema.at([7])
+    for data in (b"", b"\x04\x02", b"\x01", b"\xff\xff\xff\xff\xff\xff\x01", b"\xfe\xff\x01"):
+        with pytest.raises(BadRecordError):
+            read_indexes(data, 0)
+
+
+def test_schemas_that_are_none_are_told() -> None:
+    tree = descriptor_pb2.FileDescriptorProto(name="t.proto", syntax="proto3")
+    tree.message_type.add(name="T").field.add(name="t", number=1, type=F.TYPE_MESSAGE, type_name=".T", label=1)
+    with pytest.raises(SchemaError, match="T holds itself"):
+        arrow_type(message(tree, "T"))
+    for wrong, told in (("?", "in base64"), ("AAAA", "neither the descriptor"), (text(WIDE), "no message p.X")):
+        with pytest.raises(SchemaError, match=told):
+            ProtobufSchema(wrong).message("p.X")
+    imports = descriptor_pb2.FileDescriptorProto(name="i.proto", dependency=["other.proto"])
+    with pytest.raises(SchemaError, match=r"imports other\.proto"):
+        ProtobufSchema(text(imports))
+    with pytest.raises(SchemaError, match="malformed"):
+        native_schema("{}")
+
+
+def test_columns_and_values_that_a_message_does_not_take_are_told() -> None:
+    kind = message(file_of(i=(1, F.TYPE_INT32), k=(2, F.TYPE_ENUM, ".p.M.Kind"), u=(3, F.TYPE_UINT32)))
+    with pytest.raises(SchemaError, match="j is no field of the message"):
+        protobuf_writing.encoder(kind, pa.struct([("j", pa.int32())]))
+    with pytest.raises(SchemaError, match="i has the type BIGINT, not INT"):
+        protobuf_writing.encoder(kind, pa.struct([("i", pa.int64())]))
+    for row, told in (({"k": "X"}, "'X', which is no symbol"), ({"u": -1}, "does not fit the message")):
+        with pytest.raises(BadRecordError, match=told):
+            protobuf_writing.encoder(kind, arrow_type(kind))(pa.array([row], arrow_type(kind)))
