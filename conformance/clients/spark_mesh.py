@@ -75,10 +75,8 @@ def a_mesh_gives_the_same_fused_and_apart(run: Run) -> None:
     with folder() as path:
         for fuse in ("true", "false"):
             words = Words(run, path, fuse)
-            for said in ("to be or", "not to be"):
-                words.say(said)
-                mesh: Any = words.start(once=True)
-                same(mesh.wait(120), True, "the mesh has ended")
+            words.say("to be or not to be")
+            same(words.start(once=True).wait(120), True, "the mesh has ended")
             same(words.counted(), ["BE=1", "BE=2", "NOT=1", "OR=1", "TO=1", "TO=2"], f"fuse: {fuse}")
 
 
