@@ -60,14 +60,14 @@ class Words:
         return run_mesh(session(), str(self.file), options=options, once=once)
 
     def counted(self) -> list[str]:
-        found = []
+        values = []
         with consumer(self.run, isolation_level="read_committed", auto_offset_reset="earliest") as client:
             places = [TopicPartition(self.target, number) for number in range(2)]
             client.assign(places)
             ends = client.end_offsets(places)
             while any(client.position(place) < ends[place] for place in places):
-                found += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
-        return sorted(found)
+                values += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
+        return sorted(values)
 
 
 @case(kop=True, kafka=False, limit=180, alone=True)
@@ -75,10 +75,8 @@ def a_mesh_gives_the_same_fused_and_apart(run: Run) -> None:
     with folder() as path:
         for fuse in ("true", "false"):
             words = Words(run, path, fuse)
-            for said in ("to be or", "not to be"):
-                words.say(said)
-                mesh: Any = words.start(once=True)
-                same(mesh.wait(120), True, "the mesh has ended")
+            words.say("to be or not to be")
+            same(words.start(once=True).wait(120), True, "the mesh has ended")
             same(words.counted(), ["BE=1", "BE=2", "NOT=1", "OR=1", "TO=1", "TO=2"], f"fuse: {fuse}")
 
 

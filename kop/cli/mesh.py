@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kop import clock
 from kop.cli import mesh_files
 from kop.cli.common import (
     CliUsageError,
@@ -171,7 +172,7 @@ def _headline(shown: dict[str, Any]) -> str:
     state = shown["state"]
     where = f"on {shown['host']}, process {shown['pid']}"
     if state == "gone":
-        seconds = int(time.time() - shown["at_ms"] / 1000)
+        seconds = (clock.wall_ms() - shown["at_ms"]) // 1000
         return f"{shown['mesh']}: no driver; the last one, {where}, has said nothing for {seconds} s"
     return f"{shown['mesh']}: {state} {where}, {shown['trigger']}"
 
@@ -244,7 +245,7 @@ def _status_json(report: dict[str, Any], lags: dict[str, int]) -> dict[str, Any]
     """Return what is shown of a report."""
     from kop.mesh import records
 
-    state = records.state_of(report, int(time.time() * 1000))
+    state = records.state_of(report, clock.wall_ms())
     components = {part["name"]: part for part in report.get("components", ())}
     parts = [
         {
@@ -284,7 +285,7 @@ def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str,
 
     quiet_client()
     settings, patience = read_connection(bootstrap, client_config)
-    now = int(time.time() * 1000)
+    now = clock.wall_ms()
     rows = []
     for key, value in sorted(_read(settings, patience).items()):
         kind, full_name = records.split_key(key)
@@ -332,9 +333,9 @@ def stop(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: 
     full_name = _name_of(mesh)
     _needs_driver(settings, patience, full_name)
     _ask(settings, patience, full_name, {"what": records.STOP})
-    end = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < end:
-        state = records.state_of(_report(settings, patience, full_name), int(time.time() * 1000))
+    end = clock.monotonic() + STOP_SECONDS
+    while clock.monotonic() < end:
+        state = records.state_of(_report(settings, patience, full_name), clock.wall_ms())
         if state != records.RUNNING:
             click.echo(f"{full_name}: {state}")
             return
@@ -375,7 +376,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     settings, patience = read_connection(bootstrap, client_config)
     full_name = _name_of(mesh)
     report = _report(settings, patience, full_name)
-    if records.state_of(report, int(time.time() * 1000)) == records.RUNNING:
+    if records.state_of(report, clock.wall_ms()) == records.RUNNING:
         fail(f"{full_name} runs: kop mesh stop {mesh} first")
     writer = WriteClient(settings, patience)
     topic = KeyedTopic(settings, records.TOPIC, patience)
@@ -395,7 +396,7 @@ def _needs_driver(settings: dict[str, Any], patience: float, full_name: str) -> 
     from kop.mesh import records
 
     report = _report(settings, patience, full_name)
-    state = records.state_of(report, int(time.time() * 1000))
+    state = records.state_of(report, clock.wall_ms())
     if state != records.RUNNING:
         fail(f"{full_name} does not run: {_headline(_status_json(report, {}))}")
     return report
@@ -407,7 +408,7 @@ def _ask(settings: dict[str, Any], patience: float, full_name: str, request: dic
 
     topic = KeyedTopic(settings, records.TOPIC, patience)
     try:
-        asked = {**request, "at_ms": int(time.time() * 1000)}
+        asked = {**request, "at_ms": clock.wall_ms()}
         topic.put({records.key(records.REQUEST, full_name): records.encode(asked)})
     finally:
         topic.close()

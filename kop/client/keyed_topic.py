@@ -89,9 +89,9 @@ class KeyedTopic:
         """Return what was written since the last look; waits a moment for something."""
         if self._position < 0:
             self._position = self._ends(LATEST)
-        found: list[tuple[str, bytes | None]] = []
-        self._fetch(lambda key, value: found.append((key, value)), wait_ms)
-        return found
+        changes: list[tuple[str, bytes | None]] = []
+        self._fetch(lambda key, value: changes.append((key, value)), wait_ms)
+        return changes
 
     def _read_client(self) -> ReadClient:
         if self._reader is None:

@@ -18,8 +18,8 @@ from kop.client.write_client import WriteClient
 from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
-from kop.spark.mesh.component import Component, Step, Work
-from kop.spark.mesh.link import Hub, Link
+from kop.spark.mesh.component import Step, TaskComponent, Work
+from kop.spark.mesh.link import DriverLink, Hub
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.task import run_task
@@ -56,7 +56,7 @@ class Meshes:
         inputs = tuple(dict.fromkeys(topic for step in steps for topic in step.inputs))
         inner = frozenset(topic for step in steps for topic in step.inner_inputs)
         guarantee = steps[0].spec.processing_guarantees
-        component = Component("public/default/mesh/c", steps, guarantee, inputs, inner, **fields)
+        component = TaskComponent("public/default/mesh/c", steps, guarantee, inputs, inner, **fields)
         settings = {"bootstrap_servers": [self.broker.bootstrap]}
         return Work(component, settings, 20.0, ("127.0.0.1", self.hub.port), self.hub.token, 2, seconds)
 
@@ -278,7 +278,7 @@ def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
 
 def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
     ended = threading.Event()
-    link = Link(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
+    link = DriverLink(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
     assert ended.wait(5), "the line is cut"
     assert meshes.hub.tasks() == 0
     link.close()

@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Component:
+class TaskComponent:
     """Functions whose records go from one to the next without being read from a topic."""
 
     full_name: str
@@ -56,7 +56,7 @@ class Component:
 class Work:
     """What a task of a component needs beside its partitions."""
 
-    component: Component
+    component: TaskComponent
     settings: Mapping[str, Any]
     """kafka-python's."""
     patience: float

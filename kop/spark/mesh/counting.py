@@ -62,13 +62,13 @@ class Counting:
         return totals
 
 
-def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {name: one.get(name, 0) + other.get(name, 0) for name in SUMS}
-    made["last_invocation_ms"] = max(one.get("last_invocation_ms", 0), other.get("last_invocation_ms", 0))
+def _sum(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {name: before.get(name, 0) + other.get(name, 0) for name in SUMS}
+    made["last_invocation_ms"] = max(before.get("last_invocation_ms", 0), other.get("last_invocation_ms", 0))
     for name in _LATEST:
-        failures = [*one.get(name, ()), *other.get(name, ())]
+        failures = [*before.get(name, ()), *other.get(name, ())]
         made[name] = sorted(failures, key=lambda failure: failure["at_ms"])[-_KEPT_FAILURES:]
-    metrics = dict(one.get("user_metrics", {}))
+    metrics = dict(before.get("user_metrics", {}))
     for name, (count, total) in other.get("user_metrics", {}).items():
         known = metrics.get(name, (0, 0.0))
         metrics[name] = [known[0] + count, known[1] + total]

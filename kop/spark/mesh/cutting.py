@@ -14,10 +14,10 @@ from kop.functions.packages import Package, read_package
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.mesh import plan as planned
 from kop.mesh.spec import FunctionPart, Mesh
-from kop.spark.mesh.component import Component, Step
+from kop.spark.mesh.component import Step, TaskComponent
 
 
-def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[str] = ()) -> list[Component]:
+def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[str] = ()) -> list[TaskComponent]:
     """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are.
 
     `alone`: functions that get components of their own. ClientError for what no component can have.
@@ -35,7 +35,7 @@ def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[s
 
 def _component(
     mesh: Mesh, cut: planned.Component, partitions: Mapping[str, int], packages: dict[str, Package]
-) -> Component:
+) -> TaskComponent:
     inner = {topic for topic in cut.calls if topic not in cut.inputs}
     steps = []
     for part in cut.functions:
@@ -53,7 +53,7 @@ def _component(
             f"let fuse of {mesh.full_name} be false: {alone[0].name} has windows or state of all partitions, and runs "
             f"alone, not together with {', '.join(part.name for part in cut.functions if part is not alone[0])}"
         )
-    return Component(
+    return TaskComponent(
         f"{mesh.full_name}/{cut.name}",
         tuple(steps),
         cut.guarantee,

@@ -32,7 +32,7 @@ from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
 from kop.mesh import records
 from kop.mesh.spec import Mesh, SinkPart, SourcePart
-from kop.spark.mesh.component import Component, Work
+from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
 from kop.spark.mesh.link import Hub, TaskLine
@@ -70,7 +70,7 @@ class _Query:
     kind: str
     begin: Callable[[str, str], Any]
     """Starts it, given the folder of its checkpoint and its name in Spark."""
-    component: Component | None = None
+    component: TaskComponent | None = None
     planner: Planner | None = None
     folder: str = ""
     """Where the checkpoint is if it has to outlive the query."""
@@ -219,12 +219,12 @@ class MeshDriver:
                 self._start(query)
         self._state = records.RUNNING
         names = ", ".join(component.name for component in components)
-        one = "1 component" if len(components) == 1 else f"{len(components)} components"
+        count = "1 component" if len(components) == 1 else f"{len(components)} components"
         more = "".join(f", {kind} {part.name}" for kind, some in (("source", mesh.sources), ("sink", mesh.sinks))
                        for part in some)  # fmt: skip
-        self._say(f"{mesh.full_name} runs in {one} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
+        self._say(f"{mesh.full_name} runs in {count} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
 
-    def _of_component(self, component: Component, tasks: int) -> _Query:
+    def _of_component(self, component: TaskComponent, tasks: int) -> _Query:
         work = Work(
             component,
             self._settings,
@@ -300,7 +300,7 @@ class MeshDriver:
             if writer.make_topic(topic):
                 self._say(f"made the topic {topic}")
 
-    def _lay_out(self) -> list[Component]:
+    def _lay_out(self) -> list[TaskComponent]:
         """Return the components, once topics are there, and offsets are set so that no record is missed or done twice.
 
         Nothing of the mesh runs meanwhile.

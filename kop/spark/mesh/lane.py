@@ -43,7 +43,7 @@ from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 from kop.records.partitioning import partition_of
-from kop.spark.mesh.component import Component, Step
+from kop.spark.mesh.component import Step, TaskComponent
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class ChainOutputs(Outputs):
     record it was made from if each record gives one.
     """
 
-    def __init__(self, client: WriteClient, identity: Identity, codec: int, component: Component) -> None:
+    def __init__(self, client: WriteClient, identity: Identity, codec: int, component: TaskComponent) -> None:
         super().__init__(client, identity, codec)
         self._readers = {
             topic: [number for number, step in enumerate(component.steps) if topic in step.inner_inputs]
@@ -268,7 +268,7 @@ class Lane:
 
     def __init__(
         self,
-        component: Component,
+        component: TaskComponent,
         steps: Sequence[ReadyStep],
         place: TopicPartition,
         writer: WriteClient,

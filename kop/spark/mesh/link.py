@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
+
+from kop import clock
 
 CONNECT_SECONDS: Final = 10.0
 _LINE_BYTES: Final = 1 << 20
@@ -46,7 +47,7 @@ class Hub:
     """The driver's end. `told` is called with what a task tells, `over` when its line has ended; on threads of here."""
 
     def __init__(self, host: str, told: Callable[[TaskLine], None], over: Callable[[TaskLine], None]) -> None:
-        self.token = secrets.token_hex(16)
+        self.token = clock.token_hex(16)
         self._told = told
         self._over = over
         self._lines: set[TaskLine] = set()
@@ -115,7 +116,7 @@ class Hub:
                     self._changed.notify_all()
 
 
-class Link:
+class DriverLink:
     """A task's end. `ended` is called once it shall end, on a thread of here."""
 
     def __init__(self, hub: tuple[str, int], token: str, component: str, ended: Callable[[], None]) -> None:

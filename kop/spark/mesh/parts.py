@@ -11,11 +11,16 @@ once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
+
+from pyspark.errors import PySparkException
 
 from kop.client.errors import ClientError
 from kop.mesh.spec import SinkPart, SourcePart
-from kop.spark import register, track_progress, write_stream
+from kop.spark.listener import track_progress
+from kop.spark.source import KopDataSource
+from kop.spark.streams import write_stream
 
 _PLAIN: Final = ("", "bytes", "string")
 _TEXT_FORMATS: Final = ("csv", "json", "text", "xml", "console")
@@ -40,7 +45,7 @@ def start_source(
     tasks: int,
 ) -> Any:
     """Start the query of a source; `kafka` are options of `format("kop")` for the connection."""
-    register(spark)
+    _register(spark)
     reader = spark.readStream.format(part.format).options(**part.options)
     if part.schema:
         reader = reader.schema(part.schema)
@@ -74,7 +79,7 @@ def start_sink(
     group: str,
 ) -> Any:
     """Start the query of a sink; what it has done is committed to a group, for people."""
-    register(spark)
+    _register(spark)
     options = {
         **kafka,
         "subscribe": ",".join(part.inputs),
@@ -96,6 +101,11 @@ def start_sink(
 
         query = writer.foreachBatch(write).start()
     return query
+
+
+def _register(spark: Any) -> None:
+    with suppress(PySparkException):  # PySpark 4.0 has it already
+        spark.dataSource.register(KopDataSource)
 
 
 def from_rows(frame: Any, part: SinkPart) -> Any:

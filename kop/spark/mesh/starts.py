@@ -17,7 +17,7 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.spec import FunctionSpec
-from kop.spark.mesh.component import Component
+from kop.spark.mesh.component import TaskComponent
 
 
 class Starts:
@@ -30,7 +30,7 @@ class Starts:
         self._writer = writer
         self._before = before
 
-    def not_drained(self, components: Sequence[Component]) -> dict[str, tuple[str, int]]:
+    def not_drained(self, components: Sequence[TaskComponent]) -> dict[str, tuple[str, int]]:
         """Return the functions that are to be called and have records of a topic to read before, with how many."""
         late = {}
         for step in (step for component in components for step in component.steps):
@@ -45,7 +45,7 @@ class Starts:
                     late[step.spec.name] = (topic, left)
         return late
 
-    def commit(self, components: Sequence[Component]) -> None:
+    def commit(self, components: Sequence[TaskComponent]) -> None:
         """Commit where each function begins that has no offset, or was called with what it reads now."""
         for step in (step for component in components for step in component.steps):
             spec = step.spec
@@ -72,8 +72,8 @@ class Starts:
         known = self._writer.committed(spec.group, places)
         latest = not known and spec.subscription_position == "Latest"
         missing = {place: LATEST if latest else EARLIEST for place in places if place not in known}
-        found = self._reader.list_offsets(missing, READ_COMMITTED) if missing else {}
-        return {**found, **{place: offset for place, (offset, _) in known.items()}}
+        begins = self._reader.list_offsets(missing, READ_COMMITTED) if missing else {}
+        return {**begins, **{place: offset for place, (offset, _) in known.items()}}
 
     def _commit(self, spec: FunctionSpec, offsets: Offsets) -> None:
         if offsets:

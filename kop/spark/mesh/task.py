@@ -32,9 +32,9 @@ from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED,
 from kop.functions.spec import FunctionSpec
 from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
-from kop.spark.mesh.component import Component, Share, Step, Work
+from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep
-from kop.spark.mesh.link import Link
+from kop.spark.mesh.link import DriverLink
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +92,11 @@ class _Base:
         seconds = work.batch_seconds
         self._end = float("inf") if share.ends is not None or seconds is None else clock.monotonic() + seconds
         self._told_at = 0.0
-        self._link = Link(work.hub, work.token, work.component.name, self._stop)
+        self._link = DriverLink(work.hub, work.token, work.component.name, self._stop)
         self._own = os.getpid()
 
     @property
-    def _component(self) -> Component:
+    def _component(self) -> TaskComponent:
         return self._work.component
 
     def _stop(self) -> None:
