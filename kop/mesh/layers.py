@@ -11,8 +11,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Final, TypeAlias
+
+from kop import clock
 
 Node: TypeAlias = Hashable
 Arrow: TypeAlias = tuple[Node, Node]
@@ -154,7 +155,7 @@ def _all_orders(rows: Sequence[list[Node]], free: Sequence[int]) -> Iterable[lis
 def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
     """Sweep to and fro, each layer ordered by the middle of its neighbours, then by swaps; from several starts."""
     starts = max(1, min(12, _WORK // (sum(map(len, layers.links)) + 1)))
-    chance = Random(0)
+    chance = clock.new_chance(0)
     best = [list(row) for row in layers.rows]
     least = crossings(best, layers.links)
     for start in range(starts):
