@@ -12,12 +12,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
-
-from kop import clock
+from zlib import crc32
 
 Node: TypeAlias = Hashable
 Arrow: TypeAlias = tuple[Node, Node]
-_ALL_ORDERS: Final = 1500
+_ALL_ORDERS: Final = 4000
 """Up to so many orders all are tried."""
 _SWEEPS: Final = 12
 _PASSES: Final = 20
@@ -155,7 +154,6 @@ def _all_orders(rows: Sequence[list[Node]], free: Sequence[int]) -> Iterable[lis
 def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
     """Sweep to and fro, each layer ordered by the middle of its neighbours, then by swaps; from several starts."""
     starts = max(1, min(12, _WORK // (sum(map(len, layers.links)) + 1)))
-    chance = clock.new_chance(0)
     best = [list(row) for row in layers.rows]
     least = crossings(best, layers.links)
     for start in range(starts):
@@ -164,7 +162,7 @@ def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
             if start == 1:
                 rows[number].reverse()
             elif start > 1:
-                chance.shuffle(rows[number])
+                rows[number] = _mixed(rows[number], start)
         for sweep in range(_SWEEPS):
             for number in free if sweep % 2 == 0 else list(reversed(free)):
                 _sort_by_middle(rows, layers.links, number, from_left=sweep % 2 == 0)
@@ -176,6 +174,11 @@ def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
             if not least:
                 return best
     return best
+
+
+def _mixed(row: Sequence[Node], start: int) -> list[Node]:
+    """Return a layer in another order, the same for each picture of a mesh."""
+    return [row[at] for at in sorted(range(len(row)), key=lambda at: crc32(b"%d/%d" % (start, at)))]
 
 
 def _sort_by_middle(
