@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import pytest
 from mesh.mesh_kit import mesh_by_chance, mesh_of
 
 from kop.mesh.draw import Box, Flow, Frame, Line, Picture, broken, draw, picture_of, text_width
+from kop.mesh.file import read_mesh
 from kop.mesh.layers import Node, crossings, layer_numbers, layered, put_in_order
 from kop.mesh.plan import plan
 from kop.mesh.spec import Mesh
@@ -207,3 +209,12 @@ def test_the_svg_is_whole_and_has_all_texts() -> None:
     assert draw(mesh, plan(mesh)) == draw(mesh, plan(mesh))
     empty = ElementTree.fromstring(draw(Mesh(name="m"), plan(Mesh(name="m"))))
     assert empty.tag.endswith("svg")
+
+
+def test_the_picture_in_the_docs_is_the_one_of_the_example() -> None:
+    root = Path(__file__).parents[2]
+    file = root / "deploy/examples/mesh/mesh.yaml"
+    mesh = read_mesh(file.read_text(), str(file))
+    drawn = draw(mesh, plan(mesh))
+    kept = (root / "docs/images/mesh.svg").read_text()
+    assert kept.strip() == drawn.strip(), "kop mesh draw deploy/examples/mesh/mesh.yaml -o docs/images/mesh.svg"
