@@ -218,7 +218,7 @@ def test_another_namespace_is_read_when_it_is_named_and_followed_while_it_has_to
             assert grants.version == version
             await until(lambda: set(grants.unread(["other/app"])) == {"other/app"})  # it may be older than a second
             await grants.read(["nobody/knows"])
-            assert grants.of("nobody/knows") == NamespaceGrants()
+            assert grants.of("nobody/knows") == NamespaceGrants(is_there=False)
             assert grants.admins("nobody") == frozenset()
 
     run(main())

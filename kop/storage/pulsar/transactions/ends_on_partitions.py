@@ -51,8 +51,9 @@ class EndsOnPartitions:
         self._begin_to_look()
 
     def ended(self, txn: TxnId, partitions: Collection[str], *, commit: bool, here: bool) -> None:
-        """Watch a transaction that has ended, as Pulsar answered this broker. `here`: no other broker had a part in
-        it.
+        """Begin to look if the end of a transaction has reached its partitions, once Pulsar said that it has ended.
+
+        `here` is True if no other broker took part in the transaction.
         """
         now = self._context.loop.time()
         self._lost.ended(txn, partitions, now, commit=commit)
