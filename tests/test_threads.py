@@ -96,9 +96,9 @@ def test_it_may_be_the_executor_of_a_loop() -> None:
 
 
 async def test_reading_threads_begin_when_the_store_opens(tmp_path: Path) -> None:
-    before = {thread.ident for thread in threading.enumerate()}
+    before = set(threading.enumerate())
     async with SqliteStore(tmp_path, reader_threads=3).opened():
-        names = {thread.name for thread in threading.enumerate() if thread.ident not in before}
+        names = {thread.name for thread in threading.enumerate() if thread not in before}
         assert names >= {
             "kop-sqlite-writer",
             *(f"kop-sqlite-reader_{number}" for number in range(3)),

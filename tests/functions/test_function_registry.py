@@ -71,10 +71,11 @@ def check_log(broker: Broker, members: WorkersOfTest) -> None:
             assert request["expects"] == current.get(request["fqfn"])
             current[request["fqfn"]] = answer["revision"]
     expected = {fqfn: revision for fqfn, revision in current.items() if revision is not None}
+    first = members.all[0].registry
     for member in members.all:
         member.until(lambda metadata: {f: d.revision for f, d in metadata.definitions.items()} == expected)
         member.until(lambda metadata: {name for name, _ in metadata.assignments} == set(expected))
-        assert member.registry.metadata.assignments == members.all[0].registry.metadata.assignments
+        member.until(lambda metadata: metadata.assignments == first.metadata.assignments)
 
 
 def test_of_requests_at_once_one_wins_a_revision(broker: Broker, members: WorkersOfTest) -> None:
