@@ -72,7 +72,7 @@ def _go_on(bootstrap: str, before: list[bytes], mark: str) -> None:
             [TopicPartition(TOPIC, 1, 0)], consumer.consumer_group_metadata(), _SECONDS
         )
         producer.commit_transaction(_SECONDS)
-        consumer.subscribe(["^ord.*"])  # not before: offsets are committed here without a member, and so to an empty group
+        consumer.subscribe(["^ord.*"])  # offsets were committed without a member: to an empty group
         message = consumer.poll(_SECONDS)
         assert message is not None
         assert message.error() is None, message.error()
