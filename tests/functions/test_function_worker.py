@@ -84,7 +84,7 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             answer = await first.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
             assert answer.won, answer
             assert first.names("public", "default") == ["shout"]
-            await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
+            await until(lambda: second.definition(FQFN), "the other to know it")
             await until(
                 lambda: {each.worker for each in first.assignments().values()} == {"w0", "w1"}, "both to have it"
             )
