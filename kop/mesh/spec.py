@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from kop.functions.spec import FunctionSpec
 
@@ -19,6 +19,8 @@ Kind: TypeAlias = Literal["function", "source", "sink", "query"]
 @dataclass(frozen=True, kw_only=True)
 class FunctionPart:
     """A function of a mesh. `line` is the one of the file where a part begins."""
+
+    kind: ClassVar[Kind] = "function"
 
     spec: FunctionSpec
     """The path of its code goes from the folder in which the command runs."""
@@ -31,11 +33,6 @@ class FunctionPart:
     has_state: bool = False
     """True if `stateScope` is given: only then it may use state."""
     line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "function"
 
     @property
     def name(self) -> str:
@@ -68,28 +65,27 @@ class FunctionPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourcePart:
-    """A query from a format of Spark to a topic."""
+class _RowsPart:
+    """A part that is a query of Spark: its topics hold rows in these formats."""
 
     name: str
-    format: str
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: str = ""
-    """Columns as Spark's DDL, for formats that need it said."""
-    output: str
     value_format: str = ""
     key_format: str = ""
     line: int = 1
 
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "source"
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
+@dataclass(frozen=True, kw_only=True)
+class SourcePart(_RowsPart):
+    """A query from a format of Spark to a topic."""
+
+    kind: ClassVar[Kind] = "source"
+    inputs: ClassVar[tuple[str, ...]] = ()
+
+    format: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    schema: str = ""
+    """The columns as Spark's DDL, for formats that need it said."""
+    output: str
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -98,45 +94,27 @@ class SourcePart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkPart:
+class SinkPart(_RowsPart):
     """A query from topics to a format of Spark."""
 
-    name: str
+    kind: ClassVar[Kind] = "sink"
+    outputs: ClassVar[tuple[str, ...]] = ()
+
     inputs: tuple[str, ...]
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
-    value_format: str = ""
-    key_format: str = ""
-    line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "sink"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryPart:
+class QueryPart(_RowsPart):
     """SQL over topics; its rows go to a topic."""
 
-    name: str
+    kind: ClassVar[Kind] = "query"
+
     sql: str
     inputs: tuple[str, ...]
     """The topics that the SQL names."""
     output: str
-    value_format: str = ""
-    key_format: str = ""
-    line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "query"
 
     @property
     def outputs(self) -> tuple[str, ...]:

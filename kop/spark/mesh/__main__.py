@@ -80,8 +80,7 @@ class Run:
         finally:
             if self._spark is not None:
                 self._over_and_out()
-            if self._followed is not None:
-                self._followed.close()
+            self._follow_no_more()
             self.over.set()
 
     def _over_and_out(self) -> None:
@@ -90,7 +89,13 @@ class Run:
         end_at_once(self._spark)
         if self._driver is not None:
             self._driver.close(stops_queries=False)
+        self._follow_no_more()
         sys.stderr = said
+
+    def _follow_no_more(self) -> None:
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close()
 
     def _do(self) -> int:
         given = self._given
