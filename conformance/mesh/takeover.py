@@ -76,7 +76,7 @@ def takeovers(python: str) -> dict[str, int]:
         settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
         with Kop(folder / "kop", settings=settings) as bootstrap:
             arguments = [str(folder / "mesh.yaml"), "--bootstrap", bootstrap]
-            first, second = (Paused(python, arguments, folder / f"{which}.log") for which in ("first", "second"))
+            first, second = (Paused(python, arguments, folder / f"{which}.log") for which in ("driver", "second"))
             output = Output(bootstrap)
             numbers = Numbers(bootstrap)
             try:

@@ -35,6 +35,7 @@ from kop.mesh.spec import Mesh, SinkPart, SourcePart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import check_formats, start_sink, start_source
@@ -131,6 +132,8 @@ class MeshDriver:
         self._stopping = threading.Event()
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
         self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
+        self._edges = EdgeRates(settings)
+        self._rates: Mapping[tuple[str, str], float] = {}
         self._started_ms = clock.wall_ms()
         self._reported = float("-inf")
         self._state = records.STARTING
@@ -192,6 +195,7 @@ class MeshDriver:
             self._hub.close()
             self._topic.close()
             self._reports.close()
+            self._edges.close()
 
     def _wait_for_turn(self) -> MeshDefinition | None:
         """Wait until this driver has the mesh and that is to run; None: the driver is to end."""
@@ -548,6 +552,14 @@ class MeshDriver:
             self._report()
 
     def _report(self) -> None:
+        reading = [
+            ReadingPart(step.spec.fqfn, step.spec.group, step.inputs)
+            for query in self._queries
+            if query.component is not None
+            for step in query.component.steps
+            if len(step.inputs) + len(step.inner_inputs) > 1
+        ]
+        self._rates = self._edges.rates(reading, clock.monotonic())
         try:
             value = records.encode(self.report())
             self._reports.put({records.key(records.REPORT, self._name): value})
@@ -557,6 +569,7 @@ class MeshDriver:
     def report(self) -> dict[str, Any]:
         """Return what the mesh does, as plain values."""
         counts = self._counting.functions(clock.monotonic())
+        parts = self._part_reports(counts)
         return {
             "mesh": self._name,
             "state": self._state,
@@ -580,26 +593,34 @@ class MeshDriver:
                 }
                 for query in self._queries
             ],
-            "parts": [
-                *(self._part_report(query, query.part) for query in self._queries if query.part),
-                *(
-                    {
-                        "name": step.spec.fqfn,
-                        "kind": "function",
-                        "component": query.name,
-                        "guarantee": step.spec.processing_guarantees.value,
-                        "inputs": [*step.inputs, *step.inner_inputs],
-                        "inner_inputs": list(step.inner_inputs),
-                        "output": step.spec.output,
-                        "group": step.spec.group if step.inputs else "",
-                        **counts.get(step.spec.fqfn, {}),
-                    }
-                    for query in self._queries
-                    if query.component is not None
-                    for step in query.component.steps
-                ),
+            "parts": parts,
+            "edges": [
+                {"part": part["name"], "topic": topic, "rate": edge_rate(part, topic, self._rates)}
+                for part in parts
+                for topic in part["inputs"]
             ],
         }
+
+    def _part_reports(self, counts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            *(self._part_report(query, query.part) for query in self._queries if query.part),
+            *(
+                {
+                    "name": step.spec.fqfn,
+                    "kind": "function",
+                    "component": query.name,
+                    "guarantee": step.spec.processing_guarantees.value,
+                    "inputs": [*step.inputs, *step.inner_inputs],
+                    "inner_inputs": list(step.inner_inputs),
+                    "output": step.spec.output,
+                    "group": step.spec.group if step.inputs else "",
+                    **counts.get(step.spec.fqfn, {}),
+                }
+                for query in self._queries
+                if query.component is not None
+                for step in query.component.steps
+            ),
+        ]
 
     def _part_report(self, query: _Query, part: SourcePart | SinkPart) -> dict[str, Any]:
         progress = None if query.query is None else query.query.lastProgress
@@ -652,6 +673,16 @@ class MeshDriver:
                     query.query.stop()
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+
+def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
+    """Return how many messages a second go along an edge; None if that is not known.
+
+    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
+    """
+    if len(part["inputs"]) == 1:
+        return float(part.get("rate", 0.0))
+    return rates.get((part["name"], topic))
 
 
 def checkpoints_folder() -> Path:
