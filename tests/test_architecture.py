@@ -123,6 +123,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
     "kop/cli/functions.py": {"client", "functions"},
     "kop/cli/mesh_definitions.py": {"client", "functions", "mesh"},
+    "kop/cli/mesh_draw.py": {"mesh"},
     "kop/cli/mesh_files.py": {"client", "functions", "mesh"},
     "kop/cli/mesh_reports.py": {"client", "mesh"},
     "kop/cli/mesh_status.py": {"client", "functions", "mesh"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from kop.cli import mesh_definitions, mesh_files, mesh_status
+from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
 from kop.cli.functions import connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
@@ -35,7 +35,7 @@ def command() -> None:
 
 
 command.add_command(mesh_files.validate)
-command.add_command(mesh_files.draw)
+command.add_command(mesh_draw.draw)
 for added in (*mesh_definitions.COMMANDS, *mesh_status.COMMANDS):
     command.add_command(added)
 

@@ -1,4 +1,4 @@
-"""`kop mesh validate` and `kop mesh draw`: what can be said of a mesh's file without running it."""
+"""`kop mesh validate`: what can be said of a mesh's file without running it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ Examples:
 
 \b
 Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
-
-DRAW_EPILOG = """\b
-Examples:
-  kop mesh draw orders.yaml --output orders.svg
-  kop mesh draw orders.yaml > orders.svg"""
 
 _AT_ONCE = 4
 """How many processes look at code."""
@@ -84,31 +79,6 @@ def validate(
         count = len(checked.mistakes)
         fail(f"{MeshError(file, checked.mistakes)}\n{file}: {count} mistake{'s' if count > 1 else ''}")
     _show(checked)
-
-
-@click.command("draw", epilog=DRAW_EPILOG, short_help="Draw a mesh as SVG.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where the picture goes. Default: standard output.")
-def draw(file: str, output: str) -> None:
-    """Draw the mesh of a file as SVG, from left to right.
-
-    A frame is around functions that run as one. The code of functions is not imported, and no server is asked.
-    """
-    from kop.mesh.draw import draw as drawn
-    from kop.mesh.mesh_check import check
-    from kop.mesh.nodes import MeshError
-
-    checked = check(_draft(file))
-    if checked.plan is None:
-        raise CliUsageError(str(MeshError(file, checked.mistakes)))
-    svg = drawn(checked.mesh, checked.plan)
-    if output == "-":
-        click.echo(svg, nl=False)
-        return
-    try:
-        Path(output).write_text(svg, encoding="utf-8")
-    except OSError as error:
-        fail(f"{output}: {error.strerror}")
 
 
 def check_file(

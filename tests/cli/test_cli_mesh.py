@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from cli.cli_support import Invoke
 from click.testing import Result
 from support.waiting import wait_until
 
+from kop.address import Address
+from kop.cli.mesh_draw import live_mesh
+from kop.cli.mesh_live import live_server
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.properties import connection
 from kop.functions.topic_requests import new_registry
@@ -148,7 +153,32 @@ def check_reports(mesh: OnBroker) -> None:
         assert ready["functionConditions"]["bang"]["condition"] == "FunctionReady"
         assert mesh.ok("list").splitlines()[1].split()[:2] == [NAME, "running"]
         assert f"kop mesh stop {NAME} first" in mesh("delete", "loud").stderr
+        check_the_live_picture(mesh)
         put(records.RUNNING, 1)
         assert "has said nothing for" in mesh.ok("status", "loud")
     finally:
         topic.close()
+
+
+def check_the_live_picture(mesh: OnBroker) -> None:
+    settings = dict(connection({"bootstrap.servers": mesh.bootstrap}, "kop-mesh").settings)
+    server = live_server(live_mesh(settings, 20.0, NAME), Address("127.0.0.1", 0))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def ask(path: str, **headers: str) -> tuple[int, str]:
+        client = HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+        client.request("GET", path, headers=headers)
+        answer = client.getresponse()
+        return answer.status, answer.read().decode()
+
+    try:
+        status, picture = ask("/mesh.svg")
+        assert (status, picture.startswith("<svg"), "2.5/s, lag 2" in picture) == (200, True, True)
+        assert f"<title>{NAME}</title>" in ask("/")[1]
+        assert json.loads(ask("/mesh.json")[1])["state"] == "running"
+        assert ask("/mesh.svg", Host="elsewhere.example:80")[0] == 403
+        assert ask("/other")[0] == 404
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "is for this machine alone" in mesh("draw", "loud", "--live", "--listen", "0.0.0.0:0").stderr
