@@ -13,7 +13,7 @@ from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
 from kop.cli.functions import connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
-from kop.cli.spark import checked_settings, spark_environment
+from kop.cli.spark import checked_settings, given_settings, spark_environment
 
 EPILOG = """\b
 Examples:
@@ -98,7 +98,7 @@ def run(
         "once": once,
         "checkpoints": checkpoints,
         "master": master,
-        "settings": dict(setting.split("=", 1) for setting in settings),
+        "settings": given_settings(settings),
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "kop.spark.mesh", json.dumps(given)]
