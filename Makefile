@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover bench bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ mesh-crashes: $(VENV)/.test ## a mesh while its driver, workers and gateway are 
 
 mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused in turn: exactly once (Java 17)
 	$(BIN)/python -m conformance.mesh.takeover $(ARGS)
+
+mesh-acls: $(VENV)/.test ## the driver of a mesh with the rights that docs/mesh.md gives it, and no others (Java 17)
+	$(BIN)/python -m conformance.mesh.acls $(ARGS)
 
 mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
