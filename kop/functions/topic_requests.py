@@ -129,12 +129,19 @@ class TopicRequests:
         return self._ask(replace(request, mesh=wanted), packages)
 
     def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package]) -> LeaderAnswer:
-        """Let a mesh be as it is wanted, and started; asks for nothing if it is. What others do meanwhile is left."""
+        """Let a mesh be as it is wanted, and started; asks for nothing if it is.
+
+        If somebody else was first, it is asked once more; what others want after that is left as it is.
+        """
+        is_applied = False
         while True:
             meshes, functions = read_definitions(self._settings, self._patience)
             there = meshes.get(name)
-            if there is None or not is_same(wanted, there, functions):
+            if not is_applied and (there is None or not is_same(wanted, there, functions)):
                 answer = self.apply(name, wanted, packages, there)
+                is_applied = answer.won
+            elif there is None:
+                return LeaderAnswer(request="", status=NOT_THERE, reason=f"{name} was deleted meanwhile")
             elif there.is_stopped:
                 answer = self.change("start", name, there.revision)
             else:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from kop import clock
-from kop.client.errors import ClientError
+from kop.client.errors import ClientError, UnreachableError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.offsets import TopicPartition
 from kop.client.read_client import ReadClient
@@ -241,6 +241,11 @@ class MeshDriver:
                 raise
             self._refused, self._state, self._reason = definition.version, records.FAILED, str(error)
             self._say(f"{self._name} does not run as it is defined now, and waits for another update: {error}")
+            return False
+        except UnreachableError as error:
+            if is_first:
+                raise
+            self._say(f"{self._name} is begun again in a moment: {error}")
             return False
         return True
 
