@@ -80,8 +80,9 @@ mesh-crashes: $(VENV)/.test ## a mesh while its driver, workers and gateway are 
 	$(BIN)/python -m conformance.mesh --kills 10 --proof $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 10 --trigger batch $(ARGS)
 
-mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
+mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous, and the example with its short form (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
+	$(BIN)/python -m conformance.mesh.example
 
 bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
 	$(BIN)/python -m conformance.spark.speed $(ARGS)

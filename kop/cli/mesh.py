@@ -123,9 +123,7 @@ def _check(file: str) -> None:
     if checked.mistakes:
         raise CliUsageError(str(MeshError(file, checked.mistakes)))
     mesh = checked.mesh
-    if mesh.queries:
-        raise CliUsageError(f"{file}: queries are not run yet: leave them out")
-    if not mesh.functions and not mesh.sources and not mesh.sinks:
+    if not mesh.parts:
         raise CliUsageError(f"{file}: the mesh has nothing to run")
 
 

@@ -14,6 +14,8 @@ from kop.functions.spec import FunctionSpec
 
 Trigger: TypeAlias = Literal["continuous", "batch"]
 Kind: TypeAlias = Literal["function", "source", "sink", "query"]
+OutputMode: TypeAlias = Literal["append", "update", "complete"]
+"""Which rows of its result a query writes: those that do not change any more, those that changed, all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ class SourcePart:
     output: str
     value_format: str = ""
     key_format: str = ""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
     line: int = 1
 
     @property
@@ -105,8 +109,12 @@ class SinkPart:
     inputs: tuple[str, ...]
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """What it writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
     value_format: str = ""
     key_format: str = ""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for its topics, beside those of the mesh."""
     line: int = 1
 
     @property
@@ -120,18 +128,38 @@ class SinkPart:
         return ()
 
 
+@dataclass(frozen=True)
+class View:
+    """A topic as a table of a query."""
+
+    topic: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
+    watermark: str = ""
+    """COLUMN DELAY; empty if there is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryPart:
     """SQL over topics; its rows go to a topic."""
 
     name: str
     sql: str
-    inputs: tuple[str, ...]
-    """The topics that the SQL names."""
+    views: Mapping[str, View]
+    """The tables that the SQL names."""
     output: str
+    output_mode: OutputMode = "append"
     value_format: str = ""
+    """The format of what it writes, as `key_format`."""
     key_format: str = ""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for its output, beside those of the mesh."""
     line: int = 1
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The topics that the SQL names."""
+        return tuple(dict.fromkeys(view.topic for view in self.views.values()))
 
     @property
     def kind(self) -> Kind:

@@ -22,12 +22,6 @@ def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[s
 
     `alone`: functions that get components of their own. ClientError for what no component can have.
     """
-    for part in mesh.functions:
-        if part.spec.processing_guarantees is Guarantee.MANUAL:
-            raise ClientError(
-                f"set processingGuarantees of {part.name} to another one: MANUAL is not for meshes, in which a message "
-                "is done once all functions behind it have had it"
-            )
     packages: dict[str, Package] = {}
     cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
     return [_component(mesh, part, partitions, packages) for part in cut.components]
@@ -60,7 +54,7 @@ def _component(
         topics,
         frozenset(inner),
         frozenset(cut.unwritten),
-        bool(alone),
+        bool(alone) or cut.guarantee is Guarantee.MANUAL,
     )
 
 

@@ -20,23 +20,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from kop import clock
 from kop.client.errors import ClientError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.membership import Membership
-from kop.client.offsets import TopicPartition
+from kop.client.offsets import Offsets, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
 from kop.mesh import records
-from kop.mesh.spec import Mesh, SinkPart, SourcePart
+from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
 from kop.spark.mesh.link import Hub, TaskLine
-from kop.spark.mesh.parts import check_formats, start_sink, start_source
+from kop.spark.mesh.parts import Part, PartQueries
+from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
@@ -57,14 +59,12 @@ DEATHS: Final = 2
 """After so many ends of its worker at one record a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
-SOURCE_TASKS: Final = 2
-"""How many tasks write what a source gives; the number is a part of what makes it exactly once."""
 _ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
 class _Query:
-    """The query of a component, a source or a sink."""
+    """The query of a component, a source, a query of the file, or a sink."""
 
     name: str
     kind: str
@@ -74,7 +74,7 @@ class _Query:
     planner: Planner | None = None
     folder: str = ""
     """Where the checkpoint is if it has to outlive the query."""
-    part: SourcePart | SinkPart | None = None
+    part: Part | None = None
     query: Any = None
     state: str = records.STARTING
     reason: str = ""
@@ -84,6 +84,8 @@ class _Query:
     due: float = 0.0
     """When it is started again."""
     checkpoint: str = ""
+    reached: Offsets = field(default_factory=dict)
+    """What tasks have called, of messages that a function has to acknowledge itself."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
 
@@ -117,7 +119,8 @@ class MeshDriver:
         of sources and sinks. `spare`: how many cores are left to others of the session, if there are enough.
         """
         self._spare = spare
-        self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
+        kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
+        self._parts = PartQueries(spark, kafka, mesh.kop_options)
         self._checkpoints = checkpoints or str(checkpoints_folder())
         self._spark = spark
         self._mesh = mesh
@@ -134,8 +137,6 @@ class MeshDriver:
         """How often a call of a function at a record had to be ended."""
         self._suspects: dict[TopicPartition, int] = {}
         """The last such record of each partition."""
-        if mesh.queries:
-            raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
         self._stopping = threading.Event()
         self._queries: list[_Query] = []
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
@@ -204,13 +205,13 @@ class MeshDriver:
         components = self._lay_out()
         cores = self._spark.sparkContext.defaultParallelism
         slots = max(cores - self._spare, min(cores, len(components)))
-        others = len(mesh.sources) + len(mesh.sinks)
+        others = len(mesh.sources) + len(mesh.queries) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
-            *(self._source(part) for part in mesh.sources),
+            *(self._of_part(part) for part in mesh.sources),
             *(self._of_component(component, each) for component in components),
-            *(self._sink(part) for part in mesh.sinks),
+            *(self._of_part(part) for part in (*mesh.queries, *mesh.sinks)),
         ]
         if self._text:
             self._topic.put({records.key(records.DEFINITION, mesh.full_name): self._text.encode()})
@@ -220,8 +221,7 @@ class MeshDriver:
         self._state = records.RUNNING
         names = ", ".join(component.name for component in components)
         count = "1 component" if len(components) == 1 else f"{len(components)} components"
-        more = "".join(f", {kind} {part.name}" for kind, some in (("source", mesh.sources), ("sink", mesh.sinks))
-                       for part in some)  # fmt: skip
+        more = "".join(f", {query.kind} {query.name}" for query in self._queries if query.part is not None)
         self._say(f"{mesh.full_name} runs in {count} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
 
     def _of_component(self, component: TaskComponent, tasks: int) -> _Query:
@@ -233,6 +233,7 @@ class MeshDriver:
             self._hub.token,
             tasks,
             None if self._is_batch else self._mesh.batch_seconds,
+            self._once,
         )
 
         def begin(checkpoint: str, name: str) -> Any:
@@ -246,32 +247,25 @@ class MeshDriver:
         suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
         return replace(work, suspects=suspects)
 
-    def _source(self, part: SourcePart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
+    def _of_part(self, part: Part) -> _Query:
+        self._parts.check(part)
+        trigger, group = self._trigger(part), self._group(part)
 
         def begin(checkpoint: str, name: str) -> Any:
-            return start_source(self._spark, part, self._kafka, checkpoint, trigger, name, SOURCE_TASKS)
+            return self._parts.start(part, checkpoint=checkpoint, trigger=trigger, name=name, group=group)
 
-        return _Query(part.name, "source", begin, folder=self._folder(part), part=part)
+        return _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
 
-    def _sink(self, part: SinkPart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
-        group = self._group(part)
+    def _trigger(self, part: Part) -> dict[str, Any]:
+        if self._once:
+            return {"availableNow": True}
+        is_long = isinstance(part, QueryPart) and not self._is_batch
+        return {"processingTime": f"{int(1000 * self._mesh.batch_seconds) if is_long else 1000} milliseconds"}
 
-        def begin(checkpoint: str, name: str) -> Any:
-            return start_sink(self._spark, part, self._kafka, checkpoint, trigger, name, group)
-
-        return _Query(part.name, "sink", begin, folder=self._folder(part), part=part)
-
-    def _trigger(self) -> dict[str, Any]:
-        return {"availableNow": True} if self._once else {"processingTime": "1 second"}
-
-    def _folder(self, part: SourcePart | SinkPart) -> str:
+    def _folder(self, part: Part) -> str:
         return f"{self._checkpoints}/{self._mesh.full_name}/{part.name}"
 
-    def _group(self, part: SourcePart | SinkPart) -> str:
+    def _group(self, part: Part) -> str:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _tasks_each(self, count: int, slots: int, others: int) -> int:
@@ -289,7 +283,9 @@ class MeshDriver:
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
         wanted = [topic for source in self._mesh.sources for topic in source.outputs]
-        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
+        wanted += [
+            topic for part in (*self._mesh.queries, *self._mesh.sinks) for topic in (*part.inputs, *part.outputs)
+        ]
         for part in self._mesh.functions:
             private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
             wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]
@@ -338,14 +334,17 @@ class MeshDriver:
         try:
             query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
         except Exception as error:
-            self._failed(query, told(str(error)), clock.monotonic())
+            reason = told(str(error))
+            if self._once and isinstance(error, ClientError | AnalysisException):
+                raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
+            self._failed(query, reason, clock.monotonic())
             return
         query.state, query.since = records.RUNNING, clock.monotonic()
 
     # -- while it runs
 
     def _look_after(self) -> bool:
-        phases = [[query for query in self._queries if query.kind == kind] for kind in ("source", "component", "sink")]
+        left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
             now = clock.monotonic()
@@ -364,12 +363,23 @@ class MeshDriver:
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
-                if not phases:
+                if not left:
                     break
-                current = phases.pop(0)
+                current = left.pop(0)
                 for query in current:
                     self._start(query)
         return self._end()
+
+    def _phases(self) -> list[list[_Query]]:
+        """Return what runs together if each part runs once to its end."""
+        components = {
+            step.spec.name: query.name
+            for query in self._queries
+            if query.component is not None
+            for step in query.component.steps
+        }
+        by_name = {query.name: query for query in self._queries}
+        return [[by_name[name] for name in names] for names in phases(self._mesh, components)]
 
     def _serve_requests(self) -> None:
         """Do what others have asked for since the last look."""
@@ -467,7 +477,7 @@ class MeshDriver:
             if query.planner is None:
                 if not query.is_done:
                     return False
-            elif query.query is None or self._hub.tasks() or query.planner.lag():
+            elif query.query is None or self._hub.tasks() or query.planner.left(query.reached):
                 return False
         return not self._hub.tasks()
 
@@ -475,6 +485,11 @@ class MeshDriver:
         told = line.told
         if "functions" in told:
             self._counting.told(line, told["functions"])
+        if "reached" in told:
+            reached = {(str(topic), int(number)): int(offset) for topic, number, offset in told["reached"]}
+            for query in self._queries:
+                if query.name == line.component:
+                    query.reached |= reached
         if "killed" in told:
             self._say(str(told["text"]))
             if told["at"] is not None:
@@ -542,7 +557,7 @@ class MeshDriver:
             ],
         }
 
-    def _part_report(self, query: _Query, part: SourcePart | SinkPart) -> dict[str, Any]:
+    def _part_report(self, query: _Query, part: Part) -> dict[str, Any]:
         progress = None if query.query is None else query.query.lastProgress
         rows = 0 if progress is None else int(progress["numInputRows"] or 0)
         rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
