@@ -211,7 +211,8 @@ class MeshDriver:
         self._queries = [
             *(self._of_part(part) for part in mesh.sources),
             *(self._of_component(component, each) for component in components),
-            *(self._of_part(part) for part in (*mesh.queries, *mesh.sinks)),
+            *(self._of_part(part) for part in mesh.queries),
+            *(self._of_part(part) for part in mesh.sinks),
         ]
         if self._text:
             self._topic.put({records.key(records.DEFINITION, mesh.full_name): self._text.encode()})
@@ -283,9 +284,8 @@ class MeshDriver:
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
         wanted = [topic for source in self._mesh.sources for topic in source.outputs]
-        wanted += [
-            topic for part in (*self._mesh.queries, *self._mesh.sinks) for topic in (*part.inputs, *part.outputs)
-        ]
+        wanted += [topic for query in self._mesh.queries for topic in (*query.inputs, *query.outputs)]
+        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
         for part in self._mesh.functions:
             private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
             wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]

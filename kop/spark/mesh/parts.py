@@ -35,7 +35,7 @@ Part: TypeAlias = SourcePart | SinkPart | QueryPart
 TASKS: Final = 2
 """How many tasks write a batch into a topic; the number is a part of what makes it exactly once."""
 _READ: Final = (*read.OPTIONS, *read.CONNECTION_OPTIONS, *read.FETCH_OPTIONS)
-_WRITE: Final = (*write.OPTIONS, *write.PRODUCER_OPTIONS, *write.CONNECTION_OPTIONS)
+_WRITE: Final = (*write.OPTIONS, *write.PRODUCER_OPTIONS, *read.CONNECTION_OPTIONS)
 _WITH_REGISTRY: Final = ("avro", "protobuf", "auto")
 """The formats that have their schemas from a registry that is named for all parts."""
 _TYPED: Final = ("json", *_WITH_REGISTRY)
