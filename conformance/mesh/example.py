@@ -10,6 +10,7 @@ is another one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import subprocess
@@ -42,7 +43,8 @@ WANTED: dict[str, list[Any]] = {
     "no-orders": ["this is no order"],
     "ledger": [[1, "Ann", 6], [2, "Bob", 25], [3, "Ann", 24], [4, "Cid", 3]],
 }
-SECONDS = 240
+SECONDS = 900
+"""How long a run may take on a machine that does other work, too."""
 READ = """\
 import json
 from pyspark.sql import SparkSession
@@ -68,8 +70,10 @@ def results(python: str, file: str) -> list[dict[str, Any]]:
                 driver = Driver(python, [*arguments, "--master", "local[2]"], log, folder / "mesh")
                 driver.start()
                 assert driver.process is not None
+                code: object = f"no end after {SECONDS} s"
                 try:
-                    code = driver.process.wait(SECONDS)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        code = driver.process.wait(SECONDS)
                 finally:
                     driver.kill()
                 if code:
