@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast bench bench-pulsar bench-tls bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast bench bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)
 
 bench-tls: $(VENV)/.test ## the CPU that TLS adds for a GiB, beside Apache Kafka: ten minutes (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench.tls $(ARGS)
+
+bench-functions: $(VENV)/.test ## one function's rate, latency and idle cost: six minutes (ARGS=--start-kop-pulsar beside Pulsar's own instance)
+	$(BIN)/python -m conformance.functions.speed $(ARGS)
 
 soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)

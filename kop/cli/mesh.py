@@ -115,8 +115,8 @@ def run(
 def _check(file: str) -> None:
     """Say what is wrong with a file before Spark starts."""
     from kop.functions.topics import TopicNames
-    from kop.mesh.check import check
     from kop.mesh.file import draft_of
+    from kop.mesh.mesh_check import check
     from kop.mesh.nodes import MeshError
 
     checked = check(draft_of(Path(file).read_text(), file, TopicNames(has_namespaces=True)))

@@ -15,8 +15,8 @@ from kop.cli.common import CliUsageError, fail, json_option, note, print_json, p
 from kop.cli.functions import connection_options, read_connection
 
 if TYPE_CHECKING:
-    from kop.mesh.check import Checked, CodeCheck
     from kop.mesh.file import Draft
+    from kop.mesh.mesh_check import Checked, CodeCheck
     from kop.mesh.plan import Facts
     from kop.mesh.spec import FunctionPart, Mesh
 
@@ -65,7 +65,7 @@ def validate(
     No server is needed. With --bootstrap or --client-config it is asked which topics there are, and how many
     partitions they have.
     """
-    from kop.mesh.check import check
+    from kop.mesh.mesh_check import check
     from kop.mesh.nodes import MeshError
 
     quiet_client()
@@ -97,8 +97,8 @@ def draw(file: str, output: str) -> None:
 
     A frame is around functions that run as one. The code of functions is not imported, and no server is asked.
     """
-    from kop.mesh.check import check
     from kop.mesh.draw import draw as drawn
+    from kop.mesh.mesh_check import check
     from kop.mesh.nodes import MeshError
 
     checked = check(_draft(file))
@@ -151,10 +151,10 @@ def _wrong_codes(mesh: Mesh) -> CodeCheck:
 
 def _wrong_code(part: FunctionPart) -> list[str]:
     """Return what is wrong with the code of a function, which is imported in a process of its own."""
-    from kop.functions.checking import check
+    from kop.functions.code_check import check
     from kop.functions.function import CodePlace
     from kop.functions.packages import PackageError, read_package, unpack
-    from kop.mesh.code import state_call
+    from kop.mesh.state_calls import state_call
 
     path = Path(part.spec.py)
     if not path.is_file():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from kop.functions.spec import FunctionSpec
 
@@ -22,6 +22,8 @@ OutputMode: TypeAlias = Literal["append", "update", "complete"]
 class FunctionPart:
     """A function of a mesh. `line` is the one of the file where a part begins."""
 
+    kind: ClassVar[Kind] = "function"
+
     spec: FunctionSpec
     """The path of its code goes from the folder in which the command runs."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -33,11 +35,6 @@ class FunctionPart:
     has_state: bool = False
     """True if `stateScope` is given: only then it may use state."""
     line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "function"
 
     @property
     def name(self) -> str:
@@ -70,30 +67,29 @@ class FunctionPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourcePart:
-    """A query from a format of Spark to a topic."""
+class _RowsPart:
+    """A part that is a query of Spark: its topics hold rows in these formats, those that a query reads left out."""
 
     name: str
-    format: str
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: str = ""
-    """Columns as Spark's DDL, for formats that need it said."""
-    output: str
     value_format: str = ""
     key_format: str = ""
     kop_options: Mapping[str, str] = field(default_factory=dict)
     """Options of format("kop") for the topic, beside those of the mesh."""
     line: int = 1
 
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "source"
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
+@dataclass(frozen=True, kw_only=True)
+class SourcePart(_RowsPart):
+    """A query from a format of Spark to a topic."""
+
+    kind: ClassVar[Kind] = "source"
+    inputs: ClassVar[tuple[str, ...]] = ()
+
+    format: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    schema: str = ""
+    """The columns as Spark's DDL, for formats that need it said."""
+    output: str
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -102,30 +98,17 @@ class SourcePart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkPart:
+class SinkPart(_RowsPart):
     """A query from topics to a format of Spark."""
 
-    name: str
+    kind: ClassVar[Kind] = "sink"
+    outputs: ClassVar[tuple[str, ...]] = ()
+
     inputs: tuple[str, ...]
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     """What it writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
-    value_format: str = ""
-    key_format: str = ""
-    kop_options: Mapping[str, str] = field(default_factory=dict)
-    """Options of format("kop") for its topics, beside those of the mesh."""
-    line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "sink"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -140,31 +123,21 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryPart:
+class QueryPart(_RowsPart):
     """SQL over topics; its rows go to a topic."""
 
-    name: str
+    kind: ClassVar[Kind] = "query"
+
     sql: str
     views: Mapping[str, View]
     """The tables that the SQL names."""
     output: str
     output_mode: OutputMode = "append"
-    value_format: str = ""
-    """The format of what it writes, as `key_format`."""
-    key_format: str = ""
-    kop_options: Mapping[str, str] = field(default_factory=dict)
-    """Options of format("kop") for its output, beside those of the mesh."""
-    line: int = 1
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The topics that the SQL names."""
         return tuple(dict.fromkeys(view.topic for view in self.views.values()))
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "query"
 
     @property
     def outputs(self) -> tuple[str, ...]:

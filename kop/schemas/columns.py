@@ -18,13 +18,14 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from kop.schemas import avro_schema, json_schema, protobuf
+from kop.schemas.access import PulsarAccess, RegistryAccess
 from kop.schemas.avro_reading import AvroReader
-from kop.schemas.confluent import HEAD, ConfluentRegistry, RegistryOptions, Schema, schema_id_of
+from kop.schemas.confluent import HEAD, ConfluentRegistry, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
 from kop.schemas.json_text import JsonReader
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
-from kop.schemas.pulsar import KEY_VALUE, PulsarRegistryOptions, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.pulsar import KEY_VALUE, PulsarSchema, topic_schema, topic_schemas
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
@@ -44,9 +45,9 @@ class SchemaSource:
     text: str = ""
     """The schema itself, if it is given: columns in Spark's words, Avro's JSON, or a descriptor in base64."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     subject: str = ""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic as Pulsar names it in full."""
     version: int | None = None
@@ -65,9 +66,9 @@ class ColumnPlan:
     ddl: str = ""
     """The fields of the column in Spark's words, if they are all that is known of its type."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     """The registry whose ids stand before records; None if nothing stands there."""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic of Pulsar whose schema's versions the records may have; empty if all have the plan's own."""
     pair: tuple[ColumnPlan, ...] = ()
@@ -151,15 +152,15 @@ def _of_text(source: SchemaSource) -> ColumnPlan:
     return ColumnPlan("json", ddl=source.text, registry=source.registry)
 
 
-def _of_registry(source: SchemaSource, options: RegistryOptions) -> ColumnPlan:
-    schema = registry_of_process(options).of_subject(source.subject, source.version)
+def _of_registry(source: SchemaSource, access: RegistryAccess) -> ColumnPlan:
+    schema = registry_of_process(access).of_subject(source.subject, source.version)
     known = FORMATS_OF_REGISTRY.get(schema.kind, "")
     if not known or source.format not in (AUTO, known):
         raise SchemaError(f"set the format to {known or 'bytes'}: the subject {source.subject} is {schema.kind}")
     message = ""
     if known == "protobuf":
         message = ProtobufSchema(schema.text, schema.references).message(source.message).full_name
-    return ColumnPlan(known, schema, message=message, registry=options)
+    return ColumnPlan(known, schema, message=message, registry=access)
 
 
 def _of_pulsar(source: SchemaSource) -> ColumnPlan:
@@ -195,9 +196,9 @@ def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> ColumnPl
 
 
 @functools.lru_cache(16)
-def registry_of_process(options: RegistryOptions) -> ConfluentRegistry:
-    """Return the registry of this process for these options, which keeps the schemas that it has fetched."""
-    return ConfluentRegistry(options)
+def registry_of_process(access: RegistryAccess) -> ConfluentRegistry:
+    """Return the registry of this process for this access, which keeps the schemas that it has fetched."""
+    return ConfluentRegistry(access)
 
 
 # -- reading
@@ -247,9 +248,9 @@ def _record_reader(plan: ColumnPlan) -> SchemaReader:
     return PrimitiveReader("STRING" if plan.format == "string" else plan.format)
 
 
-def _versions(options: PulsarRegistryOptions, topic: str) -> dict[int, avro_schema.AvroType]:
+def _versions(access: PulsarAccess, topic: str) -> dict[int, avro_schema.AvroType]:
     """Return the versions of a topic's schema, but for those of other formats."""
-    schemas = [schema for schema in topic_schemas(options, topic) if schema.kind == "AVRO"]
+    schemas = [schema for schema in topic_schemas(access, topic) if schema.kind == "AVRO"]
     return {schema.version or 0: avro_schema.parse(schema.text) for schema in schemas}
 
 
@@ -323,7 +324,7 @@ begins.
 class FramedReader:
     """The reader of records with a registry's id before them; each id has a reader of its own."""
 
-    def __init__(self, plan: ColumnPlan, registry: RegistryOptions) -> None:
+    def __init__(self, plan: ColumnPlan, registry: RegistryAccess) -> None:
         self._registry = registry_of_process(registry)
         self._kind = plan.kind
         self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}

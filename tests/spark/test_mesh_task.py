@@ -231,9 +231,9 @@ def test_a_batch_ends_early_where_the_driver_says_so(meshes: Meshes) -> None:
     meshes.broker.produce("in8", ["1"])
     wait_until(lambda: meshes.values("out8") == ["1a"] if "out8" in meshes.broker.topics() else False, "the record")
     meshes.hub.end_tasks("c")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
-    assert meshes.hub.wait_until_none(5)
+    assert meshes.hub.wait_until_none(60)
 
 
 def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
@@ -279,7 +279,7 @@ def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
 def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
     ended = threading.Event()
     link = DriverLink(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
-    assert ended.wait(5), "the line is cut"
+    assert ended.wait(60), "the line is cut"
     assert meshes.hub.tasks() == 0
     link.close()
 

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 from kop import clock
 from kop.client.batches import NewRecord
 from kop.client.errors import ClientError, NoTransactionsError
-from kop.client.offsets import EARLIEST, Offsets, TopicPartition
+from kop.client.offsets import EARLIEST, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.functions import origins
 from kop.functions.batch_calls import BatchCalls, batch_of, rows_of
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState, KeptState, topic_of
-from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState
+from kop.functions.committing import batch_end
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import input_of
@@ -338,7 +338,17 @@ class Lane:
         for state in self._states:
             state.find()
         self._calls = self._new_calls()
-        self._end = self._new_end(groups, identity)
+        self._end = batch_end(
+            component.guarantee,
+            self._writer,
+            identity,
+            groups,
+            self._outputs,
+            {self.place: self.position},
+            _States(self._states),
+            new_writer=self._new_writer,
+            failed=self._fail,
+        )
 
     def _reads(self, step: ReadyStep) -> bool:
         return self.place[0] in step.step.inputs
@@ -392,32 +402,6 @@ class Lane:
         return [
             step.calls(self._outputs, state, self.place) for step, state in zip(self._steps, self._states, strict=True)
         ]
-
-    def _new_end(self, groups: Sequence[str], identity: Identity | None) -> BatchEnd:
-        writer, outputs = self._writer, self._outputs
-        positions: Offsets = {self.place: self.position}
-        guarantee = self._component.guarantee
-        end: BatchEnd
-        if guarantee is Guarantee.EFFECTIVELY_ONCE:
-            assert identity is not None
-            end = InOneTransaction(writer, identity, groups, outputs, positions)
-        elif guarantee is Guarantee.ATMOST_ONCE:
-            end = Before(writer, identity, groups, outputs, positions)
-        else:
-            end = Beside(self._new_writer(), identity, groups, outputs, positions, self._fail)
-
-        def switch(committed: Offsets) -> BatchEnd:
-            assert identity is not None
-            if guarantee is Guarantee.EFFECTIVELY_ONCE:
-                return end
-            if guarantee is not Guarantee.ATMOST_ONCE:
-                end.close()
-            outputs.use(identity)
-            if guarantee is Guarantee.ATMOST_ONCE:
-                return end
-            return InOneTransaction(writer, identity, groups, outputs, committed)
-
-        return WithState(end, _States(self._states), outputs, positions, switch)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
