@@ -65,17 +65,14 @@ def validate(
     No server is needed. With --bootstrap or --client-config it is asked which topics there are, and how many
     partitions they have.
     """
-    from kop.mesh.mesh_check import check
     from kop.mesh.nodes import MeshError
 
     quiet_client()
-    draft = _draft(file)
-    facts: Facts | None = None
+    asked = None
     if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
-        facts = _facts(draft.mesh, *read_connection(bootstrap, client_config))
+        asked = read_connection(bootstrap, client_config)
     local = _LOCAL.fullmatch(master or "")
-    code = None if no_code or draft.without_code else _wrong_codes(draft.mesh)
-    checked = check(draft, facts, int(local[1]) if local else cores, code)
+    checked = check_file(file, asked, int(local[1]) if local else cores, looks_at_code=not no_code)
     if as_json:
         print_json(_as_json(file, checked))
         if checked.mistakes:
@@ -114,6 +111,22 @@ def draw(file: str, output: str) -> None:
         fail(f"{output}: {error.strerror}")
 
 
+def check_file(
+    file: str,
+    server: tuple[dict[str, Any], float] | None = None,
+    cores: int | None = None,
+    *,
+    looks_at_code: bool = False,
+) -> Checked:
+    """Return what is wrong with a file; a server is asked for topics if its connection is given."""
+    from kop.mesh.mesh_check import check
+
+    draft = _draft(file)
+    facts = None if server is None else facts_of(draft.mesh, *server)
+    code = _wrong_codes(draft.mesh) if looks_at_code and not draft.without_code else None
+    return check(draft, facts, cores, code)
+
+
 def _draft(file: str) -> Draft:
     from kop.functions.topics import TopicNames
     from kop.mesh.file import draft_of
@@ -125,7 +138,7 @@ def _draft(file: str) -> Draft:
     return draft_of(text, file, TopicNames(has_namespaces=True))
 
 
-def _facts(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
+def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
     """Return what a server knows of the topics of a mesh."""
     from kop.client.errors import ClientError
     from kop.client.read_client import ReadClient

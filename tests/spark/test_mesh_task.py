@@ -19,7 +19,7 @@ from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.spark.mesh.component import Step, TaskComponent, Work
-from kop.spark.mesh.link import DriverLink, Hub
+from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.task import run_task
@@ -276,12 +276,15 @@ def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
         writer.close()
 
 
-def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
-    ended = threading.Event()
-    link = DriverLink(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
-    assert ended.wait(60), "the line is cut"
-    assert meshes.hub.tasks() == 0
-    link.close()
+def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(meshes: Meshes) -> None:
+    refusing = Hub("127.0.0.1", lambda line: None, lambda line: None, lambda: False)
+    try:
+        for hub, token in ((meshes.hub, "guessed"), (refusing, refusing.token)):
+            with pytest.raises(NoDriverError, match="does not let this task begin"):
+                DriverLink(("127.0.0.1", hub.port), token, "c", lambda: None)
+            assert hub.tasks() == 0
+    finally:
+        refusing.close()
 
 
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
