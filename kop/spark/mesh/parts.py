@@ -23,7 +23,7 @@ from kop.spark import options as read
 from kop.spark import write_options as write
 from kop.spark.decoding import ERROR
 from kop.spark.formats import PULSAR_OPTIONS, REGISTRY_OPTIONS
-from kop.spark.given import OptionError
+from kop.spark.given import Given, OptionError
 from kop.spark.listener import track_progress
 from kop.spark.mesh import table_sink
 from kop.spark.source import KopDataSource
@@ -88,8 +88,9 @@ class PartQueries:
                 return self._sink(spark, part, checkpoint, trigger, name)
             frame = self._source(spark, part) if isinstance(part, SourcePart) else self._query(spark, part)
             mode = part.output_mode if isinstance(part, QueryPart) else "append"
-            rows = to_rows(frame, part.value_format, part.key_format)
             options = {**self._write(part), "exactlyOnceId": f"kop.mesh/{name}"}
+            formats = (Given(options).value(option).lower() for option in ("valueFormat", "keyFormat"))
+            rows = to_rows(frame, *formats)
             return write_stream(
                 rows, options=options, checkpoint=checkpoint, output_mode=mode, trigger=dict(trigger), name=name
             )
@@ -172,7 +173,8 @@ class PartQueries:
     def _of_mesh(self, known: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
         """Return the options of the mesh that a read or a write knows; registries only for formats that need one."""
         names = {name.lower() for name in known}
-        formats = {value.lower() for name, value in own.items() if name.lower() in {"valueformat", "keyformat"}}
+        both = Given({**self._shared, **own})
+        formats = {both.value(option).lower() for option in ("valueFormat", "keyFormat")}
         if not formats.intersection(_WITH_REGISTRY):
             names -= {name.lower() for name in (*REGISTRY_OPTIONS, *PULSAR_OPTIONS)}
         return {name: value for name, value in self._shared.items() if name.lower() in names}
