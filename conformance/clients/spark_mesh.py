@@ -11,7 +11,7 @@ from typing import Any
 
 from kafka import TopicPartition
 from kafka_python_kit import consumer, make_topic, producer
-from spark_kit import case, folder, refused, session
+from spark_kit import PATIENCE, case, folder, refused, session
 from suite import Run, eventually, same
 
 FUNCTIONS = """\
@@ -136,10 +136,10 @@ def queries_are_run_once_and_go_on_from_there(run: Run) -> None:
     with folder() as path:
         queries = Queries(run, path, "batch")
         queries.buy(("Ann", 4), ("Bob", 12), ("Ann", 5))
-        same(queries.start(once=True).wait(120), True, "the mesh has ended")
+        same(queries.start(once=True).wait(120 * PATIENCE), True, "the mesh has ended")
         same(queries.counted(), ['{"customer":"Bob","spent":12}'], "the first time")
         queries.buy(("Ann", 3))
-        same(queries.start(once=True).wait(120), True, "the mesh has ended")
+        same(queries.start(once=True).wait(120 * PATIENCE), True, "the mesh has ended")
         same(queries.counted(), ['{"customer":"Ann","spent":12}', '{"customer":"Bob","spent":12}'], "the second time")
 
 
@@ -159,7 +159,7 @@ def queries_go_on_until_they_are_stopped(run: Run) -> None:
 def a_query_that_wants_another_output_mode_says_so(run: Run) -> None:
     with folder() as path:
         queries = Queries(run, path, "batch", "append")
-        refused("be update, or complete, or give a view a watermark", lambda: queries.start(once=True).wait(100))
+        refused("be update, or complete, or give a view a watermark", lambda: queries.start(once=True).wait(100 * PATIENCE))
 
 
 @case(kop=True, kafka=False, limit=120, alone=True)

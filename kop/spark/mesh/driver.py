@@ -60,7 +60,7 @@ DEATHS: Final = 2
 BATCH_END_SECONDS: Final = 1.0
 """How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_VERSION: Final = -1
-_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
