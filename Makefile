@@ -86,8 +86,9 @@ mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused i
 mesh-acls: $(VENV)/.test ## the driver of a mesh with the rights that docs/mesh.md gives it, and no others (Java 17)
 	$(BIN)/python -m conformance.mesh.acls $(ARGS)
 
-mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
+mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous, and the example with its short form (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
+	$(BIN)/python -m conformance.mesh.example
 
 bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
 	$(BIN)/python -m conformance.spark.speed $(ARGS)

@@ -58,16 +58,22 @@ functions:
 class Driver:
     """The process of `kop mesh run`, with its JVM and its workers: all of its session."""
 
-    def __init__(self, python: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, python: str, arguments: list[str], log: Path, folder: Path | None = None) -> None:
         self._command = [python, "-m", "kop.cli.main", "mesh", "run", *arguments]
         self._environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
         self._log = log
+        self._folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environment,
+                cwd=self._folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def _processes(self) -> Iterator[tuple[int, str]]:

@@ -42,7 +42,7 @@ class Meshes:
         given: dict[str, Any] = {"processing_guarantees": ONCE, "subscription_position": "Earliest", **fields}
         spec = FunctionSpec(
             name=name,
-            class_name="code_of_mesh.process",
+            class_name=given.pop("class_name", "code_of_mesh.process"),
             py="code_of_mesh.py",
             inputs={source: InputSpec()},
             output=output,
@@ -296,3 +296,74 @@ def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes:
         with pytest.raises(KeyboardInterrupt):
             meshes.drain(replace(work, suspects=suspects))
         assert meshes.values("out12") == there
+
+
+BATCHES = """
+import pyarrow as pa
+
+def process_batch(batch, context):
+    values = [value.decode() for value in batch.column("value").to_pylist()]
+    if "bad" in values:
+        raise ValueError("bad")
+    keys = batch.column("key")
+    return pa.RecordBatch.from_arrays([keys, pa.array([f"{value}!" for value in values])], ["key", "value"])
+"""
+
+
+def test_record_batches_go_on_to_the_next_function_and_a_bad_record_is_alone(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in20", partitions=2)
+    batches = meshes.step(
+        BATCHES, "mid20", "out20", inner=True, max_message_retries=1, dead_letter_topic="dead20",
+        class_name="code_of_mesh.process_batch",
+    )  # fmt: skip
+    for private in (False, True):
+        work = meshes.work(
+            meshes.step(A.format("a") if not private else A.format(""), "in20", "mid20", name=f"first20{private}"),
+            batches if not private else replace(batches, spec=replace(batches.spec, name="again20", output="out20b")),
+            meshes.step(A.format("z"), "out20b" if private else "out20", f"end20{private}", inner=True),
+            private=frozenset({"out20b"} if private else ()),
+        )
+        if not private:
+            meshes.broker.produce("in20", [(f"k{number}", str(number)) for number in range(5)])
+        else:
+            meshes.broker.produce("in20", [("k", "bad"), ("k", "last")])
+        rows = meshes.drain(work)
+        assert (sum(row["user_exceptions"] for row in rows) > 0) == private
+    assert Counter(meshes.values("out20")) == Counter(f"{number}a!" for number in range(5))
+    assert Counter(meshes.values("end20False")) == Counter(f"{number}a!z" for number in range(5))
+    keyed = {(r.key or b"").decode(): (r.value or b"").decode() for r in meshes.broker.records("end20False")}
+    assert set(keyed) <= {"", *(f"k{number}" for number in range(5))}
+    assert Counter(meshes.values("end20True")) == Counter([*(f"{number}!z" for number in range(5)), "last!z"])
+    assert [r.value for r in meshes.broker.records("dead20", isolation_level="read_committed")] == [b"bad"]
+
+
+MANUAL = """
+HELD = []
+
+def process(text: str, context) -> str:
+    HELD.append(context.get_message_id())
+    if text == "now":
+        for message in HELD:
+            context.ack(message, context.get_current_message_topic_name())
+        HELD.clear()
+    return text
+"""
+
+
+def test_what_a_function_acknowledges_is_committed_and_nothing_else(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in21", partitions=1)
+    step = meshes.step(MANUAL, "in21", "out21", processing_guarantees=Guarantee.MANUAL)
+    work = replace(meshes.work(step, is_whole=True), once=True)
+    meshes.broker.produce("in21", ["1", "2", "now", "3"])
+    meshes.drain(work)
+    assert meshes.broker.committed("public/default/out21") == {("in21", 0): 3}
+    assert ["in21", 0, 4] in next(told["reached"] for told in meshes.told if "reached" in told)
+    planner = Planner(work)
+    assert (planner.lag(), planner.left({("in21", 0): 4})) == (1, 0), "what nobody acknowledged is called again"
+    planner.shares()
+    assert not planner.has_work(), "all was called once"
+    meshes.broker.produce("in21", ["now"])
+    assert planner.has_work()
+    meshes.drain(work)
+    assert planner.lag() == 0
+    planner.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from kop import clock
 from kop.client.batches import NewRecord
@@ -27,13 +27,14 @@ from kop.client.offsets import EARLIEST, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.functions import origins
+from kop.functions.batch_calls import BatchCalls, batch_of, rows_of
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState, KeptState, topic_of
 from kop.functions.committing import batch_end
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import input_of
-from kop.functions.instance import TRANSACTION_TIMEOUT_MS, logger_of, read_secrets
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS, check_batches, logger_of, read_secrets
 from kop.functions.reading import READ_COMMITTED, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
@@ -45,8 +46,12 @@ from kop.records.batch import Codec
 from kop.records.partitioning import partition_of
 from kop.spark.mesh.component import Step, TaskComponent
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 log = logging.getLogger(__name__)
 
+AnyCalls: TypeAlias = Calls | BatchCalls
 ID_PREFIX: Final = "kop.mesh"
 PIECE_SECONDS: Final = 0.01
 """How long the calls for the records take about that go through the functions together."""
@@ -78,22 +83,21 @@ class ReadyStep:
     """
 
     def __init__(self, step: Step, code: FunctionCode) -> None:
-        if code.is_batch:
-            raise ClientError(
-                f"let {step.spec.name} have process in the place of process_batch: a mesh calls with single messages"
-            )
         self.step = step
         self.spec: FunctionSpec = step.spec
         self.code = code
-        self.inputs = {name: input_serde(step.spec, name, code) for name in step.spec.inputs}
-        self.output = output_serde(step.spec, code)
+        if code.is_batch:
+            check_batches(step.spec)
+        else:
+            self.inputs = {name: input_serde(step.spec, name, code) for name in step.spec.inputs}
+            self.output = output_serde(step.spec, code)
         self.secrets = read_secrets(step.spec)
         self.logger = logger_of(step.spec, 0)
         self.calling: MutableSequence[int] = [0, NOT_CALLING, 0]
         self.places = _Places()
         self.stats = Stats(self.places.known, self.calling)
 
-    def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> Calls:
+    def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
         """Return what calls the function for the records of one lane, whose state is that of its input partition."""
         spec, code = self.spec, self.code
 
@@ -109,20 +113,18 @@ class ReadyStep:
                 state=lambda _: state.changes(place),
             )
 
-        return Calls(
-            spec,
-            code,
-            outputs,
-            context=context,
-            stopping=lambda: False,  # records that were begun with go through all functions
-            calling=self.calling,
-            partitions=self.places,
-            logger=self.logger,
-            stats=self.stats,
-            triggers=Triggers(),
-            inputs=_Serdes(spec, self.inputs),
-            output=self.output,
-        )
+        common: dict[str, Any] = {
+            "context": context,
+            "stopping": lambda: False,  # records that were begun with go through all functions
+            "calling": self.calling,
+            "partitions": self.places,
+            "logger": self.logger,
+            "stats": self.stats,
+            "triggers": Triggers(),
+        }
+        if code.is_batch:
+            return BatchCalls(spec, code, outputs, **common)
+        return Calls(spec, code, outputs, inputs=_Serdes(spec, self.inputs), output=self.output, **common)
 
 
 class _Serdes(dict[str, Any]):
@@ -215,6 +217,21 @@ class ChainOutputs(Outputs):
             now = clock.wall_ms()
             for value, offset in zip(values, offsets, strict=True):
                 self._pass(place, now, None, value, OriginHeaders(source, offset))
+
+    def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
+        """Take a batch of rows for a partition."""
+        topic, number = place
+        if topic not in self._private:
+            super().add_batch(place, source, batch)
+        if topic in self._readers:
+            inner = topic, source if topic in self._private else number
+            now = clock.wall_ms()
+            for key, value, headers, timestamp in rows_of(batch):
+                self._pass(inner, now if timestamp is None else timestamp, key, value, headers)
+
+    def count(self, topic: str) -> int:
+        """Return how many partitions a topic has; what is private stays in the partition that its input came from."""
+        return 1 if topic in self._private else super().count(topic)
 
     def _partition(self, topic: str, source: int, key: bytes | None) -> int:
         if topic in self._private:
@@ -381,7 +398,7 @@ class Lane:
     def _state_place(self, spec: FunctionSpec) -> TopicPartition:
         return topic_of(spec), self.place[1] if spec.state_scope == "partition" else 0
 
-    def _new_calls(self) -> list[Calls]:
+    def _new_calls(self) -> list[AnyCalls]:
         return [
             step.calls(self._outputs, state, self.place) for step, state in zip(self._steps, self._states, strict=True)
         ]
@@ -522,9 +539,13 @@ class Lane:
             calls.written()
 
 
-def _take_all(calls: Calls, taken: Taken) -> None:
+def _take_all(calls: AnyCalls, taken: Taken) -> None:
     """Call all of some records; those behind one that failed wait in `calls`."""
     records = taken.records
+    if isinstance(calls, BatchCalls):
+        records = batch_of(taken.partition, records)
+        calls.take(taken._replace(records=records), float("inf"))
+        return
     while records:
         done = calls.take(taken._replace(records=records), float("inf"))
         records = records[done:]
