@@ -92,3 +92,70 @@ def a_mesh_goes_on_until_it_is_stopped(run: Run) -> None:
         eventually(lambda: words.counted() == ["BE=1", "BE=2", "OR=1", "TO=1"], 60)
         mesh.stop()
         same(mesh.is_over, True, "the mesh has ended")
+
+
+BAD = """\
+import os
+import time
+
+KEPT = []
+
+def mark(text: str) -> str:
+    return text + "!"
+
+def kills(text: str) -> str:
+    if "bad" in text:
+        os._exit(3)
+    return text
+
+def hangs(text: str) -> str:
+    while "bad" in text:
+        time.sleep(1)
+    return text
+
+def leaks(text: str) -> str:
+    while "bad" in text:
+        KEPT.append(bytearray(1 << 20))
+        time.sleep(0.001)
+    return text
+"""
+BAD_MESH = """\
+name: {name}
+trigger: batch
+functions:
+  - {{name: {name}-mark, className: bad.mark, py: bad.py, inputs: [{source}], output: {middle},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BAD_FUNCTION = """\
+  - {{name: {name}-{code}, className: bad.{code}, py: bad.py, inputs: [{middle}], output: {name}-{code}-out{more},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BOUNDS = {"kills": "", "hangs": ", timeoutMs: 1500", "leaks": ", resources: {ram: 600000000}", "mark": ""}
+
+
+@case(kop=True, kafka=False, limit=300, alone=True)
+def a_function_that_kills_hangs_or_leaks_runs_apart_and_others_go_on(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true")
+        Path(path, "bad.py").write_text(BAD)
+        text = BAD_MESH.format(name=words.source, source=words.source, middle=words.middle)
+        for code, more in BOUNDS.items():
+            name = words.source if code != "mark" else f"{words.source}-good"
+            text += BAD_FUNCTION.format(name=name, code=code, middle=words.middle, more=more)
+        words.file.write_text(text)
+        mesh: Any = words.start(once=False)
+        try:
+            eventually(lambda: mesh.status()["state"] == "running", 60)
+            words.say("a bad b")
+            words.target = f"{words.source}-good-mark-out"
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!"], 240)
+            words.say("c")
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!", "c!!"], 60)
+            components = {part["name"].rpartition("-")[2]: part for part in mesh.status()["components"]}
+            same(sorted(components), ["hangs", "kills", "leaks", "mark"], "the functions that run apart")
+            for code in ("kills", "hangs", "leaks"):
+                where = f"{words.source}-{code}"
+                told = " ".join(components[code]["ended_calls"])
+                same(where in told or not told, True, f"what is told of {code}: {told}")
+        finally:
+            mesh.stop()
