@@ -159,7 +159,9 @@ def queries_go_on_until_they_are_stopped(run: Run) -> None:
 def a_query_that_wants_another_output_mode_says_so(run: Run) -> None:
     with folder() as path:
         queries = Queries(run, path, "batch", "append")
-        refused("be update, or complete, or give a view a watermark", lambda: queries.start(once=True).wait(100 * PATIENCE))
+        refused(
+            "be update, or complete, or give a view a watermark", lambda: queries.start(once=True).wait(100 * PATIENCE)
+        )
 
 
 @case(kop=True, kafka=False, limit=120, alone=True)
@@ -185,3 +187,70 @@ def a_batch_that_is_written_again_is_in_a_table_once(run: Run) -> None:
         same(prices(), [0, 1, 2, 3, 4, 5], "and once again")
         write(rows.limit(1), 2)
         same(prices(), [0, 0, 1, 2, 3, 4, 5], "a record of another batch is another one")
+
+
+BAD = """\
+import os
+import time
+
+KEPT = []
+
+def mark(text: str) -> str:
+    return text + "!"
+
+def kills(text: str) -> str:
+    if "bad" in text:
+        os._exit(3)
+    return text
+
+def hangs(text: str) -> str:
+    while "bad" in text:
+        time.sleep(1)
+    return text
+
+def leaks(text: str) -> str:
+    while "bad" in text:
+        KEPT.append(bytearray(1 << 20))
+        time.sleep(0.001)
+    return text
+"""
+BAD_MESH = """\
+name: {name}
+trigger: batch
+functions:
+  - {{name: {name}-mark, className: bad.mark, py: bad.py, inputs: [{source}], output: {middle},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BAD_FUNCTION = """\
+  - {{name: {name}-{code}, className: bad.{code}, py: bad.py, inputs: [{middle}], output: {name}-{code}-out{more},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BOUNDS = {"kills": "", "hangs": ", timeoutMs: 1500", "leaks": ", resources: {ram: 600000000}", "mark": ""}
+
+
+@case(kop=True, kafka=False, limit=300, alone=True)
+def a_function_that_kills_hangs_or_leaks_runs_apart_and_others_go_on(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true")
+        Path(path, "bad.py").write_text(BAD)
+        text = BAD_MESH.format(name=words.source, source=words.source, middle=words.middle)
+        for code, more in BOUNDS.items():
+            name = words.source if code != "mark" else f"{words.source}-good"
+            text += BAD_FUNCTION.format(name=name, code=code, middle=words.middle, more=more)
+        words.file.write_text(text)
+        mesh: Any = words.start(once=False)
+        try:
+            eventually(lambda: mesh.status()["state"] == "running", 60)
+            words.say("a bad b")
+            words.target = f"{words.source}-good-mark-out"
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!"], 240)
+            words.say("c")
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!", "c!!"], 60)
+            components = {part["name"].rpartition("-")[2]: part for part in mesh.status()["components"]}
+            same(sorted(components), ["hangs", "kills", "leaks", "mark"], "the functions that run apart")
+            for code in ("kills", "hangs", "leaks"):
+                where = f"{words.source}-{code}"
+                told = " ".join(components[code]["ended_calls"])
+                same(where in told or not told, True, f"what is told of {code}: {told}")
+        finally:
+            mesh.stop()

@@ -21,7 +21,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from conformance.mesh.__main__ import Driver
+from conformance.mesh.processes import Driver
 from conformance.servers import Kop
 from conformance.suites import HERE, Missing, python_clients
 
@@ -67,7 +67,7 @@ def results(python: str, file: str) -> list[dict[str, Any]]:
             for _ in range(2):
                 log = folder / "driver.log"
                 arguments = [file, "--once", "--checkpoints", "checkpoints", "--bootstrap", bootstrap]
-                driver = Driver(python, [*arguments, "--master", "local[2]"], log, folder / "mesh")
+                driver = Driver(python, [*arguments, "--master", "local[2]"], folder, folder / "mesh")
                 driver.start()
                 assert driver.process is not None
                 code: object = f"no end after {SECONDS} s"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
 from support.waiting import wait_until
 
 from kop.client.read_client import ReadClient
@@ -221,6 +225,103 @@ def test_a_task_that_is_killed_before_its_commit_leaves_nothing_behind(
     assert meshes.values("out7") == []
     meshes.drain(work)
     assert [value.partition(" ")[0] for value in meshes.values("out7")] == [f"w={number}" for number in range(1, 6)]
+
+
+def test_a_batch_does_not_end_while_a_record_is_tried_so_many_times(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in13", partitions=1)
+    bad = "def process(text: str) -> str:\n    if text == 'bad':\n        raise ValueError\n    return text\n"
+    step = meshes.step(bad, "in13", "out13", max_message_retries=2, dead_letter_topic="dead13")
+    meshes.broker.produce("in13", ["bad", "2"])
+    (row,) = meshes.drain(meshes.work(step, seconds=0.3))
+    assert row["user_exceptions"] >= 3
+    assert [record.value for record in meshes.broker.records("dead13", isolation_level="read_committed")] == [b"bad"]
+
+
+RUN = """
+import pickle, sys
+from kop.spark.mesh.task import run_task
+for work, share in pickle.load(sys.stdin.buffer):
+    run_task(work, share)
+"""
+FORKS = """
+import os, signal, sys
+def process(text: str) -> str:
+    if "pytest" not in sys.modules and os.fork() == 0:
+        signal.alarm(60)
+    return text + "a"
+"""
+DEADLY = "import os\ndef process(text: str) -> str:\n    if text == 'xa':\n        os._exit(3)\n    return text\n"
+
+
+def test_functions_that_fork_and_end_their_process(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in14", partitions=1)
+    work = meshes.work(meshes.step(FORKS, "in14", "mid14"), meshes.step(DEADLY, "mid14", "out14", inner=True))
+    batches = []
+    for values in (["1"], ["2", "x", "3"]):
+        meshes.broker.produce("in14", values)
+        with closing(Planner(work)) as planner:
+            batches += [(work, share) for share in planner.shares()]
+    ended = subprocess.run([sys.executable, "-c", RUN], input=pickle.dumps(batches), check=False, timeout=60)
+    assert ended.returncode == 3
+    assert meshes.values("out14") in (["1a"], ["1a", "2a"]), "once, by the process that has not been forked"
+    meshes.hub.end_tasks("c")
+    run_task(*batches[1])
+    wait_until(lambda: any("killed" in line for line in meshes.told), "the line of the next task")
+    (told,) = [line for line in meshes.told if "killed" in line]
+    assert told["text"] == "public/default/out14 has ended its worker at mid14-0 offset 2"
+    assert told["suspect"] in (["in14", 0, 2], ["in14", 0, 3]), "the last of those that went through together"
+    run_task(*batches[1])
+    assert len([line for line in meshes.told if "killed" in line]) == 1, "it is told once"
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in16", partitions=1)
+    work = meshes.work(meshes.step(COUNT, "in16", "out16", state_scope="partition"))
+    meshes.broker.produce("in16", ["w"])
+    meshes.drain(work)
+    with closing(WriteClient(work.settings, 20.0)) as writer:
+        writer.partitions_at_least("in16", 2, {})
+    with KafkaProducer(bootstrap_servers=meshes.broker.bootstrap) as producer:
+        producer.send("in16", b"w", partition=1).get(20)
+    meshes.drain(work)
+    assert meshes.values("out16") == ["w=1", "w=1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("wrong", "def process(text: str) -> str:\n    return 7\n", "the result is a int, which must be a str"),
+        ("input", "def process(number: int) -> int:\n    return number\n", "int"),
+    ],
+)
+def test_what_has_the_wrong_type_is_a_dead_letter_and_the_rest_goes_on(
+    meshes: Meshes, name: str, code: str, told: str
+) -> None:
+    meshes.broker.create_topic(f"in-{name}", partitions=2)
+    picky = meshes.step(
+        code, f"mid-{name}", f"out-{name}", inner=True, max_message_retries=0, dead_letter_topic=f"dead-{name}"
+    )
+    work = meshes.work(meshes.step(A.format(""), f"in-{name}", f"mid-{name}"), picky)
+    meshes.broker.produce(f"in-{name}", ["no number"])
+    rows = meshes.drain(work)
+    (dead,) = meshes.broker.records(f"dead-{name}", isolation_level="read_committed")
+    headers = dict(dead.headers)
+    assert headers["REAL_TOPIC"] == f"mid-{name}".encode()
+    assert told in str(headers["__pfn_exception__"])
+    assert rows[1]["user_exceptions"] + rows[1]["system_exceptions"] == 1
+    assert meshes.drain(work)[0]["received"] == 0, "it holds up nothing"
+
+
+def test_an_output_that_was_deleted_is_made_again_or_named(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in17", partitions=1)
+    work = meshes.work(meshes.step(A.format("a"), "in17", "out17"))
+    meshes.broker.produce("in17", ["1"])
+    meshes.drain(work)
+    with closing(KafkaAdminClient(bootstrap_servers=meshes.broker.bootstrap)) as admin:
+        admin.delete_topics(["out17"])
+    meshes.broker.produce("in17", ["2"])
+    meshes.drain(work)
+    assert meshes.values("out17") == ["2a"]
 
 
 def test_a_batch_ends_early_where_the_driver_says_so(meshes: Meshes) -> None:

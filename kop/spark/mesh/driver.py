@@ -42,6 +42,7 @@ from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
 from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.session import cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.turn import SESSION_SECONDS, Turn
@@ -142,8 +143,7 @@ class MeshDriver:
         self._reason = ""
         self._refused = NO_VERSION
         """The version of the definition that cannot be run."""
-        master = str(spark.conf.get("spark.master", ""))
-        is_local = master.startswith("local[") or master == "local"
+        is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
         self._turn = Turn(settings, patience, self._name)
         self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
@@ -254,9 +254,10 @@ class MeshDriver:
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        cores = self._spark.sparkContext.defaultParallelism
-        slots = max(cores - self._spare, min(cores, len(components)))
         others = len(mesh.sources) + len(mesh.queries) + len(mesh.sinks)
+        needed = 1 if self._is_batch else len(components) + (1 if others else 0)
+        cores = cores_of(self._spark, needed, self._stopping.wait)
+        slots = max(cores - self._spare, min(cores, len(components)))
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
@@ -554,8 +555,8 @@ class MeshDriver:
                     query.reached |= reached
         if "killed" in told:
             self._say(str(told["text"]))
-            if told["at"] is not None:
-                topic, partition, offset = told["at"]
+            if told["suspect"] is not None:
+                topic, partition, offset = told["suspect"]
                 self._suspects[str(topic), int(partition)] = int(offset)
             place = str(told["killed"]), str(told["at"])
             self._ended_calls[place] = self._ended_calls.get(place, 0) + 1

@@ -16,8 +16,10 @@ records before the failed one are committed, and that one holds up its partition
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from kop import clock
@@ -40,10 +42,10 @@ from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import Stats
 from kop.functions.triggers import Triggers
-from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 from kop.records.partitioning import partition_of
+from kop.spark.mesh.calls_file import CallsFile
 from kop.spark.mesh.component import Step, TaskComponent
 
 if TYPE_CHECKING:
@@ -66,12 +68,14 @@ _kept: OrderedDict[TopicPartition, KeptState] = OrderedDict()
 class _Places(dict[TopicPartition, int]):
     """The numbers by which `kop.functions.watch` knows partitions; each gets one when it is first called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Sequence[TopicPartition]], None]) -> None:
         super().__init__()
         self.known: list[TopicPartition] = []
+        self._told = told
 
     def __missing__(self, place: TopicPartition) -> int:
         self.known.append(place)
+        self._told(self.known)
         self[place] = len(self.known) - 1
         return self[place]
 
@@ -82,7 +86,8 @@ class ReadyStep:
     Raises SerdeError and ClientError for a serde or a secret that cannot be had.
     """
 
-    def __init__(self, step: Step, code: FunctionCode) -> None:
+    def __init__(self, step: Step, code: FunctionCode, calls_file: CallsFile, number: int) -> None:
+        """`number`: which of the functions of `calls_file` it is."""
         self.step = step
         self.spec: FunctionSpec = step.spec
         self.code = code
@@ -93,8 +98,8 @@ class ReadyStep:
             self.output = output_serde(step.spec, code)
         self.secrets = read_secrets(step.spec)
         self.logger = logger_of(step.spec, 0)
-        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0]
-        self.places = _Places()
+        self.calling: MutableSequence[int] = calls_file.calling(number)
+        self.places = _Places(partial(calls_file.known, number))
         self.stats = Stats(self.places.known, self.calling)
 
     def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
@@ -292,6 +297,7 @@ class Lane:
         new_writer: Callable[[], WriteClient],
         new_reader: Callable[[], ReadClient],
         patience: Callable[[], float],
+        calls_file: CallsFile,
         suspect: int = -1,
     ) -> None:
         """`suspect`: the record at which an earlier process has ended."""
@@ -306,6 +312,8 @@ class Lane:
         self._new_writer = new_writer
         self._new_reader = new_reader
         self._patience = patience
+        self._calls_file = calls_file
+        self._process = os.getpid()
         self._failure: BaseException | None = None
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
@@ -408,6 +416,9 @@ class Lane:
             self._failure = error
 
     def _check(self) -> None:
+        """End a copy of this process that a function has made by forking itself: what it did is not the lane's."""
+        if os.getpid() != self._process:
+            os._exit(0)
         if self._failure is not None:
             raise self._failure
 
@@ -417,6 +428,15 @@ class Lane:
     def has_work(self) -> bool:
         """True if there are records that may be begun with."""
         return bool(self._pending) and not self.is_held
+
+    @property
+    def gives_up_later(self) -> bool:
+        """True while a record is tried again so many times: a batch that ended meanwhile would begin to count anew."""
+        return self.is_held and all(
+            step.spec.max_message_retries is not None
+            for step, calls in zip(self._steps, self._calls, strict=True)
+            if calls.next_due() is not None
+        )
 
     def next_due(self) -> float | None:
         """Return when a record is to be tried again."""
@@ -495,6 +515,7 @@ class Lane:
 
     def _through(self, piece: Taken) -> None:
         """Let records go through all functions."""
+        self._calls_file.piece(self.place, piece.next_offset - 1)
         if piece.records:
             self._outputs.floor = piece.records[0][0]
         for step, calls in zip(self._steps, self._calls, strict=True):
