@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from kop.schemas import avro_schema, json_schema, protobuf
-from kop.schemas.avro_reading import AvroReader
+from kop.schemas.avro_compiled import avro_reader
 from kop.schemas.by_version import ByVersionReader, Versions, named
 from kop.schemas.confluent import HEAD, ConfluentRegistry, RegistryOptions, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
@@ -261,7 +261,7 @@ def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
     """Return the reader of records that the schema of one plan wrote into columns of the other, of the same format."""
     match plan.format:
         case "avro":
-            return AvroReader(written.avro, plan.avro)
+            return avro_reader(written.avro, plan.avro)
         case "protobuf":
             return ProtobufReader(written.protobuf.message(written.message), plan.protobuf.message(plan.message))
         case "json":
@@ -385,7 +385,7 @@ class FramedReader:
         self._make: Callable[[Schema, tuple[int, ...]], SchemaReader]
         if plan.format == "avro":
             reader = plan.avro
-            self._make = lambda schema, _: AvroReader(avro_schema.parse(schema.text, schema.reference_texts), reader)
+            self._make = lambda schema, _: avro_reader(avro_schema.parse(schema.text, schema.reference_texts), reader)
         elif plan.format == "json":
             texts = JsonReader(self._kind)
             self._make = lambda schema, indexes: texts
