@@ -95,6 +95,9 @@ bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, C
 bench-spark-batches: $(VENV)/.test ## what a small batch and an idle query cost by format("kop") in the newest PySpark (Java 17)
 	$(BIN)/python -m conformance.spark.overhead $(ARGS)
 
+bench-typed: $(VENV)/.test ## typed columns beside bytes, Avro in Python and by compiled code (Java 17; make schemas first)
+	$(BIN)/python -m conformance.spark.typed $(ARGS)
+
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
 

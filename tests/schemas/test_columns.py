@@ -140,9 +140,12 @@ def test_a_version_that_comes_later_is_asked_for_and_one_that_is_known_is_not(
     told.append(PulsarSchema("AVRO", record(("a", "int")), {}, 0))
     how = plan(of_pulsar())
     asked: list[str] = []
+    refused: list[str] = []
 
     def schemas(options: PulsarRegistryOptions, topic: str) -> list[PulsarSchema]:
         asked.append(topic)
+        if refused:
+            raise SchemaError(refused[0])
         if not told:
             raise UnknownSchemaError(f"Pulsar has no schema for {topic}")
         return list(told)
@@ -164,6 +167,10 @@ def test_a_version_that_comes_later_is_asked_for_and_one_that_is_known_is_not(
     assert asked == [TOPIC] * 2
     told.clear()
     assert rows((b"\x02", 7)) == [None]
+    refused.append("set pulsar.admin.url and pulsar.auth to what is right")
+    with pytest.raises(SchemaError, match="set pulsar.admin.url"):  # no record is bad for that
+        rows((b"\x02", 7), (b"\x02", 0))
+    assert rows((b"\x02", 0)) == [{"a": 1}]
 
 
 def test_pairs_and_primitives_are_read_by_the_version_that_they_name(told: list[PulsarSchema]) -> None:
