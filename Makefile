@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -27,6 +27,12 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: six min
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3 -m "not slow and not pulsar" $(ARGS)
+
+schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
+	$(BIN)/python -m pip install --quiet ./kop/schemas/_native
+
+test-schemas: schemas ## the tests of typed columns with the compiled reader, which is compared with the one in Python (cargo)
+	KOP_REQUIRE_SCHEMAS=1 KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest tests/schemas -m "not slow and not pulsar" $(ARGS)
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
@@ -103,6 +109,9 @@ bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, C
 bench-spark-batches: $(VENV)/.test ## what a small batch and an idle query cost by format("kop") in the newest PySpark (Java 17)
 	$(BIN)/python -m conformance.spark.overhead $(ARGS)
 
+bench-typed: $(VENV)/.test ## typed columns beside bytes, Avro in Python and by compiled code (Java 17; make schemas first)
+	$(BIN)/python -m conformance.spark.typed $(ARGS)
+
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
 
@@ -157,4 +166,4 @@ lint: $(VENV)/.test ## format and check
 	$(BIN)/mypy
 
 clean: ## remove the environment and caches (data stays)
-	rm -rf $(VENV) kop/_native/target kop/*.so .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist
+	rm -rf $(VENV) kop/_native/target kop/schemas/_native/target kop/schemas/_native/build kop/*.so .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist
