@@ -64,9 +64,9 @@ class TokenLogins(Protocol):
     def valid(self, token_id: str) -> DelegationToken | None:
         """Return the token of that id; None if there is none that has not expired."""
 
-    async def verifier(self, mechanism: str, token_id: str, salt: bytes) -> ScramVerifier:
-        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token
-        has.
+    async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramVerifier:
+        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token has,
+        for a client at an address.
         """
 
 
@@ -80,7 +80,7 @@ def _xor(left: bytes, right: bytes) -> bytes:
 
 class ScramExchange:
     """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh. `tokens`
-    of None: no client logs in by a delegation token.
+    of None: no client logs in by a delegation token. `host` is the client's address.
     """
 
     def __init__(
@@ -90,7 +90,9 @@ class ScramExchange:
         secret: bytes,
         nonce: str,
         tokens: TokenLogins | None = None,
+        host: str = "",
     ) -> None:
+        self._host = host
         self.principal: str | None = None
         self.is_by_token = False
         self.claim: NamespaceClaim | None = None
@@ -166,7 +168,7 @@ class ScramExchange:
 
     async def _take_final_of_token(self, text: str) -> bytes:
         assert self._tokens is not None
-        verifier = await self._tokens.verifier(self._mechanism, self._name, self._salt_of_name())
+        verifier = await self._tokens.verifier(self._mechanism, self._name, self._salt_of_name(), self._host)
         token = self._tokens.valid(self._name)
         self._verifier = None if token is None else verifier
         answer = self._take_final(text)
