@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
+from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, NamespaceClaim
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism, by the names of `hashlib`."""
@@ -34,8 +34,6 @@ LEAST_ITERATIONS: Final = 4096
 _REFUSED: Final = "Authentication failed during authentication due to invalid credentials with SASL mechanism {}"
 _FIRST: Final = re.compile(r"([^,]*),(?:a=([^,]*))?,((?:m=[^,]*,)?n=([^,]*),r=([\x21-\x2b\x2d-\x7e]+))(?:,(.*))?", re.S)
 _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p=([^,]*)", re.S)
-_LONGEST_NAME: Final = 1024
-"""Characters of a user name."""
 
 
 class ScramVerifier(Protocol):
@@ -147,7 +145,7 @@ class ScramExchange:
         if self.is_by_token and self._tokens is None:
             raise AuthenticationError("delegation tokens are not served")
         self._name = self.claimed = _unescaped(name)
-        if not self._name or len(self._name) > _LONGEST_NAME:
+        if not self._name or len(self._name) > LONGEST_NAME:
             raise AuthenticationError(f"a user name of {len(self._name)} characters")
         if authorization and _unescaped(authorization) != self._name:
             raise AuthenticationError("the authorization id has to be empty or the user name")
