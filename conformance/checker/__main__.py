@@ -171,6 +171,7 @@ class Run:
 
     def _make_topics(self) -> None:
         admin = AdminClient({**self._connection, "log_level": 0})
+        admin.list_topics(timeout=60)  # it knows the brokers' own addresses then
         made = [NewTopic(self._names.of(topic.name), topic.partitions, 1) for topic in TOPICS]
         for future in admin.create_topics(made).values():
             future.result(60)
