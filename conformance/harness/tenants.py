@@ -7,7 +7,6 @@ Must not know: what the tenants do.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
@@ -22,6 +21,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from conformance.harness.admin import patiently
+
 TENANTS: Final = ("red", "blue")
 """The users, who are tenants by their names."""
 ROOT: Final = "root"
@@ -29,7 +30,6 @@ ROOT: Final = "root"
 PASSWORD: Final = "let-me-in"
 _OF_ALL: Final = "of-all"
 """A topic, a group and a transactional id of each tenant."""
-_ADMIT_SECONDS: Final = 90.0
 _MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 
 
@@ -95,17 +95,7 @@ def admit(bootstrap: str, tenants: Sequence[str] = TENANTS) -> None:
         for tenant in tenants
         for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
     ]
-    end = time.monotonic() + _ADMIT_SECONDS
-    while True:
-        try:
-            for future in admin.create_acls(acls, request_timeout=30).values():
-                future.result(60)
-            return
-        except KafkaException as error:
-            # librdkafka gives a request up if it is told other addresses of the broker meanwhile.
-            if not (error.args[0].retriable() or error.args[0].code() < 0) or time.monotonic() > end:
-                raise
-        time.sleep(0.5)
+    patiently(lambda: admin.create_acls(acls, request_timeout=30).values())
 
 
 class Mark:
@@ -122,9 +112,7 @@ class Mark:
     def leave(self) -> None:
         """Make topics and a group, and keep a transactional producer that nobody else may fence. KafkaException."""
         names = [_OF_ALL, self._own(self._user)]
-        self._admin.list_topics(timeout=60)  # it knows the brokers' own addresses then
-        for future in self._admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
-            future.result(60)
+        patiently(lambda: self._admin.create_topics([NewTopic(name, 1, 1) for name in names]).values())
         self._producer.init_transactions(60)
         self._write()
         offsets = [TopicPartition(_OF_ALL, 0, self._offset)]

@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.table import Table
 
 from conformance.harness import tenants
+from conformance.harness.admin import patiently
 from conformance.harness.faults import Disturbance, Rest
 from conformance.harness.processes import Processes
 from conformance.harness.run import (
@@ -132,8 +133,7 @@ class Soak:
         admin = AdminClient({**self._connection, "log_level": 0})
         ours = [topic for topic in TOPICS if not topic.native]
         made = [NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs)) for topic in ours]
-        for future in admin.create_topics(made).values():
-            future.result(60)
+        patiently(lambda: admin.create_topics(made).values())
         for topic in ours:
             self._set_policies(topic)
         self._await_topics(admin)
