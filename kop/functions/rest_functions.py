@@ -193,6 +193,8 @@ class FunctionPaths:
             )
             if number not in told and number in definition.stopped:
                 status["error"] = "stopped"
+            elif number not in told and definition.mesh:
+                status["error"] = f"the mesh {definition.mesh} has it: kop mesh status {definition.mesh}"
             elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
             elif number not in told and assignment is None:

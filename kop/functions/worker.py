@@ -243,8 +243,9 @@ class Worker:
         return frozenset() if self._parts is None else frozenset(self._parts.metadata.drained)
 
     def leader(self) -> WorkerInfo | None:
-        """Return the worker that leads; None if nobody does."""
-        return next((worker for worker in self.workers() if worker.is_leader), None)
+        """Return who leads, a worker or the driver of a mesh; None if nobody does."""
+        members = () if self._parts is None else self._parts.registry.members()
+        return next((member for member in members if member.is_leader), None)
 
     def not_ready(self) -> str | None:
         """Return why the worker does not work; None if it does."""
