@@ -42,7 +42,7 @@ from kop.spark.mesh.parts import check_formats, start_sink, start_source
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
-from kop.spark.mesh.turn import SESSION_SECONDS, Turn
+from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class MeshDriver:
         master = str(spark.conf.get("spark.master", ""))
         is_local = master.startswith("local[") or master == "local"
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
-        self._turn = Turn(settings, patience, self._name)
+        self._turn = DriverTurn(settings, patience, self._name)
         self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
         self._address = host, self._hub.port
         # of what runs now
