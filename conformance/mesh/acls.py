@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conformance.mesh.__main__ import SECONDS, Driver
+from conformance.mesh.__main__ import SECONDS
+from conformance.mesh.processes import Driver
 from conformance.suites import HERE, Missing, python_clients
 from kop.testing import Broker
 
@@ -94,7 +95,7 @@ def run(python: str) -> bool:
                 kop(*shlex.split(line)[1:], config=admin)
             kop("produce", "orders", config=admin, given="\n".join(map(json.dumps, ORDERS)))
             arguments = [str(folder / "orders.yaml"), "--client-config", properties(folder, broker.bootstrap, "mesh")]
-            driver = Driver(python, [*arguments, "--master", "local[2]"], log)
+            driver = Driver(python, [*arguments, "--master", "local[2]"], folder)
             try:
                 driver.start()
                 expected = [order["amount"] * 2 for order in ORDERS if order["amount"] > 0]

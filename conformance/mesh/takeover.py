@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from conformance.mesh.__main__ import BETWEEN, MESH, PARTITIONS, SECONDS, Driver, Numbers, Output, _wait, faults_of
+from conformance.mesh.__main__ import BETWEEN, MESH, PARTITIONS, SECONDS, Numbers, Output, faults_of
+from conformance.mesh.processes import Driver, of_sessions
 from conformance.servers import Kop
 from conformance.suites import HERE, Missing, python_clients
 
@@ -31,15 +32,15 @@ QUIET = 3 * BETWEEN
 class Paused(Driver):
     """A driver of which processes can be paused."""
 
-    def __init__(self, python: str, arguments: list[str], log: Path) -> None:
-        super().__init__(python, arguments, log)
-        self.log = log
+    def __init__(self, python: str, arguments: list[str], folder: Path) -> None:
+        folder.mkdir()
+        super().__init__(python, arguments, folder)
         self.paused: list[int] = []
 
     def pause(self, *, whole: bool) -> None:
         """Pause the process of the driver, or all of its session."""
         assert self.process is not None
-        self.paused = [number for number, _ in self._processes()] if whole else [self.process.pid]
+        self.paused = list(of_sessions([self.process.pid])) if whole else [self.process.pid]
         self._send(self.paused, signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -66,22 +67,33 @@ class Paused(Driver):
             time.sleep(0.3)  # a log does not say when it grows
 
 
+def await_records(output: Output, count: int, driver: Driver) -> None:
+    """Wait until so many records have come out."""
+    end = time.monotonic() + SECONDS
+    while output.read() < count:
+        code = None if driver.process is None else driver.process.poll()
+        if code is not None or time.monotonic() > end:
+            why = f"the driver ended with {code}" if code is not None else f"no {count} records within {SECONDS:g} s"
+            sys.exit(f"{why}; there are {output.read()}:\n{driver.tail(25)}")
+        time.sleep(0.3)  # a topic does not say when it grows
+
+
 def takeovers(python: str) -> dict[str, int]:
     """Pause each of two drivers in turn; what is wrong with what came out."""
     with tempfile.TemporaryDirectory(prefix="kop-mesh-takeover-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "kop").mkdir()
         (folder / "functions.py").write_text((HERE / "mesh" / "functions.py").read_text())
-        (folder / "mesh.yaml").write_text(MESH.format(trigger="continuous", dice="dice"))
+        (folder / "mesh.yaml").write_text(MESH.format(trigger="continuous", dice="dice", fuse="true"))
         settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
         with Kop(folder / "kop", settings=settings) as bootstrap:
             arguments = [str(folder / "mesh.yaml"), "--bootstrap", bootstrap]
-            first, second = (Paused(python, arguments, folder / f"{which}.log") for which in ("driver", "second"))
+            first, second = (Paused(python, arguments, folder / which) for which in ("first", "second"))
             output = Output(bootstrap)
             numbers = Numbers(bootstrap)
             try:
                 first.start()
-                _wait(output, BETWEEN, first, folder)
+                await_records(output, BETWEEN, first)
                 second.start()
                 second.wait_until("waiting to take over")
                 failures = 0
@@ -89,18 +101,18 @@ def takeovers(python: str) -> dict[str, int]:
                     paused.pause(whole=whole)
                     began = time.monotonic()
                     other.wait_until(" runs in ", 1 if other is second else 2)
-                    _wait(output, output.read() + BETWEEN, other, folder)
+                    await_records(output, output.read() + BETWEEN, other)
                     seconds = time.monotonic() - began
                     paused.wake()
                     paused.wait_until("has another driver now")
                     paused.wait_until("waiting to take over", 1 if paused is first else 2)
                     before = other.told().count("has failed")
-                    _wait(output, output.read() + QUIET, other, folder)
+                    await_records(output, output.read() + QUIET, other)
                     failures += other.told().count("has failed") - before
                     what = "all processes of a driver" if whole else "the process of a driver"
                     print(f"  {what} paused: the other one did {BETWEEN} records after {seconds:.1f} s", flush=True)
                 sent = numbers.stop()
-                _wait(output, sent, first, folder)
+                await_records(output, sent, first)
                 second.stop()
                 first.stop()
             finally:

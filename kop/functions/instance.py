@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -148,11 +148,16 @@ class Instance:
         """Those that what is done is written with, and state is read."""
         self._fresh: Collection[TopicPartition] = ()
         """The partitions that had no committed offset."""
+        self._reached: Callable[[], Offsets] = dict
 
     @property
     def is_stopping(self) -> bool:
         """True once no further message is called."""
         return self._stopping
+
+    def reached(self) -> Offsets:
+        """Return the offsets up to which all was called that is to be called, done or not; none before it has begun."""
+        return self._reached()
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
         """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own."""
@@ -212,6 +217,7 @@ class Instance:
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
+            self._reached = lambda: {**positions, **calls.reached()}
             end = batch_end(
                 spec.processing_guarantees,
                 writer,

@@ -14,6 +14,8 @@ from kop.functions.spec import FunctionSpec
 
 Trigger: TypeAlias = Literal["continuous", "batch"]
 Kind: TypeAlias = Literal["function", "source", "sink", "query"]
+OutputMode: TypeAlias = Literal["append", "update", "complete"]
+"""Which rows of its result a query writes: those that do not change any more, those that changed, all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +68,13 @@ class FunctionPart:
 
 @dataclass(frozen=True, kw_only=True)
 class _RowsPart:
-    """A part that is a query of Spark: its topics hold rows in these formats."""
+    """A part that is a query of Spark: its topics hold rows in these formats, those that a query reads left out."""
 
     name: str
     value_format: str = ""
     key_format: str = ""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
     line: int = 1
 
 
@@ -103,6 +107,19 @@ class SinkPart(_RowsPart):
     inputs: tuple[str, ...]
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """What it writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A topic as a table of a query."""
+
+    topic: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
+    watermark: str = ""
+    """COLUMN DELAY; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +129,15 @@ class QueryPart(_RowsPart):
     kind: ClassVar[Kind] = "query"
 
     sql: str
-    inputs: tuple[str, ...]
-    """The topics that the SQL names."""
+    views: Mapping[str, View]
+    """The tables that the SQL names."""
     output: str
+    output_mode: OutputMode = "append"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The topics that the SQL names."""
+        return tuple(dict.fromkeys(view.topic for view in self.views.values()))
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 Owns: what Pulsar's admin REST says of a topic's schema, pairs of key and value among them.
 Must not know: formats, pyspark.
 
-A record does not tell the version of its schema: that is in Pulsar's metadata, for which Kafka has no field. So all
-versions are asked for, and `kop.schemas.versions` finds the one that a record fits.
+A record does not tell the version of its schema: that is in Pulsar's metadata, which gateways of kop pass on
+(`kop.schemas.by_version`). Of other records all versions are asked for, and `kop.schemas.versions` finds the one that a
+record fits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
 from kop.schemas.access import PulsarAccess
-from kop.schemas.errors import SchemaError
+from kop.schemas.errors import SchemaError, UnknownSchemaError
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -43,15 +44,12 @@ class PulsarSchema:
         """True for a pair whose key is the message's key, and whose value is the message."""
         return self.properties.get("kv.encoding.type", "INLINE").upper() == "SEPARATED"
 
-    def pair(self) -> tuple[PulsarSchema, PulsarSchema]:
-        """Return the schemas of the key and of the value of a pair; SchemaError."""
+    def part(self, which: str) -> PulsarSchema:
+        """Return the schema of the `key` or the `value` of a pair; SchemaError."""
         try:
             parts = json.loads(self.text)
         except ValueError:
             raise SchemaError("Pulsar's schema of key and value is no JSON") from None
-        return self._part(parts, "key"), self._part(parts, "value")
-
-    def _part(self, parts: Any, which: str) -> PulsarSchema:
         kind = self.properties.get(f"{which}.schema.type")
         part = parts.get(which, "") if isinstance(parts, dict) else ""
         if kind is None:
@@ -93,7 +91,7 @@ def _asked(access: PulsarAccess, ask: Callable[[Admin], Awaitable[A]], make: Cal
         return make(asyncio.run(once()))
     except PulsarError as error:
         if error.code == "NotFound":
-            raise SchemaError(f"set the format to bytes, or give the schema: {not_there}") from None
+            raise UnknownSchemaError(f"set the format to bytes, or give the schema: {not_there}") from None
         raise SchemaError(f"set pulsar.admin.url and pulsar.auth to what is right: {access.url} says {error}") from None
     except ValueError as error:
         raise SchemaError(f"set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: {error}") from None

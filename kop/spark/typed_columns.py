@@ -18,6 +18,7 @@ from kop.schemas.types import widened
 from kop.schemas.writing import WritePlan, plan_writing
 from kop.spark.clients import read_client
 from kop.spark.decoding import ERROR, RecordDecodeError
+from kop.spark.entry_metadata import SCHEMA_VERSION
 from kop.spark.given import OptionError
 from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
 
@@ -49,6 +50,11 @@ class TypedPlan:
                 raise OptionError(f"leave .schema() out: the column {name} {error}") from None
         return replace(self, plans=made)
 
+    @property
+    def schema_versions(self) -> bool:
+        """True if the batches have to have the column of the versions of Pulsar's schemas."""
+        return any(plan.names_versions for plan in self.plans.values())
+
     def make(self) -> TypedRows:
         """Return what makes the rows of one task."""
         return TypedRows(self)
@@ -63,13 +69,16 @@ class TypedRows:
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with typed columns, and `decodeError` behind them if bad records are to be null.
-        RecordDecodeError for a bad record else.
+        RecordDecodeError for a bad record else. The column `schemaVersion` of the batch, if it is there, is taken out.
         """
-        made = batch
+        made, versions = batch, None
+        if SCHEMA_VERSION in batch.schema.names:
+            versions = batch.column(SCHEMA_VERSION)
+            made = batch.drop_columns([SCHEMA_VERSION])
         reasons: dict[int, list[str]] = {}
         for name, reader in self._readers.items():
             place = made.schema.get_field_index(name)
-            values, failures = reader.read(batch.column(place))
+            values, failures = reader.read(batch.column(place), versions)
             made = made.set_column(place, pa.field(name, values.type), values)
             for row, reason in failures.items():
                 reasons.setdefault(row, []).append(f"{name}: {reason}")

@@ -26,12 +26,6 @@ def components_of(
     `alone`: functions that get components of their own. ClientError for what no component can have.
     """
     mesh = defined.mesh
-    for part in mesh.functions:
-        if part.spec.processing_guarantees is Guarantee.MANUAL:
-            raise ClientError(
-                f"set processingGuarantees of {part.name} to another one: MANUAL is not for meshes, in which a message "
-                "is done once all functions behind it have had it"
-            )
     cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
     return [_component(mesh, part, partitions, defined.packages) for part in cut.components]
 
@@ -61,7 +55,7 @@ def _component(
         topics,
         frozenset(inner),
         frozenset(cut.unwritten),
-        bool(alone),
+        bool(alone) or cut.guarantee is Guarantee.MANUAL,
     )
 
 

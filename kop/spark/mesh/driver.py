@@ -20,26 +20,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from kop import clock
 from kop.client.errors import ClientError, UnreachableError
 from kop.client.keyed_topic import KeyedTopic
-from kop.client.offsets import TopicPartition
+from kop.client.offsets import Offsets, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
 from kop.functions.definitions import MeshDefinition
 from kop.mesh import records
-from kop.mesh.spec import Mesh, SinkPart, SourcePart
+from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
-from kop.spark.mesh.parts import check_formats, start_sink, start_source
+from kop.spark.mesh.parts import Part, PartQueries
+from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.session import cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
@@ -58,15 +61,13 @@ DEATHS: Final = 2
 """After so many ends of its worker at one record a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
-SOURCE_TASKS: Final = 2
-"""How many tasks write what a source gives; the number is a part of what makes it exactly once."""
 NO_VERSION: Final = -1
-_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
 class _Query:
-    """The query of a component, a source or a sink."""
+    """The query of a component, a source, a query of the file, or a sink."""
 
     name: str
     kind: str
@@ -76,7 +77,7 @@ class _Query:
     planner: Planner | None = None
     folder: str = ""
     """Where the checkpoint is if it has to outlive the query."""
-    part: SourcePart | SinkPart | None = None
+    part: Part | None = None
     query: Any = None
     state: str = records.STARTING
     reason: str = ""
@@ -86,6 +87,8 @@ class _Query:
     due: float = 0.0
     """When it is started again."""
     checkpoint: str = ""
+    reached: Offsets = field(default_factory=dict)
+    """What tasks have called, of messages that a function has to acknowledge itself."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
 
@@ -140,8 +143,7 @@ class MeshDriver:
         self._reason = ""
         self._refused = NO_VERSION
         """The version of the definition that cannot be run."""
-        master = str(spark.conf.get("spark.master", ""))
-        is_local = master.startswith("local[") or master == "local"
+        is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
         self._turn = DriverTurn(settings, patience, self._name)
         self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
@@ -251,18 +253,18 @@ class MeshDriver:
 
     def _begin(self) -> None:
         mesh = self._mesh
-        if mesh.queries:
-            raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
         components = self._lay_out()
-        cores = self._spark.sparkContext.defaultParallelism
+        others = len(mesh.sources) + len(mesh.queries) + len(mesh.sinks)
+        needed = 1 if self._is_batch else len(components) + (1 if others else 0)
+        cores = cores_of(self._spark, needed, self._stopping.wait)
         slots = max(cores - self._spare, min(cores, len(components)))
-        others = len(mesh.sources) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
-            *(self._source(part) for part in mesh.sources),
+            *(self._of_part(part) for part in mesh.sources),
             *(self._of_component(component, each) for component in components),
-            *(self._sink(part) for part in mesh.sinks),
+            *(self._of_part(part) for part in mesh.queries),
+            *(self._of_part(part) for part in mesh.sinks),
         ]
         if not self._once:
             for query in self._queries:
@@ -270,8 +272,7 @@ class MeshDriver:
         self._state, self._reason = records.RUNNING, ""
         names = ", ".join(component.name for component in components)
         count = "1 component" if len(components) == 1 else f"{len(components)} components"
-        more = "".join(f", {kind} {part.name}" for kind, some in (("source", mesh.sources), ("sink", mesh.sinks))
-                       for part in some)  # fmt: skip
+        more = "".join(f", {query.kind} {query.name}" for query in self._queries if query.part is not None)
         self._say(f"{mesh.full_name} runs in {count} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
 
     def _of_component(self, component: TaskComponent, tasks: int) -> _Query:
@@ -283,6 +284,7 @@ class MeshDriver:
             self._hub.token,
             tasks,
             None if self._is_batch else self._mesh.batch_seconds,
+            self._once,
         )
 
         def begin(checkpoint: str, name: str) -> Any:
@@ -296,32 +298,26 @@ class MeshDriver:
         suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
         return replace(work, suspects=suspects)
 
-    def _source(self, part: SourcePart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
+    def _of_part(self, part: Part) -> _Query:
+        parts = PartQueries(self._spark, self._kafka, self._mesh.kop_options)
+        parts.check(part)
+        trigger, group = self._trigger(part), self._group(part)
 
         def begin(checkpoint: str, name: str) -> Any:
-            return start_source(self._spark, part, self._kafka, checkpoint, trigger, name, SOURCE_TASKS)
+            return parts.start(part, checkpoint=checkpoint, trigger=trigger, name=name, group=group)
 
-        return _Query(part.name, "source", begin, folder=self._folder(part), part=part)
+        return _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
 
-    def _sink(self, part: SinkPart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
-        group = self._group(part)
+    def _trigger(self, part: Part) -> dict[str, Any]:
+        if self._once:
+            return {"availableNow": True}
+        is_long = isinstance(part, QueryPart) and not self._is_batch
+        return {"processingTime": f"{int(1000 * self._mesh.batch_seconds) if is_long else 1000} milliseconds"}
 
-        def begin(checkpoint: str, name: str) -> Any:
-            return start_sink(self._spark, part, self._kafka, checkpoint, trigger, name, group)
-
-        return _Query(part.name, "sink", begin, folder=self._folder(part), part=part)
-
-    def _trigger(self) -> dict[str, Any]:
-        return {"availableNow": True} if self._once else {"processingTime": "1 second"}
-
-    def _folder(self, part: SourcePart | SinkPart) -> str:
+    def _folder(self, part: Part) -> str:
         return f"{self._checkpoints}/{self._mesh.full_name}/{part.name}"
 
-    def _group(self, part: SourcePart | SinkPart) -> str:
+    def _group(self, part: Part) -> str:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _tasks_each(self, count: int, slots: int, others: int) -> int:
@@ -339,6 +335,7 @@ class MeshDriver:
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
         wanted = [topic for source in self._mesh.sources for topic in source.outputs]
+        wanted += [topic for query in self._mesh.queries for topic in (*query.inputs, *query.outputs)]
         wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
         for part in self._mesh.functions:
             private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
@@ -406,7 +403,10 @@ class MeshDriver:
         try:
             query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
         except Exception as error:
-            self._failed(query, told(str(error)), clock.monotonic())
+            reason = told(str(error))
+            if self._once and isinstance(error, ClientError | AnalysisException):
+                raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
+            self._failed(query, reason, clock.monotonic())
             return
         query.state, query.since = records.RUNNING, clock.monotonic()
 
@@ -414,7 +414,7 @@ class MeshDriver:
 
     def _look_after(self) -> bool:
         """Keep the queries going until something else is wanted; returns if that is the end of this driver."""
-        phases = [[query for query in self._queries if query.kind == kind] for kind in ("source", "component", "sink")]
+        left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
             now = clock.monotonic()
@@ -432,12 +432,23 @@ class MeshDriver:
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
-                if not phases:
+                if not left:
                     return True
-                current = phases.pop(0)
+                current = left.pop(0)
                 for query in current:
                     self._start(query)
         return True
+
+    def _phases(self) -> list[list[_Query]]:
+        """Return what runs together if each part runs once to its end."""
+        components = {
+            step.spec.name: query.name
+            for query in self._queries
+            if query.component is not None
+            for step in query.component.steps
+        }
+        by_name = {query.name: query for query in self._queries}
+        return [[by_name[name] for name in names] for names in phases(self._mesh, components)]
 
     def _is_changed(self) -> bool:
         """Return if the mesh is to be another one, or to stop; starts parts anew that somebody wants to."""
@@ -529,7 +540,7 @@ class MeshDriver:
             if query.planner is None:
                 if not query.is_done:
                     return False
-            elif query.query is None or self._hub.tasks() or query.planner.lag():
+            elif query.query is None or self._hub.tasks() or query.planner.left(query.reached):
                 return False
         return not self._hub.tasks()
 
@@ -537,10 +548,15 @@ class MeshDriver:
         told = line.told
         if "functions" in told:
             self._counting.told(line, told["functions"])
+        if "reached" in told:
+            reached = {(str(topic), int(number)): int(offset) for topic, number, offset in told["reached"]}
+            for query in self._queries:
+                if query.name == line.component:
+                    query.reached |= reached
         if "killed" in told:
             self._say(str(told["text"]))
-            if told["at"] is not None:
-                topic, partition, offset = told["at"]
+            if told["suspect"] is not None:
+                topic, partition, offset = told["suspect"]
                 self._suspects[str(topic), int(partition)] = int(offset)
             place = str(told["killed"]), str(told["at"])
             self._ended_calls[place] = self._ended_calls.get(place, 0) + 1
@@ -627,7 +643,7 @@ class MeshDriver:
             ),
         ]
 
-    def _part_report(self, query: _Query, part: SourcePart | SinkPart) -> dict[str, Any]:
+    def _part_report(self, query: _Query, part: Part) -> dict[str, Any]:
         progress = None if query.query is None else query.query.lastProgress
         rows = 0 if progress is None else int(progress["numInputRows"] or 0)
         rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
