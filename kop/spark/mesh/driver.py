@@ -36,7 +36,7 @@ from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
-from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
@@ -694,16 +694,6 @@ class MeshDriver:
                     query.query.stop()
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
-
-
-def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
-    """Return how many messages a second go along an edge; None if that is not known.
-
-    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
-    """
-    if len(part["inputs"]) == 1:
-        return float(part.get("rate", 0.0))
-    return rates.get((part["name"], topic))
 
 
 def checkpoints_folder() -> Path:
