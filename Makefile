@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast bench bench-mesh bench-pulsar bench-tls bench-spark bench-spark-batches soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -27,6 +27,12 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: six min
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3 -m "not slow and not pulsar" $(ARGS)
+
+schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
+	$(BIN)/python -m pip install --quiet ./kop/schemas/_native
+
+test-schemas: schemas ## the tests of typed columns with the compiled reader, which is compared with the one in Python (cargo)
+	KOP_REQUIRE_SCHEMAS=1 KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest tests/schemas -m "not slow and not pulsar" $(ARGS)
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
@@ -84,8 +90,15 @@ mesh-crashes: $(VENV)/.test ## a mesh killed 20 times in 50 batches: both trigge
 	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server pulsar $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server kafka --trigger batch $(ARGS)
 
-mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
+mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused in turn: exactly once (Java 17)
+	$(BIN)/python -m conformance.mesh.takeover $(ARGS)
+
+mesh-acls: $(VENV)/.test ## the driver of a mesh with the rights that docs/mesh.md gives it, and no others (Java 17)
+	$(BIN)/python -m conformance.mesh.acls $(ARGS)
+
+mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous, and the example with its short form (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
+	$(BIN)/python -m conformance.mesh.example
 
 bench-mesh: $(VENV)/.test ## a mesh beside functions without Spark and beside Spark's own ways, as ratios: half an hour (Java 17)
 	$(BIN)/python -m conformance.mesh.speed $(ARGS)
@@ -95,6 +108,9 @@ bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, C
 
 bench-spark-batches: $(VENV)/.test ## what a small batch and an idle query cost by format("kop") in the newest PySpark (Java 17)
 	$(BIN)/python -m conformance.spark.overhead $(ARGS)
+
+bench-typed: $(VENV)/.test ## typed columns beside bytes, Avro in Python and by compiled code (Java 17; make schemas first)
+	$(BIN)/python -m conformance.spark.typed $(ARGS)
 
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
@@ -107,6 +123,9 @@ bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)
 
 bench-tls: $(VENV)/.test ## the CPU that TLS adds for a GiB, beside Apache Kafka: ten minutes (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench.tls $(ARGS)
+
+bench-functions: $(VENV)/.test ## one function's rate, latency and idle cost: six minutes (ARGS=--start-kop-pulsar beside Pulsar's own instance)
+	$(BIN)/python -m conformance.functions.speed $(ARGS)
 
 soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)
@@ -147,4 +166,4 @@ lint: $(VENV)/.test ## format and check
 	$(BIN)/mypy
 
 clean: ## remove the environment and caches (data stays)
-	rm -rf $(VENV) kop/_native/target kop/*.so .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist
+	rm -rf $(VENV) kop/_native/target kop/schemas/_native/target kop/schemas/_native/build kop/*.so .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist

@@ -76,8 +76,10 @@ class Driver:
     `folder` has its log, the file of what Spark prints, and in `tmp` the checkpoints of its components.
     """
 
-    def __init__(self, python: str, arguments: Sequence[str], folder: Path) -> None:
+    def __init__(self, python: str, arguments: Sequence[str], folder: Path, runs_in: Path | None = None) -> None:
+        """`runs_in`: its working folder, if that is another one than ours."""
         self.log = folder / "driver.log"
+        self._runs_in = runs_in
         self.folder = folder
         self._command = [python, "-m", "kop.cli.main", "mesh", "run", *arguments]
         self.checkpoints = folder / "tmp"
@@ -92,7 +94,12 @@ class Driver:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environment,
+                cwd=self._runs_in,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def kill(self) -> None:

@@ -19,8 +19,9 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kop.client.connection import TEMPORARY, ClusterConnection
 from kop.client.offsets import Offsets, TopicPartition
 from kop.errors import without_frames
-from kop.records import entry_places
+from kop.records import entry_places, entry_schemas
 from kop.records.entry_places import PlacedEntry
+from kop.records.entry_schemas import SchemaRun
 
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 _BY_ID: Final = 13
@@ -35,7 +36,8 @@ says the same."""
 
 
 class FetchRequest(ApiMessage):
-    """Kafka's, with the tagged field by which a gateway of kop is asked where Pulsar keeps the records.
+    """Kafka's, with the tagged fields by which a gateway of kop is asked where Pulsar keeps the records, and which of
+    its schemas they name.
 
     kafka-python finds the schema by the name of the class.
     """
@@ -43,16 +45,17 @@ class FetchRequest(ApiMessage):
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the schema by which kafka-python encodes it."""
-        schema["fields"].append(
-            {
-                "name": "EntryPlaces",
-                "type": "bool",
-                "versions": "12+",
-                "taggedVersions": "12+",
-                "tag": entry_places.TAG,
-                "ignorable": True,
-            }
-        )
+        for name, tag in (("EntryPlaces", entry_places.TAG), ("EntrySchemas", entry_schemas.TAG)):
+            schema["fields"].append(
+                {
+                    "name": name,
+                    "type": "bool",
+                    "versions": "12+",
+                    "taggedVersions": "12+",
+                    "tag": tag,
+                    "ignorable": True,
+                }
+            )
         return schema
 
 
@@ -68,6 +71,8 @@ class FetchSettings:
     rack: str = ""
     places: bool = False
     """True if it asks where Pulsar keeps the records."""
+    schemas: bool = False
+    """True if it asks which versions of Pulsar's schemas the records name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class Fetched:
     """Producer id and first offset of each aborted transaction that these records may be of."""
     places: Sequence[PlacedEntry] = ()
     """Where Pulsar keeps the records, if that was asked and the server knows it."""
+    schemas: Sequence[SchemaRun] = ()
+    """Which versions of Pulsar's schemas the records name, if that was asked and the server knows it."""
 
 
 class ReadClient:
@@ -335,13 +342,15 @@ class ReadClient:
                 return later
             refused: Exception = error(f"Fetch from {place[0]} partition {place[1]} at offset {offset}")
             return refused
+        tags = response.unknown_tags or {}
         return Fetched(
             bytes(response.records or b""),
             response.high_watermark,
             response.last_stable_offset,
             response.log_start_offset,
             tuple((entry.producer_id, entry.first_offset) for entry in response.aborted_transactions or ()),
-            entry_places.unpack_places((response.unknown_tags or {}).get(f"_{entry_places.TAG}", b"")),
+            entry_places.unpack_places(tags.get(f"_{entry_places.TAG}", b"")),
+            entry_schemas.unpack_runs(tags.get(f"_{entry_schemas.TAG}", b"")),
         )
 
     def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
@@ -407,6 +416,7 @@ def _fetch_request(
         ],
         rack_id=settings.rack,
         entry_places=settings.places,
+        entry_schemas=settings.schemas,
         min_version=4,
         max_version=17 if by_id else _BY_ID - 1,
     )

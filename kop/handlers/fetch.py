@@ -20,7 +20,8 @@
 - Where all that there is of a partition up to its end are batches without records, which stand for offsets that have
   none, they do not end a long poll. An answer takes them along, so that positions come to the very end of a log.
 - A request that asks for it by a tagged field of kop's own is told where Pulsar keeps the records
-  (`kop.records.entry_places`): message ids and publish times, for which Kafka's protocol has no field.
+  (`kop.records.entry_places`): message ids and publish times, for which Kafka's protocol has no field. By another one
+  it is told which versions of Pulsar's schemas they name (`kop.records.entry_schemas`).
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
   partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
@@ -43,7 +44,7 @@ from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
 from kop.handlers.gateway import Gateway
 from kop.handlers.isolation import aborted_in, reads_committed, stable_part
-from kop.records import entry_places
+from kop.records import entry_places, entry_schemas
 from kop.records.batch import HEADER_SIZE, next_offset_of
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import PartitionLog, ReadResult, TopicInfo
@@ -139,6 +140,11 @@ class _Fetch:
         """True if the answer says at which places Pulsar keeps the records. Memory does not know that, so they are read
         again.
         """
+        self.schemas = entry_schemas.TAG in call.tags
+        """True if the answer says which versions of Pulsar's schemas the records name. Memory knows that; a reader
+        ahead may not.
+        """
+        self.of_entries = self.places or self.schemas
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
         if ctx.meter is not None and (room := ctx.meter.room()) is not None:
             self.budget = min(self.budget, int(room))
@@ -213,7 +219,7 @@ class _Fetch:
         if end is not None and end <= wanted.fetch_offset < partition_log.high_watermark:
             return _EMPTY
         result = partition_log.read_cached(wanted.fetch_offset, room, min_one=response.min_one)
-        if self.places and result is not None and result.size:
+        if result is not None and result.size and (self.places or (self.schemas and result.schemas is None)):
             return None
         return result if end is None or result is None else stable_part(result, end)
 
@@ -221,7 +227,7 @@ class _Fetch:
         """Return true if a read from storage has ended whose result this Fetch should take, rather than what memory
         holds.
         """
-        read = self.reads.find(partition_log, wanted.fetch_offset, self.places) if len(self.reads) else None
+        read = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries) if len(self.reads) else None
         return read is not None and read.result is not None
 
     def _from_storage(
@@ -234,9 +240,9 @@ class _Fetch:
         offset = wanted.fetch_offset
         if read:
             most = min(wanted.max_bytes, self.budget)
-            under_way: ColdRead | None = reads.ask(partition_log, offset, most, self.places)
+            under_way: ColdRead | None = reads.ask(partition_log, offset, most, self.of_entries)
         else:
-            under_way = reads.find(partition_log, offset, self.places)
+            under_way = reads.find(partition_log, offset, self.of_entries)
         if under_way is None:
             return None
         if under_way.error is not None:
@@ -345,7 +351,7 @@ class _Fetch:
             response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
         unread = result is None
-        buffers, size, places = result = _EMPTY if result is None else result
+        buffers, size, places, schemas = result = _EMPTY if result is None else result
         high_watermark = partition_log.high_watermark
         answer = FetchPartitionAnswer(
             wanted.partition,
@@ -357,8 +363,14 @@ class _Fetch:
             size,
             aborted_in(partition_log, result) if self.committed else None,
         )
-        if self.places and places:
-            answer = answer._replace(tags=encode_tags({entry_places.TAG: entry_places.pack_places(places)}))
+        if self.of_entries:
+            tags = {}
+            if self.places and places:
+                tags[entry_places.TAG] = entry_places.pack_places(places)
+            if self.schemas and schemas:
+                tags[entry_schemas.TAG] = entry_schemas.pack_runs(schemas)
+            if tags:
+                answer = answer._replace(tags=encode_tags(tags))
         response.answers.append((wanted, answer))
         if size:
             response.size += size

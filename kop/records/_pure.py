@@ -98,6 +98,8 @@ Txn = tuple[int, int, bool]
 
 _SEND: Final = 6
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
+_SCHEMA_VERSION: Final = b"\x82\x01"
+"""The bytes before the schema version in an entry's metadata: field 16, of bytes."""
 _INT63: Final = 1 << 63
 _INT64: Final = 1 << 64
 
@@ -759,6 +761,17 @@ def parse_entry(metadata: Buffer) -> EntryView:
 
 
 # Base64 and protobuf
+
+
+def schema_version(metadata: Buffer) -> int:
+    """Return the version of its schema that an entry's MessageMetadata, which parses, names; -1 if it names none."""
+    data = bytes(metadata)
+    version = b""
+    if _SCHEMA_VERSION in data:  # few entries have it, and none without these bytes
+        for number, field in _fields(data):
+            if number == 16 and isinstance(field, bytes):
+                version = field
+    return int.from_bytes(version, "big", signed=True) if len(version) == 8 else -1
 
 
 def _from_base64(text: bytes) -> bytes | None:

@@ -414,6 +414,11 @@ def to_batch(
     return batch or empty_batch(base_offset, base_offset + places - 1)
 
 
+def schema_version(metadata: Buffer) -> int:
+    """Return the version of its schema that an entry's metadata, which parses, names; -1 if it names none."""
+    return _pure.schema_version(metadata)
+
+
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:

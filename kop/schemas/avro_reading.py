@@ -130,9 +130,10 @@ def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
     return count, at, end
 
 
-def _has_no_bytes(schema: AvroType) -> bool:
+def has_no_bytes(schema: AvroType) -> bool:
+    """Return true if values of a schema take no bytes."""
     if schema.kind == "record":
-        return all(_has_no_bytes(field.kind) for field in schema.fields if field.kind is not schema)
+        return all(has_no_bytes(field.kind) for field in schema.fields if field.kind is not schema)
     return schema.kind == "null" or (schema.kind == "fixed" and schema.size == 0)
 
 
@@ -145,7 +146,7 @@ def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Re
         return _of_union(writer, reader, into, path)
     if reader.kind == "union":
         return _into_union(writer, reader, into, path)
-    if not _matches(writer, reader):
+    if not matches(writer, reader):
         raise UnresolvableError(f"{path or 'the record'} is {writer}, which cannot be read as {reader}")
     if writer.kind == "record":
         return _record(writer, reader, into, path)
@@ -157,7 +158,7 @@ def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Re
     return _leaf(writer, reader, into, path)
 
 
-def _matches(writer: AvroType, reader: AvroType) -> bool:
+def matches(writer: AvroType, reader: AvroType) -> bool:
     """Return true if values of one type may be read as the other, as far as the types themselves show it."""
     if writer.kind == reader.kind:
         if writer.kind in ("enum", "fixed"):
@@ -210,10 +211,7 @@ def _into_union(writer: AvroType, reader: AvroType, into: Builder, path: str) ->
     if writer.kind == "null" and reader.takes_null:
         return _null(into)
     members = reader.members
-    best = sorted(
-        (at for at, member in enumerate(members) if _matches(writer, member)),
-        key=lambda at: (members[at].kind != writer.kind, not _is_same(writer, members[at]), at),
-    )
+    best = best_members(writer, reader)
     for at in best:
         try:
             if len(members) == 1:
@@ -224,6 +222,15 @@ def _into_union(writer: AvroType, reader: AvroType, into: Builder, path: str) ->
             if at == best[-1]:
                 raise
     raise UnresolvableError(f"{path or 'the record'} is {writer}, which cannot be read as {reader}")
+
+
+def best_members(writer: AvroType, reader: AvroType) -> list[int]:
+    """Return the members of the reader's union as which values of the writer's type may be read, the best one first."""
+    members = reader.members
+    return sorted(
+        (at for at, member in enumerate(members) if matches(writer, member)),
+        key=lambda at: (members[at].kind != writer.kind, not _is_same(writer, members[at]), at),
+    )
 
 
 def _is_same(writer: AvroType, member: AvroType) -> bool:
@@ -256,17 +263,8 @@ def _null(into: Builder) -> Read:
 
 def _record(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Read:
     assert isinstance(into, Structs)
-    written = {field.name: field for field in writer.fields}
-    wanted: dict[str, int] = {}
-    defaults: list[tuple[Callable[[Any], None], Any]] = []
-    for at, field in enumerate(reader.fields):
-        source = next((name for name in (field.name, *field.aliases) if name in written and name not in wanted), None)
-        if source is not None:
-            wanted[source] = at
-        elif field.has_default:
-            defaults.append((into.fields[at].add, _default(field, path)))
-        else:
-            raise UnresolvableError(f"{_below(path, field.name)} is not in it, and the reader's schema has no default")
+    wanted, missing = field_sources(writer, reader, path)
+    defaults = [(into.fields[at].add, default_of(reader.fields[at], path)) for at in missing]
     steps = []
     for field in writer.fields:
         if field.name in wanted:
@@ -288,6 +286,24 @@ def _record(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Rea
     return read
 
 
+def field_sources(writer: AvroType, reader: AvroType, path: str) -> tuple[dict[str, int], list[int]]:
+    """Return which field of the reader's record each of the writer's fields is, by name, and which of the reader's have
+    their defaults; UnresolvableError for one that has none.
+    """
+    written = {field.name for field in writer.fields}
+    wanted: dict[str, int] = {}
+    missing = []
+    for at, field in enumerate(reader.fields):
+        source = next((name for name in (field.name, *field.aliases) if name in written and name not in wanted), None)
+        if source is not None:
+            wanted[source] = at
+        elif field.has_default:
+            missing.append(at)
+        else:
+            raise UnresolvableError(f"{_below(path, field.name)} is not in it, and the reader's schema has no default")
+    return wanted, missing
+
+
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -295,7 +311,7 @@ def _below(path: str, name: str) -> str:
 def _array(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Read:
     assert isinstance(into, Lists)
     item = _resolve(writer.item, reader.item, into.items, f"{path}[]")
-    empty = _has_no_bytes(writer.item)
+    empty = has_no_bytes(writer.item)
 
     def read(data: bytes, at: int) -> int:
         while True:
@@ -367,8 +383,8 @@ def _boolean(into: Leaf) -> Read:
     return read
 
 
-def _whole(writer: AvroType, reader: AvroType, into: Leaf) -> Read:
-    append = into.values.append
+def whole_limits(writer: AvroType, reader: AvroType) -> tuple[int, int, int]:
+    """Return the least and the largest number that a value may be, and the factor that it has in the column."""
     low, high = (-(2**31), 2**31 - 1) if writer.kind == "int" else (-(2**63), 2**63 - 1)
     factor = 1
     if reader.logical.endswith("-millis"):
@@ -377,6 +393,12 @@ def _whole(writer: AvroType, reader: AvroType, into: Leaf) -> Read:
         factor = 1000 if writer.logical.endswith("-millis") else 1
     if factor > 1:
         low, high = -((2**63) // factor), (2**63 - 1) // factor
+    return low, high, factor
+
+
+def _whole(writer: AvroType, reader: AvroType, into: Leaf) -> Read:
+    append = into.values.append
+    low, high, factor = whole_limits(writer, reader)
     floating = reader.kind in ("float", "double")
 
     def read(data: bytes, at: int) -> int:
@@ -414,10 +436,7 @@ def _floating(writer: AvroType, into: Leaf) -> Read:
 
 def _enum(writer: AvroType, reader: AvroType, into: Leaf, path: str) -> Read:
     append = into.values.append
-    known = set(reader.symbols)
-    symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
-    if writer.symbols and not any(symbols):
-        raise UnresolvableError(f"{path or 'the record'} has no symbol that the reader's enum {reader} has")
+    symbols = enum_symbols(writer, reader, path)
     count = len(symbols)
 
     def read(data: bytes, at: int) -> int:
@@ -433,6 +452,17 @@ def _enum(writer: AvroType, reader: AvroType, into: Leaf, path: str) -> Read:
         return at
 
     return read
+
+
+def enum_symbols(writer: AvroType, reader: AvroType, path: str) -> list[str | None]:
+    """Return what each symbol of the writer's enum is in the reader's, None for nothing; UnresolvableError if none is
+    anything.
+    """
+    known = set(reader.symbols)
+    symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
+    if writer.symbols and not any(symbols):
+        raise UnresolvableError(f"{path or 'the record'} has no symbol that the reader's enum {reader} has")
+    return symbols
 
 
 def _bytes(writer: AvroType, reader: AvroType, into: Leaf, path: str) -> Read:
@@ -486,7 +516,8 @@ def _decimal(precision: int, scale: int) -> Callable[[bytes], Decimal]:
     return convert
 
 
-def _default(field: AvroField, path: str) -> Any:
+def default_of(field: AvroField, path: str) -> Any:
+    """Return the default of a field as builders take it; UnresolvableError if it does not fit the field's type."""
     try:
         return plain_value(field.kind, field.default)
     except (BadRecordError, ValueError, TypeError, AttributeError) as error:
@@ -594,7 +625,7 @@ def _later(held: list[Read]) -> Read:
 
 def _skip_blocks(schema: AvroType, item: Read) -> Read:
     with_keys = schema.kind == "map"
-    empty = not with_keys and _has_no_bytes(schema.item)
+    empty = not with_keys and has_no_bytes(schema.item)
 
     def read(data: bytes, at: int) -> int:
         while True:

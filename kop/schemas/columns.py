@@ -1,6 +1,6 @@
 """Columns of bytes into columns of their schemas' types: what a format, a registry and a version mean together.
 
-Owns: which schema a column is read by, which schemas its records name, the order of rows.
+Owns: which schema a column is read by, which schemas its records name.
 Must not know: pyspark, how options are written.
 
 A `ColumnPlan` is made where a query is planned, and holds all that a task needs, so it can be pickled; a `ColumnReader`
@@ -10,21 +10,25 @@ order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import pyarrow as pa
 
 from kop.schemas import avro_schema, json_schema, protobuf
-from kop.schemas.avro_reading import AvroReader
-from kop.schemas.confluent import HEAD, ConfluentRegistry, RegistryOptions, Schema, schema_id_of
+from kop.schemas.access import PulsarAccess, RegistryAccess
+from kop.schemas.avro_compiled import avro_reader
+from kop.schemas.by_version import ByVersionReader, Versions, named
+from kop.schemas.confluent import HEAD, ConfluentRegistry, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
 from kop.schemas.json_text import JsonReader
+from kop.schemas.parts import Decoded, SchemaReader, in_order, present
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
-from kop.schemas.pulsar import KEY_VALUE, PulsarRegistryOptions, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.pulsar import KEY_VALUE, PulsarSchema, topic_schema, topic_schemas
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
@@ -44,9 +48,9 @@ class SchemaSource:
     text: str = ""
     """The schema itself, if it is given: columns in Spark's words, Avro's JSON, or a descriptor in base64."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     subject: str = ""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic as Pulsar names it in full."""
     version: int | None = None
@@ -65,15 +69,24 @@ class ColumnPlan:
     ddl: str = ""
     """The fields of the column in Spark's words, if they are all that is known of its type."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     """The registry whose ids stand before records; None if nothing stands there."""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic of Pulsar whose schema's versions the records may have; empty if all have the plan's own."""
+    part: str = ""
+    """The part of the topic's schema that this is the plan of: `key` or `value` of a pair; empty for all of it."""
+    separated: bool = False
+    """True if the pair's key is the message's key."""
     pair: tuple[ColumnPlan, ...] = ()
     """The plans of the key and the value of a pair."""
     known_kind: pa.DataType | None = None
     """The type of the column, as Spark made it of `ddl`."""
+
+    @property
+    def names_versions(self) -> bool:
+        """True if it matters which versions of Pulsar's schema the records name."""
+        return self.pulsar is not None or any(plan.names_versions for plan in self.pair)
 
     @property
     def sql(self) -> str:
@@ -151,15 +164,15 @@ def _of_text(source: SchemaSource) -> ColumnPlan:
     return ColumnPlan("json", ddl=source.text, registry=source.registry)
 
 
-def _of_registry(source: SchemaSource, options: RegistryOptions) -> ColumnPlan:
-    schema = registry_of_process(options).of_subject(source.subject, source.version)
+def _of_registry(source: SchemaSource, access: RegistryAccess) -> ColumnPlan:
+    schema = registry_of_process(access).of_subject(source.subject, source.version)
     known = FORMATS_OF_REGISTRY.get(schema.kind, "")
     if not known or source.format not in (AUTO, known):
         raise SchemaError(f"set the format to {known or 'bytes'}: the subject {source.subject} is {schema.kind}")
     message = ""
     if known == "protobuf":
         message = ProtobufSchema(schema.text, schema.references).message(source.message).full_name
-    return ColumnPlan(known, schema, message=message, registry=options)
+    return ColumnPlan(known, schema, message=message, registry=access)
 
 
 def _of_pulsar(source: SchemaSource) -> ColumnPlan:
@@ -168,16 +181,27 @@ def _of_pulsar(source: SchemaSource) -> ColumnPlan:
     if schema.kind == KEY_VALUE:
         if source.format != AUTO:
             raise SchemaError(f"set the format to auto: the schema of {source.topic} is a pair of key and value")
-        key, value = schema.pair()
         if schema.separated:
-            return _of_pulsar_schema(key if source.column == "key" else value, AUTO, source.topic)
+            return _part_of_pair(source, schema, source.column)
         if source.column == "key":
             return ColumnPlan("string")
-        return ColumnPlan("pair", pair=tuple(_of_pulsar_schema(part, AUTO, source.topic) for part in (key, value)))
+        return ColumnPlan("pair", pair=tuple(_part_of_pair(source, schema, part) for part in ("key", "value")))
     if source.column == "key":
         return ColumnPlan("string")  # the keys of Pulsar's messages are texts, unless a pair says otherwise
-    made = _of_pulsar_schema(schema, source.format, source.topic)
-    return replace(made, pulsar=source.pulsar, topic=source.topic) if made.format == "avro" else made
+    return _of_versions(source, schema, _of_pulsar_schema(schema, source.format, source.topic))
+
+
+def _part_of_pair(source: SchemaSource, schema: PulsarSchema, part: str) -> ColumnPlan:
+    made = _of_versions(source, schema, _of_pulsar_schema(schema.part(part), AUTO, source.topic))
+    return replace(made, part=part, separated=schema.separated) if made.pulsar is not None else made
+
+
+def _of_versions(source: SchemaSource, schema: PulsarSchema, made: ColumnPlan) -> ColumnPlan:
+    """Return the plan for records that may name other versions of the schema; a text is one by all of them."""
+    if made.format == "string":
+        return made
+    own = replace(made.schema, version=schema.version)
+    return replace(made, schema=own, pulsar=source.pulsar, topic=source.topic)
 
 
 def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> ColumnPlan:
@@ -195,30 +219,21 @@ def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> ColumnPl
 
 
 @functools.lru_cache(16)
-def registry_of_process(options: RegistryOptions) -> ConfluentRegistry:
-    """Return the registry of this process for these options, which keeps the schemas that it has fetched."""
-    return ConfluentRegistry(options)
+def registry_of_process(access: RegistryAccess) -> ConfluentRegistry:
+    """Return the registry of this process for this access, which keeps the schemas that it has fetched."""
+    return ConfluentRegistry(access)
 
 
 # -- reading
 
 
-Decoded = tuple[pa.Array, dict[int, str]]
-"""A column, and what is wrong with records that are null in it because they are bad, by row."""
-
-
-class SchemaReader(Protocol):
-    """The reader of records of one schema."""
-
-    def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
-        """Return a column with a row for each record, whose encoding begins at `start`."""
-
-
 class ColumnReader(Protocol):
     """The reader of a column's records."""
 
-    def read(self, column: pa.Array) -> Decoded:
-        """Return the column of the plan's type; null stays null."""
+    def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
+        """Return the column of the plan's type; null stays null. `versions` are those of Pulsar's schema that the
+        records name, null for none; None if that is not known of any.
+        """
 
 
 def reader_of(plan: ColumnPlan) -> ColumnReader:
@@ -232,37 +247,77 @@ def reader_of(plan: ColumnPlan) -> ColumnReader:
     return BareReader(plan)
 
 
-def _record_reader(plan: ColumnPlan) -> SchemaReader:
-    """Return the reader of records that the plan's own schema wrote."""
+def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
+    """Return the reader of records without anything before them."""
+    own = functools.partial(_reader_of_schema, plan, plan)
+    if plan.pulsar is None:
+        return ByVersionReader(plan.kind, own)
+    fetch = functools.partial(_versions, plan.pulsar, plan.topic)
+    unversioned = functools.partial(_of_any_version, plan, fetch) if plan.format == "avro" else own
+    make = functools.partial(_reader_of_version, plan)
+    return ByVersionReader(plan.kind, unversioned, Versions(fetch, make, own, plan.schema.version))
+
+
+def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
+    """Return the reader of records that the schema of one plan wrote into columns of the other, of the same format."""
     match plan.format:
-        case "avro" if plan.pulsar is not None:
-            return VersionsReader(plan.avro, functools.partial(_versions, plan.pulsar, plan.topic))
         case "avro":
-            return AvroReader(plan.avro, plan.avro)
+            return avro_reader(written.avro, plan.avro)
         case "protobuf":
-            message = plan.protobuf.message(plan.message)
-            return ProtobufReader(message, message)
+            return ProtobufReader(written.protobuf.message(written.message), plan.protobuf.message(plan.message))
         case "json":
             return JsonReader(plan.kind)
     return PrimitiveReader("STRING" if plan.format == "string" else plan.format)
 
 
-def _versions(options: PulsarRegistryOptions, topic: str) -> dict[int, avro_schema.AvroType]:
-    """Return the versions of a topic's schema, but for those of other formats."""
-    schemas = [schema for schema in topic_schemas(options, topic) if schema.kind == "AVRO"]
-    return {schema.version or 0: avro_schema.parse(schema.text) for schema in schemas}
+def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
+    return {schema.version or 0: schema for schema in topic_schemas(access, topic)}
+
+
+def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
+    """Return the reader of records of a version of the topic's schema; SchemaError."""
+    return _reader_of_schema(_written_by(plan, schema), plan)
+
+
+def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
+    """Return a version of the topic's schema, or of its part that the column has; SchemaError if it is of another
+    kind.
+    """
+    if (schema.kind == KEY_VALUE) != bool(plan.part):
+        raise SchemaError(f"it is {schema.kind}")
+    if plan.part:
+        if schema.separated != plan.separated:
+            raise SchemaError("its keys are " + ("those of messages" if schema.separated else "in the messages"))
+        schema = schema.part(plan.part)
+    written = _of_pulsar_schema(schema, AUTO, plan.topic)
+    if written.format != plan.format:
+        raise SchemaError(f"it is {schema.kind}")
+    return written
+
+
+def _of_any_version(plan: ColumnPlan, fetch: Callable[[], dict[int, PulsarSchema]]) -> SchemaReader:
+    """Return the reader of Avro's records that do not name their version."""
+
+    def avro() -> dict[int, avro_schema.AvroType]:
+        made = {}
+        for version, schema in fetch().items():
+            with contextlib.suppress(SchemaError):
+                made[version] = _written_by(plan, schema).avro
+        return made
+
+    return VersionsReader(plan.avro, avro)
 
 
 class TextReader:
     """The reader of texts of UTF-8."""
 
-    def read(self, column: pa.Array) -> Decoded:
+    def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column as texts."""
         try:
             return column.cast(pa.string()), {}
         except pa.ArrowInvalid:
             pass
-        rows, records = _present(column)
+        rows, records = present(column)
         values, failures = PrimitiveReader("STRING").decode(records)
         return in_order(pa.string(), len(column), [(rows, values)]), {rows[at]: why for at, why in failures.items()}
 
@@ -272,12 +327,12 @@ class BareReader:
 
     def __init__(self, plan: ColumnPlan) -> None:
         self._kind = plan.kind
-        self._reader = _record_reader(plan)
+        self._reader = _reader_of_records(plan)
 
-    def read(self, column: pa.Array) -> Decoded:
+    def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type; null stays null."""
-        rows, records = _present(column)
-        values, failures = self._reader.decode(records)
+        rows, records = present(column)
+        values, failures = self._reader.decode(records, named(versions, rows))
         return in_order(self._kind, len(column), [(rows, values)]), {rows[at]: why for at, why in failures.items()}
 
 
@@ -286,14 +341,14 @@ class PairReader:
 
     def __init__(self, plan: ColumnPlan) -> None:
         self._kind = plan.kind
-        self._parts = [_record_reader(part) for part in plan.pair]
+        self._parts = [_reader_of_records(part) for part in plan.pair]
 
-    def read(self, column: pa.Array) -> Decoded:
+    def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type; null stays null."""
         failures: dict[int, str] = {}
         halves: list[tuple[list[int], list[bytes]]] = [([], []), ([], [])]
         valid = [False] * len(column)
-        for row, data in zip(*_present(column), strict=True):
+        for row, data in zip(*present(column), strict=True):
             try:
                 parts = split_pair(data)
             except BadRecordError as error:
@@ -306,7 +361,7 @@ class PairReader:
                     records.append(part)
         columns = []
         for name, reader, (rows, records), inner in zip(("key", "value"), self._parts, halves, self._kind, strict=True):
-            values, bad = reader.decode(records)
+            values, bad = reader.decode(records, named(versions, rows))
             columns.append(in_order(inner.type, len(column), [(rows, values)]))
             for at, reason in bad.items():
                 failures.setdefault(rows[at], f"its {name}: {reason}")
@@ -323,7 +378,7 @@ begins.
 class FramedReader:
     """The reader of records with a registry's id before them; each id has a reader of its own."""
 
-    def __init__(self, plan: ColumnPlan, registry: RegistryOptions) -> None:
+    def __init__(self, plan: ColumnPlan, registry: RegistryAccess) -> None:
         self._registry = registry_of_process(registry)
         self._kind = plan.kind
         self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}
@@ -331,7 +386,7 @@ class FramedReader:
         self._make: Callable[[Schema, tuple[int, ...]], SchemaReader]
         if plan.format == "avro":
             reader = plan.avro
-            self._make = lambda schema, _: AvroReader(avro_schema.parse(schema.text, schema.reference_texts), reader)
+            self._make = lambda schema, _: avro_reader(avro_schema.parse(schema.text, schema.reference_texts), reader)
         elif plan.format == "json":
             texts = JsonReader(self._kind)
             self._make = lambda schema, indexes: texts
@@ -341,12 +396,12 @@ class FramedReader:
                 ProtobufSchema(schema.text, schema.references).at(indexes), message
             )
 
-    def read(self, column: pa.Array) -> Decoded:
+    def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type; null stays null."""
         groups: dict[Group, tuple[list[int], list[bytes]]] = {}
         failures: dict[int, str] = {}
         with_indexes = self._wanted == "PROTOBUF"
-        for row, data in zip(*_present(column), strict=True):
+        for row, data in zip(*present(column), strict=True):
             schema_id = schema_id_of(data)
             if schema_id is None:
                 failures[row] = "it does not begin with 0 and the id of a schema, as records of a registry do"
@@ -395,29 +450,3 @@ class FramedReader:
             return f"by schema {schema_id} {error}"
         except SchemaError as error:
             return f"schema {schema_id} is malformed: {error}"
-
-
-def _present(column: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Return the rows of a column that are not null, and their values."""
-    values = column.to_pylist()
-    if not column.null_count:
-        return list(range(len(values))), values
-    rows = [row for row, value in enumerate(values) if value is not None]
-    return rows, [values[row] for row in rows]
-
-
-def in_order(kind: pa.DataType, count: int, parts: Sequence[tuple[list[int], pa.Array]]) -> pa.Array:
-    """Return one column of `count` rows out of parts, each with the rows to which its values belong; the others are
-    null.
-    """
-    if len(parts) == 1 and len(parts[0][0]) == count:
-        return parts[0][1]
-    if not parts:
-        return pa.nulls(count, kind)
-    places: list[int | None] = [None] * count
-    behind = 0
-    for rows, values in parts:
-        for at, row in enumerate(rows, behind):
-            places[row] = at
-        behind += len(values)
-    return pa.concat_arrays([values for _, values in parts]).take(pa.array(places, pa.int64()))

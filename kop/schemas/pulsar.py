@@ -3,8 +3,9 @@
 Owns: what Pulsar's admin REST says of a topic's schema, pairs of key and value among them.
 Must not know: formats, pyspark.
 
-A record does not tell the version of its schema: that is in Pulsar's metadata, for which Kafka has no field. So all
-versions are asked for, and `kop.schemas.versions` finds the one that a record fits.
+A record does not tell the version of its schema: that is in Pulsar's metadata, which gateways of kop pass on
+(`kop.schemas.by_version`). Of other records all versions are asked for, and `kop.schemas.versions` finds the one that a
+record fits.
 """
 
 from __future__ import annotations
@@ -18,21 +19,13 @@ from typing import Any, Final, TypeVar
 from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
-from kop.schemas.errors import SchemaError
+from kop.schemas.access import PulsarAccess
+from kop.schemas.errors import SchemaError, UnknownSchemaError
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 KEY_VALUE: Final = "KEY_VALUE"
-
-
-@dataclass(frozen=True, slots=True)
-class PulsarRegistryOptions:
-    """The access to Pulsar's admin REST."""
-
-    url: str
-    auth: str = ""
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +44,12 @@ class PulsarSchema:
         """True for a pair whose key is the message's key, and whose value is the message."""
         return self.properties.get("kv.encoding.type", "INLINE").upper() == "SEPARATED"
 
-    def pair(self) -> tuple[PulsarSchema, PulsarSchema]:
-        """Return the schemas of the key and of the value of a pair; SchemaError."""
+    def part(self, which: str) -> PulsarSchema:
+        """Return the schema of the `key` or the `value` of a pair; SchemaError."""
         try:
             parts = json.loads(self.text)
         except ValueError:
             raise SchemaError("Pulsar's schema of key and value is no JSON") from None
-        return self._part(parts, "key"), self._part(parts, "value")
-
-    def _part(self, parts: Any, which: str) -> PulsarSchema:
         kind = self.properties.get(f"{which}.schema.type")
         part = parts.get(which, "") if isinstance(parts, dict) else ""
         if kind is None:
@@ -67,18 +57,18 @@ class PulsarSchema:
         return PulsarSchema(kind, part if isinstance(part, str) else json.dumps(part), {}, self.version)
 
 
-def topic_schema(options: PulsarRegistryOptions, topic: str, version: int | None = None) -> PulsarSchema:
+def topic_schema(access: PulsarAccess, topic: str, version: int | None = None) -> PulsarSchema:
     """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if none is named.
     SchemaError.
     """
     which = "no schema" if version is None else f"no version {version} of a schema"
-    return _asked(options, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
+    return _asked(access, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
 
 
-def topic_schemas(options: PulsarRegistryOptions, topic: str) -> list[PulsarSchema]:
+def topic_schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
     """Return all versions of the schema of a topic; SchemaError."""
     return _asked(
-        options,
+        access,
         lambda client: client.schemas(topic),
         lambda answers: [_schema(answer) for answer in answers],
         f"Pulsar has no schema for {topic}",
@@ -91,21 +81,17 @@ def _schema(answer: Mapping[str, Any]) -> PulsarSchema:
     )
 
 
-def _asked(
-    options: PulsarRegistryOptions, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str
-) -> T:
+def _asked(access: PulsarAccess, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str) -> T:
     async def once() -> A:
-        tls = TlsOptions(ca_file=options.ca_file, system_too=True)
-        async with Admin(options.url, auth=parse_auth(options.auth, tls), tls=tls) as client:
+        tls = TlsOptions(ca_file=access.ca_file, system_too=True)
+        async with Admin(access.url, auth=parse_auth(access.auth, tls), tls=tls) as client:
             return await ask(client)
 
     try:
         return make(asyncio.run(once()))
     except PulsarError as error:
         if error.code == "NotFound":
-            raise SchemaError(f"set the format to bytes, or give the schema: {not_there}") from None
-        raise SchemaError(
-            f"set pulsar.admin.url and pulsar.auth to what is right: {options.url} says {error}"
-        ) from None
+            raise UnknownSchemaError(f"set the format to bytes, or give the schema: {not_there}") from None
+        raise SchemaError(f"set pulsar.admin.url and pulsar.auth to what is right: {access.url} says {error}") from None
     except ValueError as error:
         raise SchemaError(f"set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: {error}") from None

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from kop.schemas.avro_reading import AvroReader
+from kop.schemas.avro_compiled import avro_reader
 from kop.schemas.avro_schema import AvroType, arrow_type
 from kop.schemas.errors import UnresolvableError
+from kop.schemas.parts import SchemaReader
 
 Fetch = Callable[[], Mapping[int, AvroType]]
 """A function that returns the versions that there are now."""
@@ -25,11 +26,11 @@ class _Version:
     """One version: records of it as rows of the reader's schema, if they can be."""
 
     def __init__(self, writer: AvroType, reader: AvroType) -> None:
-        self._own = AvroReader(writer, writer)
-        self._into: AvroReader | None = None
+        self._own = avro_reader(writer, writer)
+        self._into: SchemaReader | None = None
         self._reason = ""
         try:
-            self._into = AvroReader(writer, reader)
+            self._into = avro_reader(writer, reader)
         except UnresolvableError as error:
             self._reason = str(error)
 

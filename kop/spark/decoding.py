@@ -72,6 +72,11 @@ class DecoderFactory:
     options: DecoderOptions
     kind: pa.DataType
 
+    @property
+    def schema_versions(self) -> bool:
+        """False: a decoder is not told the versions of schemas."""
+        return False
+
     def make(self) -> Decoder:
         """Return the decoder of one task."""
         return Decoder(self.options, self.kind)

@@ -1,6 +1,7 @@
-"""The column `metadata` of a read with includeMetadata: what Pulsar knows of a record beyond Kafka's protocol.
+"""What Pulsar knows of a record beyond Kafka's protocol, as columns: `metadata` of a read with includeMetadata, and the
+version of its schema, by which typed columns are read.
 
-Owns: its names, and how the entries that an answer of Fetch names become its rows.
+Owns: their names, and how the entries and versions that an answer of Fetch names become their rows.
 Must not know: pyspark, how the answer is fetched.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kop.records.entry_places import PlacedEntry
+from kop.records.entry_schemas import NO_VERSION, SchemaRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +23,10 @@ MESSAGE_ID: Final = "message_id"
 for a message that is not in a batch.
 """
 PUBLISH_TIME: Final = "publish_time"
+SCHEMA_VERSION: Final = "schemaVersion"
+"""The name of the column with the version of Pulsar's schema that a record names, null for none. It is for
+`kop.spark.typed_columns` alone.
+"""
 _LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last time that Spark's timestamps can hold, in ms."""
 
@@ -46,6 +52,21 @@ def with_metadata(
                 "kop's gateways in front of Pulsar do"
             )
         yield batch.append_column(METADATA, _column(offsets, entries, of_row))
+
+
+def with_schema_versions(batches: Iterable[pa.RecordBatch], runs: Sequence[SchemaRun]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows with the column `schemaVersion` added; rows before the first run have no version."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    bases = [run.base_offset for run in runs]
+    versions = [None, *(None if run.version == NO_VERSION else run.version for run in runs)]
+    for batch in batches:
+        if runs:
+            of_row = [bisect_right(bases, offset) for offset in batch.column("offset").to_pylist()]
+            column = pa.array(versions, pa.int64()).take(pa.array(of_row, pa.int64()))
+        else:
+            column = pa.nulls(batch.num_rows, pa.int64())
+        yield batch.append_column(SCHEMA_VERSION, column)
 
 
 def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from kop import clock
 from kop.client.offsets import EARLIEST
 from kop.client.read_client import GONE, FetchSettings, ReadClient
 from kop.records.arrow import UnreadableRecordsError, decode
-from kop.spark.entry_metadata import with_metadata
+from kop.spark.entry_metadata import with_metadata, with_schema_versions
 from kop.spark.planning import DataLossError, OffsetRange
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             lost(settings, f"{_name(wanted)} begins at offset {first} now, {position} is out of range")
             position = min(first, wanted.end)
             continue
-        places = answer.places
+        places, schemas = answer.places, answer.schemas
         rows = decode(
             answer.records,
             topic=wanted.topic,
@@ -94,9 +94,13 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             max_bytes=settings.max_bytes,
         )
         del answer
-        batches = rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
+        batches = iter(rows) if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
+        if fetch.places:
+            batches = with_metadata(batches, places, _name(wanted))
+        if fetch.schemas:
+            batches = with_schema_versions(batches, schemas)
         try:
-            yield from with_metadata(batches, places, _name(wanted)) if fetch.places else batches
+            yield from batches
         except UnreadableRecordsError as error:
             raise UnreadableRecordsError(
                 f"end the read before offset {error.offset} by endingOffsets, or start it behind the batch there by "

@@ -9,7 +9,7 @@ Spark makes a reader in the driver and pickles it, so it holds its options alone
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kafka import errors
@@ -47,10 +47,10 @@ class RangePartition(InputPartition):
     value: OffsetRange
 
 
-def read_settings(options: ReadOptions) -> ReadSettings:
-    """Return the settings that a task needs, by the options of the read."""
+def read_settings(options: ReadOptions, *, schema_versions: bool = False) -> ReadSettings:
+    """Return the settings that a task needs, by the options of the read; `schema_versions` asks for that column."""
     return ReadSettings(
-        options.fetch,
+        replace(options.fetch, schemas=schema_versions),
         options.include_headers or options.decoder is not None,
         options.fail_on_data_loss,
         options.poll_timeout_ms,
@@ -68,6 +68,10 @@ class RowMaker(Protocol):
 class Columns(Protocol):
     """What makes columns that are no bytes: a decoder or the plan of typed columns, pickled for the tasks."""
 
+    @property
+    def schema_versions(self) -> bool:
+        """True if the batches have to have the column of the versions of Pulsar's schemas."""
+
     def make(self) -> RowMaker:
         """Return what makes the rows of one task."""
 
@@ -82,9 +86,10 @@ def read_task(
         return
     keep_large_buffers()
     maker = None if columns is None else columns.make()
+    settings = read_settings(options, schema_versions=columns is not None and columns.schema_versions)
     client = client_of_process(options.connection)
     try:
-        for batch in read_range(client, partition.value, read_settings(options)):
+        for batch in read_range(client, partition.value, settings):
             made = batch if maker is None else maker.add(batch)
             with_headers = options.include_headers or "headers" not in made.schema.names
             yield made if with_headers else made.drop_columns(["headers"])

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kop.schemas import columns
-from kop.schemas.confluent import RegistryOptions
 from kop.schemas.errors import SchemaError
-from kop.schemas.pulsar import PulsarRegistryOptions
 from kop.schemas.types import widened
 from kop.schemas.writing import WritePlan, plan_writing
 from kop.spark.clients import read_client
 from kop.spark.decoding import ERROR, RecordDecodeError
+from kop.spark.entry_metadata import SCHEMA_VERSION
 from kop.spark.given import OptionError
 from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
 
@@ -51,6 +50,11 @@ class TypedPlan:
                 raise OptionError(f"leave .schema() out: the column {name} {error}") from None
         return replace(self, plans=made)
 
+    @property
+    def schema_versions(self) -> bool:
+        """True if the batches have to have the column of the versions of Pulsar's schemas."""
+        return any(plan.names_versions for plan in self.plans.values())
+
     def make(self) -> TypedRows:
         """Return what makes the rows of one task."""
         return TypedRows(self)
@@ -65,13 +69,16 @@ class TypedRows:
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with typed columns, and `decodeError` behind them if bad records are to be null.
-        RecordDecodeError for a bad record else.
+        RecordDecodeError for a bad record else. The column `schemaVersion` of the batch, if it is there, is taken out.
         """
-        made = batch
+        made, versions = batch, None
+        if SCHEMA_VERSION in batch.schema.names:
+            versions = batch.column(SCHEMA_VERSION)
+            made = batch.drop_columns([SCHEMA_VERSION])
         reasons: dict[int, list[str]] = {}
         for name, reader in self._readers.items():
             place = made.schema.get_field_index(name)
-            values, failures = reader.read(batch.column(place))
+            values, failures = reader.read(batch.column(place), versions)
             made = made.set_column(place, pa.field(name, values.type), values)
             for row, reason in failures.items():
                 reasons.setdefault(row, []).append(f"{name}: {reason}")
@@ -127,16 +134,13 @@ def schema_source(
         name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version
     )
     if formats.registry is not None:
-        access = formats.registry
-        registry = RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
-        source = replace(source, registry=registry)
+        source = replace(source, registry=formats.registry)
         if wanted.format != "string" and not wanted.subject and (writing or not wanted.schema):
             subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
             source = replace(source, subject=subject)
     if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:
-        of_pulsar = PulsarRegistryOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
         named = wanted.subject or _only(topic, name, "Subject", "the topic")
-        source = replace(source, pulsar=of_pulsar, topic=_full_name(named, connection))
+        source = replace(source, pulsar=formats.pulsar, topic=_full_name(named, connection))
     return source
 
 

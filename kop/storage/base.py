@@ -28,6 +28,7 @@ from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
 from kop.records.batch import BatchHeader
 from kop.records.entry_places import PlacedEntry
+from kop.records.entry_schemas import SchemaRun
 from kop.records.validation import NEAR_THE_CLOCK, TimeLimits
 from kop.storage.transaction_index import AbortedTransaction
 
@@ -157,6 +158,10 @@ class ReadResult(NamedTuple):
     places: Sequence[PlacedEntry] = ()
     """The entries of Pulsar that keep the batches, in their order, if the reader asked for them; a filled gap has
     none.
+    """
+    schemas: Sequence[SchemaRun] | None = ()
+    """The versions of Pulsar's schemas that the batches name, if any do; None if that is not known, which a read with
+    places tells.
     """
 
 
@@ -603,7 +608,7 @@ class Grants(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of what is known."""
+        """A number that grows with each change of what is known of the namespaces that are followed."""
 
     @property
     def home(self) -> str:
@@ -629,6 +634,9 @@ class Grants(Protocol):
 
     def follow(self, namespace: str) -> None:
         """Read the grants of a namespace from now on until the engine is closed."""
+
+    def follows(self, namespace: str) -> bool:
+        """Return true if the grants of a namespace are read again and again."""
 
 
 @dataclass(frozen=True, slots=True)

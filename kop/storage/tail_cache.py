@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
+from kop.records.entry_schemas import NO_VERSION, SchemaRun, add_run, runs_between
 from kop.storage.base import Buffer
 
 _ENTRY_BYTES = 200
@@ -29,7 +31,7 @@ def reads_bytes(cache_bytes: int) -> int:
 class Tail:
     """The cached end of one log. Changed by its `TailCache` only."""
 
-    __slots__ = ("buffers", "first", "lasts", "stale", "start")
+    __slots__ = ("buffers", "first", "lasts", "schemas", "stale", "start")
 
     def __init__(self) -> None:
         self.lasts: list[int] = []
@@ -40,6 +42,8 @@ class Tail:
         """The base offset of the oldest batch kept."""
         self.stale = 0
         """The number of batches that were dropped before their turn and that the cache's queue still counts."""
+        self.schemas: list[SchemaRun] = []
+        """The versions of schemas that kept batches name; few have any."""
 
     def get(
         self, offset: int, max_bytes: int, min_one: bool, end: int | None = None
@@ -64,6 +68,10 @@ class Tail:
             size = total
         return batches, size
 
+    def schemas_between(self, offset: int, end: int) -> Sequence[SchemaRun]:
+        """Return the versions of schemas that the kept batches with these offsets name."""
+        return runs_between(self.schemas, offset, end) if self.schemas else ()
+
     def holds(self, offset: int) -> bool:
         """Return true if the cached end of the log begins at or before `offset`."""
         return self.first < len(self.lasts) and self.start <= offset
@@ -74,6 +82,8 @@ class Tail:
         cost = len(self.buffers[i]) + _ENTRY_BYTES
         self.buffers[i] = b""
         self.start = self.lasts[i] + 1
+        if len(self.schemas) > 1 and self.schemas[1].base_offset <= self.start:
+            del self.schemas[0]
         self.first = i = i + 1
         if i == len(self.lasts) or (i >= _TRIM_AT and i * 2 >= len(self.lasts)):
             del self.lasts[:i], self.buffers[:i]
@@ -101,10 +111,15 @@ class TailCache:
         """The number of places in the queue, those of batches that were dropped before their turn among them."""
         return len(self._order)
 
-    def push(self, tail: Tail, base: int, last: int, data: Buffer) -> None:
-        """Add the batch that follows in a log; the oldest batches of any log are dropped to make room."""
+    def push(self, tail: Tail, base: int, last: int, data: Buffer, schema: int = NO_VERSION) -> None:
+        """Add the batch that follows in a log, which names this version of a schema; the oldest batches of any log are
+        dropped to make room.
+        """
         if tail.first == len(tail.lasts):
             tail.start = base
+            tail.schemas.clear()
+        if schema != NO_VERSION or tail.schemas:
+            add_run(tail.schemas, base, schema)
         tail.lasts.append(last)
         tail.buffers.append(data)
         self._order.append(tail)

@@ -295,7 +295,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 upsertion("g", 1, 16_385),
                 upsertion("i", salted=b""),
                 upsertion("k") | {"salt": b"s" * 1025},
-                upsertion("x" * 40_000),
+                upsertion("x" * 1025),
                 upsertion("good"),
             ]
             assert await altered(conn, bad, [deletion("b", 7)]) == {
@@ -307,7 +307,7 @@ def test_users_are_made_and_removed_as_in_kafka(tmp_path: Path) -> None:
                 "g": (UNACCEPTABLE, "Too many iterations"),
                 "i": (UNACCEPTABLE, "The salted password must not be empty"),
                 "k": (UNACCEPTABLE, "The salt is longer than 1024 bytes"),
-                "x" * 40_000: (UNACCEPTABLE, "Username is longer than 32767 bytes"),
+                "x" * 1025: (UNACCEPTABLE, "Username is longer than 1024 characters"),
                 "good": done,
             }
             assert await altered(conn, (), [deletion("b"), deletion("c", 2)]) == {"b": done, "c": done}
@@ -352,7 +352,7 @@ def test_librdkafka_makes_and_removes_users(tmp_path: Path) -> None:
                 removed = librdkafka.UserScramCredentialDeletion("alice", scram)
                 for alteration in (wanted, removed, wanted):
                     for future in admin.alter_user_scram_credentials([alteration]).values():
-                        future.result(10)
+                        future.result(60)
 
             await asyncio.to_thread(alter)
             known = serving.gateway.security.users.scram(Mechanism.SCRAM_SHA_256, "alice")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 
 from conformance.stub_registry import StubRegistry
 from kop.schemas import columns, pulsar
+from kop.schemas.access import PulsarAccess, RegistryAccess
 from kop.schemas.columns import ColumnPlan, SchemaSource, plan, reader_of
-from kop.schemas.confluent import ConfluentRegistry, RegistryOptions, Schema
+from kop.schemas.confluent import ConfluentRegistry, Schema
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 from kop.schemas.primitives import PRIMITIVES
-from kop.schemas.pulsar import PulsarRegistryOptions, PulsarSchema
+from kop.schemas.pulsar import PulsarSchema
 from kop.schemas.types import in_sql
 from kop.schemas.writing import plan_writing, writer_of
 
@@ -40,29 +42,31 @@ def registry() -> Iterator[StubRegistry]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[PulsarSchema]:
-    """What Pulsar says of the topic's schema: the last of the list."""
+    """The versions that Pulsar has of the topic's schema; the last of the list is the latest."""
     schemas: list[PulsarSchema] = []
-    monkeypatch.setattr(columns, "topic_schema", lambda options, topic, version: schemas[-1])
+    monkeypatch.setattr(
+        columns,
+        "topic_schema",
+        lambda options, topic, version: next(s for s in reversed(schemas) if version in (None, s.version)),
+    )
+    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(schemas))
     return schemas
 
 
 def of_pulsar(how: str = "auto", column: str = "value") -> SchemaSource:
-    return SchemaSource(column, how, pulsar=PulsarRegistryOptions("http://127.0.0.1:1"), topic=TOPIC)
+    return SchemaSource(column, how, pulsar=PulsarAccess("http://127.0.0.1:1"), topic=TOPIC)
 
 
 def record(*fields: tuple[str, Any]) -> str:
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields]})
 
 
-def test_records_that_do_not_tell_their_version_are_read_by_the_one_they_fit(
-    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_do_not_tell_their_version_are_read_by_the_one_they_fit(told: list[PulsarSchema]) -> None:
     first, second = (
         record(("a", "int")),
         record(("a", "int"), ("b", ["null", "int"])).replace("}]}", ', "default": null}]}'),
     )
     told += [PulsarSchema("AVRO", first, {}, 0), PulsarSchema("AVRO", second, {}, 1)]
-    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
     reader = reader_of(plan(of_pulsar()))
 
     def rows(*records: bytes) -> tuple[list[Any], dict[int, str]]:
@@ -83,12 +87,9 @@ def test_records_that_do_not_tell_their_version_are_read_by_the_one_they_fit(
     assert failures == {1: "version 1 and 3 of its schema cannot be resolved: a is string, which cannot be read as int"}
 
 
-def test_a_record_that_fits_two_versions_as_other_rows_is_bad(
-    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_fits_two_versions_as_other_rows_is_bad(told: list[PulsarSchema]) -> None:
     told += [PulsarSchema("AVRO", record(("a", "bytes")), {}, 0), PulsarSchema("AVRO", record(("a", "string")), {}, 1)]
     told.insert(0, PulsarSchema("AVRO", record(("n", "int")), {}, 2))
-    monkeypatch.setattr(columns, "topic_schemas", lambda options, topic: list(told))
     rows, failures = read(plan(of_pulsar()), b"\x02\xff", b"\x02x", b"\x00")
     assert rows == [None, {"a": "x"}, None]
     assert failures[0] == "version 0 of its schema cannot be resolved: a text of it is no UTF-8"
@@ -97,6 +98,112 @@ def test_a_record_that_fits_two_versions_as_other_rows_is_bad(
     rows, failures = read(plan(of_pulsar()), b"\x02\x00")
     assert rows == [None]
     assert failures == {0: "it fits the versions 2 and 0 and 1 of its schema, and is another row by each"}
+
+
+def by_version(how: ColumnPlan, *records: tuple[bytes | None, int | None]) -> tuple[list[Any], dict[int, str]]:
+    """The rows of records that name these versions."""
+    versions = pa.array([version for _, version in records], pa.int64())
+    values, failures = reader_of(how).read(pa.array([record for record, _ in records], pa.binary()), versions)
+    values.validate(full=True)
+    return values.to_pylist(), failures
+
+
+def test_records_are_read_by_the_version_that_they_name(told: list[PulsarSchema]) -> None:
+    told += [
+        PulsarSchema("AVRO", record(("b", "long"), ("a", "int")), {}, 0),
+        PulsarSchema("AVRO", record(("a", "int"), ("b", "int")), {}, 1),  # which the same bytes fit
+        PulsarSchema("JSON", record(("a", "int")), {}, 2),
+        PulsarSchema("AVRO", record(("a", "int")), {}, 3),
+        PulsarSchema("AVRO", record(("a", "int"), ("b", "long")), {}, 4),
+    ]
+    how = plan(of_pulsar())
+    both = b"\x02\x04"
+    assert by_version(how, (both, 0), (None, 0), (both, 1), (both, 4)) == (
+        [{"a": 2, "b": 1}, None, {"a": 1, "b": 2}, {"a": 1, "b": 2}],
+        {},
+    )
+    values, failures = by_version(
+        how, (both, 4), (both, 2), (b"\x02", 3), (b"\x02", 4), (both, 9), (both, None), (both, 0)
+    )
+    assert values == [{"a": 1, "b": 2}, None, None, None, None, None, {"a": 2, "b": 1}]
+    assert failures == {
+        1: "version 2 of its schema cannot be read: it is JSON",
+        2: "version 3 of its schema cannot be resolved: b is not in it, and the reader's schema has no default",
+        3: "by version 4 of its schema it is cut short",
+        4: "version 9 of its schema is not known",
+        5: "it fits the versions 0 and 1 and 4 of its schema, and is another row by each",
+    }
+
+
+def test_a_version_that_comes_later_is_asked_for_and_one_that_is_known_is_not(
+    told: list[PulsarSchema], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.append(PulsarSchema("AVRO", record(("a", "int")), {}, 0))
+    how = plan(of_pulsar())
+    asked: list[str] = []
+    refused: list[str] = []
+
+    def schemas(options: PulsarAccess, topic: str) -> list[PulsarSchema]:
+        asked.append(topic)
+        if refused:
+            raise SchemaError(refused[0])
+        if not told:
+            raise UnknownSchemaError(f"Pulsar has no schema for {topic}")
+        return list(told)
+
+    monkeypatch.setattr(columns, "topic_schemas", schemas)
+    reader = reader_of(how)
+
+    def rows(*records: tuple[bytes, int]) -> list[Any]:
+        versions = pa.array([version for _, version in records], pa.int64())
+        values, _ = reader.read(pa.array([data for data, _ in records], pa.binary()), versions)
+        return values.to_pylist()
+
+    assert rows((b"\x02", 0)) == [{"a": 1}]
+    assert asked == []
+    assert rows((b"\x02\x04", 1), (b"\x02", 0)) == [None, {"a": 1}]
+    told.append(PulsarSchema("AVRO", record(("b", "int"), ("a", "int")), {}, 1))
+    assert rows((b"\x02\x04", 1), (b"\x02", 0)) == [{"a": 2}, {"a": 1}]
+    assert rows((b"\x02\x04", 1)) == [{"a": 2}]
+    assert asked == [TOPIC] * 2
+    told.clear()
+    assert rows((b"\x02", 7)) == [None]
+    refused.append("set pulsar.admin.url and pulsar.auth to what is right")
+    with pytest.raises(SchemaError, match=r"set pulsar\.admin\.url"):  # no record is bad for that
+        rows((b"\x02", 7), (b"\x02", 0))
+    assert rows((b"\x02", 0)) == [{"a": 1}]
+
+
+def test_pairs_and_primitives_are_read_by_the_version_that_they_name(told: list[PulsarSchema]) -> None:
+    first, second = (replace(pair("INLINE"), version=number) for number in (0, 1))
+    told += [first, replace(second, text=second.text.replace('"int"', '"long"'))]
+    told.append(PulsarSchema("AVRO", AVRO, {}, 2))
+    how = plan(replace(of_pulsar(), version=1))
+    whole = b"\0\0\0\4\0\0\0\5" + b"\0\0\0\5\x80\x80\x80\x80\x20"  # beyond what an int holds
+    small = b"\0\0\0\4\0\0\0\5" + b"\0\0\0\1\x0e"
+    values, failures = by_version(how, (whole, 1), (small, 0), (whole, 0), (small, 2), (small, 1))
+    assert values == [
+        {"key": 5, "value": {"a b": 2**32}},
+        {"key": 5, "value": {"a b": 7}},
+        None,
+        None,
+        {"key": 5, "value": {"a b": 7}},
+    ]
+    assert failures.keys() == {2, 3}
+    assert failures[3] == "its key: version 2 of its schema cannot be read: it is AVRO"
+    told.append(replace(pair("SEPARATED"), version=3))
+    told.append(PulsarSchema("INT32", version=4))
+    told.append(PulsarSchema("FLOAT", version=5))
+    number = plan(replace(of_pulsar(), version=4))
+    assert by_version(number, (b"\0\0\0\5", 4), (b"\0\0\0\5", 5), (b"\0\0\0\5", None)) == (
+        [5, None, 5],
+        {1: "version 5 of its schema cannot be read: it is FLOAT"},
+    )
+    key = plan(replace(of_pulsar(column="key"), version=3))
+    assert by_version(key, (b"\0\0\0\5", 3), (b"\0\0\0\5", 0)) == (
+        [5, None],
+        {1: "version 0 of its schema cannot be read: its keys are in the messages"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +268,7 @@ def test_formats_that_are_not_pulsar_s_are_told(told: list[PulsarSchema]) -> Non
     with pytest.raises(SchemaError, match="is PROTOBUF, which is not read"):
         plan(of_pulsar())
     with pytest.raises(SchemaError, match=r"pulsar\.admin\.url"):
-        pulsar.topic_schema(PulsarRegistryOptions("ftp://nowhere"), TOPIC)
+        pulsar.topic_schema(PulsarAccess("ftp://nowhere"), TOPIC)
 
 
 def test_schemas_may_be_given(registry: StubRegistry) -> None:
@@ -177,12 +284,12 @@ def test_schemas_may_be_given(registry: StubRegistry) -> None:
     with pytest.raises(SchemaError, match="has the type STRUCT<`a b`: INT> by its schema, not INT"):
         how.of_type(pa.int32())
     number = registry.add("other", AVRO.replace('"int"', '"int", "default": 1'))
-    own = plan(SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=RegistryOptions(registry.url)))
+    own = plan(SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=RegistryAccess(registry.url)))
     assert read(own, b"\0\0\0\0" + bytes([number]) + b"\x0e") == ([{"a b": 7}], {})
 
 
 def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
-    client = ConfluentRegistry(RegistryOptions(registry.url))
+    client = ConfluentRegistry(RegistryAccess(registry.url))
     with pytest.raises(UnknownSchemaError, match="Subject 'none' not found"):
         client.of_subject("none")
     registry.refusals["s"] = (409, "incompatible: READER_FIELD_MISSING_DEFAULT_VALUE")
@@ -199,7 +306,7 @@ def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
     assert len(registry.requests) == asked + 1
     for wrong in ("nonsense", "file:///etc/passwd", "http://me:secret@host", ""):
         with pytest.raises(SchemaError, match="http://HOST:PORT") as caught:
-            ConfluentRegistry(RegistryOptions(wrong))
+            ConfluentRegistry(RegistryAccess(wrong))
         assert "secret" not in str(caught.value)
 
 
@@ -208,7 +315,7 @@ def test_a_registry_that_is_down_is_asked_again_and_then_told(
 ) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     registry.down = True
-    client = ConfluentRegistry(RegistryOptions(f"http://127.0.0.1:1,{registry.url}", user_info="me:secret"))
+    client = ConfluentRegistry(RegistryAccess(f"http://127.0.0.1:1,{registry.url}", user_info="me:secret"))
     with pytest.raises(SchemaError, match=r"set schema.registry.url .*the registry is down") as caught:
         client.by_id(1)
     assert len(registry.requests) == 4
@@ -219,7 +326,7 @@ KIND = pa.struct([("a b", pa.int32())])
 
 
 def test_what_a_write_registers_is_what_it_writes_by(registry: StubRegistry) -> None:
-    source = SchemaSource("value", "avro", registry=RegistryOptions(registry.url), subject="s")
+    source = SchemaSource("value", "avro", registry=RegistryAccess(registry.url), subject="s")
     with pytest.raises(UnknownSchemaError):
         plan_writing(source, KIND, register=False)
     made = plan_writing(SchemaSource("value", "avro", AVRO, registry=source.registry, subject="s"), KIND, register=True)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kop.records.entry_places import PlacedEntry
-from kop.spark.entry_metadata import NoMetadataError, with_metadata
+from kop.records.entry_schemas import NO_VERSION, SchemaRun
+from kop.spark.entry_metadata import NoMetadataError, with_metadata, with_schema_versions
 
 AT = 1_700_000_000_123
 PLACES = [
@@ -56,3 +57,11 @@ def test_a_time_that_spark_does_not_hold_is_null() -> None:
 def test_rows_of_no_entry_are_refused(places: list[PlacedEntry]) -> None:
     with pytest.raises(NoMetadataError, match=r"leave includeMetadata out: .* of topic t partition 0 are; kop's"):
         metadata(rows(9, 10), places=places)
+
+
+def test_each_row_has_the_version_that_its_record_names() -> None:
+    runs = [SchemaRun(10, 0), SchemaRun(13, 4), SchemaRun(14, NO_VERSION)]
+    made = list(with_schema_versions([rows(9, 10, 12, 13, 14, 20), rows(13)], runs))
+    assert [batch.column("schemaVersion").to_pylist() for batch in made] == [[None, 0, 0, 4, None, None], [4]]
+    (without,) = with_schema_versions([rows(1, 2)], [])
+    assert without.column("schemaVersion").to_pylist() == [None, None]

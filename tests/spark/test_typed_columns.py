@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 
 from conformance.stub_registry import StubRegistry
 from kop.records.arrow import schema
+from kop.schemas import confluent
 from kop.schemas.confluent import frame
+from kop.schemas.errors import SchemaError
 from kop.spark.decoding import RecordDecodeError
 from kop.spark.exactly_once import SinkError
 from kop.spark.given import OptionError
@@ -81,6 +85,54 @@ def test_bad_records_are_told_with_their_place(registry: StubRegistry) -> None:
     both = permissive.add(rows(bad, key=b"\xff")).column("decodeError")[0].as_py()
     assert "; " in both
     assert "key: it is no UTF-8" in both
+
+
+PROTOBUF = descriptor_pb2.FileDescriptorProto(name="o.proto", syntax="proto3")
+PROTOBUF.message_type.add(name="Order").field.add(name="id", number=1, type=3, label=1)
+RECORDS = {
+    "avro": (ORDER, "AVRO", b"\x0e"),
+    "json": (json.dumps({"type": "object", "properties": {"id": {"type": "integer"}}}), "JSON", b'{"id": 7}'),
+    "protobuf": (base64.b64encode(PROTOBUF.SerializeToString()).decode(), "PROTOBUF", b"\0\x08\x07"),
+}
+"""Of each format a schema, its kind, and a record whose id is 7."""
+
+
+@pytest.mark.parametrize("how", RECORDS)
+def test_a_bad_record_is_told_with_its_place_and_schema_and_no_other_goes_with_it(
+    how: str, registry: StubRegistry
+) -> None:
+    schema, kind, record = RECORDS[how]
+    number = registry.add("orders-value", schema, kind)
+    good = frame(number) + record
+    behind = good + (b"\0\0" if how != "json" else b"{}")
+    asked = {"valueFormat": how, "schema.registry.url": registry.url}
+    strict = plan_columns(batch_options(SERVERS | {"subscribe": "orders"} | asked))
+    assert strict is not None
+    for bad in (good[:-1], behind, frame(99) + record, b"\1" + good[1:], good[:3], b""):
+        with pytest.raises(RecordDecodeError, match="topic orders partition 3 offset 8 is bad; value: ") as caught:
+            strict.make().add(rows(good, bad, good))
+        wanted = "schema 99 is not known" if bad.startswith(frame(99)) else f"by schema {number} "
+        assert (wanted in str(caught.value)) == bad.startswith(b"\0\0\0\0")
+    permissive = plan_columns(batch_options(SERVERS | {"subscribe": "orders", "mode": "PERMISSIVE"} | asked))
+    assert permissive is not None
+    made = permissive.make().add(rows(good, good[:-1], good, behind, frame(99) + record, good))
+    assert [value and value["id"] for value in made.column("value").to_pylist()] == [7, None, 7, None, None, 7]
+    assert [text is None for text in made.column("decodeError").to_pylist()] == [True, False, True, False, False, True]
+
+
+def test_a_registry_that_is_down_fails_the_task_and_makes_no_record_bad(
+    registry: StubRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confluent, "ATTEMPTS", 1)
+    later = registry.add("orders-value", ORDER.replace("long", "int"))
+    made = planned(valueFormat="avro", schema__registry__url=registry.url, schemaVersion=1, mode="PERMISSIVE").make()
+    assert made.add(rows(frame(1) + b"\x0e")).column("value").to_pylist() == [{"id": 7}]
+    registry.down = True
+    with pytest.raises(SchemaError, match=r"set schema.registry.url .*the registry is down"):
+        made.add(rows(frame(1) + b"\x0e", frame(later) + b"\x0e"))
+    assert made.add(rows(frame(1) + b"\x0e")).column("value").to_pylist() == [{"id": 7}]
+    registry.down = False
+    assert made.add(rows(frame(later) + b"\x0e")).column("value").to_pylist() == [{"id": 7}]
 
 
 def test_a_schema_that_comes_later_does_not_change_the_columns(registry: StubRegistry) -> None:

@@ -56,6 +56,21 @@ def test_what_others_hold_is_taken_off_its_bytes_up_to_half_of_them() -> None:
     assert (tail.start, cache.size) == (60, 90 * 201)
 
 
+def test_versions_of_schemas_are_kept_as_long_as_their_batches() -> None:
+    cache, tail = TailCache(6 * 201), Tail()
+    for i, schema in enumerate((-1, 0, 0, 1, -1, 1)):
+        cache.push(tail, i, i, b"x", schema)
+    assert tail.schemas_between(0, 6) == [(1, 0), (3, 1), (4, -1), (5, 1)]
+    assert tail.schemas_between(2, 4) == [(1, 0), (3, 1)]
+    for i in range(6, 9):
+        cache.push(tail, i, i, b"x")
+    assert tail.start == 3
+    assert tail.schemas == [(3, 1), (4, -1), (5, 1), (6, -1)]
+    cache.drop(tail)
+    cache.push(tail, 2, 2, b"x")
+    assert tail.schemas == []
+
+
 @pytest.mark.parametrize(
     ("cache", "reads"), [(0, 64), (64, 64), (256, 64), (400, 100), (1024, 256), (1 << 20, 256)], ids=str
 )

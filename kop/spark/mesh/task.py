@@ -29,7 +29,7 @@ from kop.functions.instance import BATCH_RECORDS, BATCH_SECONDS, HURRY_SECONDS, 
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
-from kop.functions.spec import FunctionSpec
+from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
 from kop.spark.mesh.calls_file import CallsFile, ended_calls
@@ -277,7 +277,10 @@ class _Task(_Base):
 
 
 class _WholeTask(_Base):
-    """A task with all partitions of one function, which runs as an instance of the function as it does elsewhere."""
+    """A task with all partitions of one function, which runs as an instance of the function as it does elsewhere.
+
+    What a function with MANUAL has not acknowledged holds the end of the batch, for the next one would call it again.
+    """
 
     def run(self) -> list[dict[str, Any]]:
         """Work until the batch ends."""
@@ -306,9 +309,7 @@ class _WholeTask(_Base):
             thread = threading.Thread(target=run, name="kop-mesh-instance", daemon=True)
             thread.start()
             watch = CallWatch(step.spec.timeout_ms, step.spec.ram)
-            while thread.is_alive() and not self._stopped.is_set() and clock.monotonic() < self._end:
-                if instance.started.is_set() and self._is_drained(instance):
-                    break
+            while thread.is_alive() and not self._stopped.is_set() and not self._is_over(instance):
                 calling = list(instance.calling)
                 if (reason := watch.look(calling, resident_bytes(), clock.monotonic())) is not None:
                     at = place_of(calling, instance.partitions)
@@ -318,14 +319,26 @@ class _WholeTask(_Base):
             instance.stop()
             thread.join()
             told = [counts(step.spec, instance.stats.snapshot())]
+            self._link.tell(reached=[[*place, offset] for place, offset in instance.reached().items()])
             self._tell(told, last=True)
             if failures:
                 raise failures[0]
         return told
 
-    def _is_drained(self, instance: Instance) -> bool:
-        """Return if all is called that there was when the batch was planned."""
-        return self._share.ends is not None and not any(instance.stats.lag().values())
+    def _is_over(self, instance: Instance) -> bool:
+        """Return if the batch has lasted its time, or has called all that there was when it was planned."""
+        if not instance.started.is_set():
+            return False
+        ends, is_manual = self._share.ends, self._component.guarantee is Guarantee.MANUAL
+        if is_manual and self._work.once and ends is not None:
+            reached = instance.reached()
+            return all(reached.get(place, 0) >= end for place, end in ends.items())
+        is_late = clock.monotonic() >= self._end
+        if ends is None and not is_manual:
+            return is_late
+        lag = instance.stats.lag()
+        is_drained = len(lag) == len(instance.partitions) and not any(lag.values())
+        return is_drained and (ends is not None or is_late)
 
 
 def _before(taken: Taken, end: int) -> Taken:

@@ -544,7 +544,7 @@ class PulsarLog(Partition):
         if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
             self._look_at_clock(max_timestamp_of(batch.data))
-            self._cache.push(self.tail.cached, end, batch.last, batch.data)
+            self._cache.push(self.tail.cached, end, batch.last, batch.data, batch.schema)
         elif not batch.missing:
             self.tail.drop()  # what is kept has no holes
         self._since_mark += 1

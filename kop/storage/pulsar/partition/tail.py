@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
+from kop.records.batch import next_offset_of
 from kop.storage.base import Buffer, LogPolicy, ReadResult, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ
 from kop.storage.pulsar.faults import Fault
@@ -395,7 +396,11 @@ class LogTail:
                 return NOTHING_TO_READ if self.cached.holds(offset) else None
             end = gap.base
         in_memory = self.cached.get(offset, max_bytes, min_one, end)
-        return None if in_memory is None else ReadResult(*in_memory)
+        if in_memory is None:
+            return None
+        buffers, size = in_memory
+        schemas = self.cached.schemas_between(offset, next_offset_of(buffers[-1])) if size else ()
+        return ReadResult(buffers, size, (), schemas)
 
     # --- gaps
 

@@ -33,6 +33,7 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, Received, position_in
 from kop.records import transcode
 from kop.records.entry_places import PlacedEntry
+from kop.records.entry_schemas import NO_VERSION
 from kop.storage.base import Buffer
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
@@ -88,6 +89,8 @@ class Batch(NamedTuple):
     """The gap of missing offsets, if the entry before it was read."""
     place: PlacedEntry | None = None
     """The place of the entry in Pulsar, if the converter tells places."""
+    schema: int = NO_VERSION
+    """The version of its schema that the entry names."""
 
 
 class Converter:
@@ -194,7 +197,8 @@ class Converter:
         except KopError as error:
             batches.append(self._unreadable(stored, base, error.message))
         else:
-            batches.append(Batch(base, last, data, place=self._place(stored) if self.tells_places else None))
+            place = self._place(stored) if self.tells_places else None
+            batches.append(Batch(base, last, data, place=place, schema=transcode.schema_version(stored.entry.metadata)))
         return batches
 
     def feed_usual(self, received: Sequence[Received], at: int) -> tuple[list[Batch], int, int]:

@@ -20,6 +20,7 @@ from kop.pulsar_client import PulsarError, Received
 from kop.read_budget import BudgetShare, ReadBudget
 from kop.records.batch import read_header
 from kop.records.entry_places import PlacedEntry
+from kop.records.entry_schemas import SchemaRun, add_run
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
@@ -260,6 +261,7 @@ class ColdReader:
         """Return the batches before offset `end`. `took_records` tells afterwards if any holds a record."""
         batches: list[Buffer] = []
         places: list[PlacedEntry] = []
+        schemas: list[SchemaRun] = []
         size = 0
         self.taken = True
         self.took_records = False
@@ -278,6 +280,7 @@ class ColdReader:
                 self.took_records = self.took_records or read_header(batch.data).record_count > 0
                 if batch.place is not None:
                     places.append(batch.place)
+                    add_run(schemas, batch.base, batch.schema)
             size += len(batch.data)
         ahead = self.share.ahead
         while self._behind_size > ahead:
@@ -289,7 +292,7 @@ class ColdReader:
             if self._size <= ahead // 2:
                 self.stream.go_on()
         self._count()
-        return ReadResult(batches, size, tuple(places))
+        return ReadResult(batches, size, tuple(places), tuple(schemas) if self.converter.tells_places else None)
 
     def drop(self) -> None:
         """Drop all batches; a read that waits for one gets an error."""
@@ -389,6 +392,7 @@ class ColdReaders:
         """
         taken = reader.take(self._log.high_watermark, max_bytes, min_one)
         buffers, size, places = list(taken.buffers), taken.size, list(taken.places)
+        schemas = None if taken.schemas is None else list(taken.schemas)
         while buffers and not reader.took_records and reader.next_offset < self._log.high_watermark:
             if not reader.next_is_sure:
                 try:
@@ -403,7 +407,10 @@ class ColdReaders:
             buffers += more.buffers
             size += more.size
             places += more.places
-        return ReadResult(buffers, size, tuple(places))
+            if schemas is not None:
+                for run in more.schemas or ():
+                    add_run(schemas, *run)
+        return ReadResult(buffers, size, tuple(places), schemas)
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
         """Return the reader, or a new one if Pulsar may have moved it past entries that exist; see `gaps`.

@@ -1,0 +1,92 @@
+"""Avro's records into columns by compiled code, if that was built: `make schemas`.
+
+Owns: which reader reads a pair of schemas, and the wrapping of the compiled reader's buffers.
+Must not know: registries, frames, pyspark.
+
+The compiled reader takes no record that the one in Python refuses: what it does not take is read again there, which
+says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import types
+
+from kop.schemas.avro_program import Program, program_of
+from kop.schemas.avro_reading import AvroReader
+from kop.schemas.avro_schema import AvroType
+from kop.schemas.parts import Decoded, SchemaReader, in_order
+
+FORMAT: Final = 1
+"""The version of what passes to the compiled module and back: one of another version is not used."""
+
+
+def avro_reader(writer: AvroType, reader: AvroType) -> SchemaReader:
+    """Return the reader of records of one writer's schema into columns of the reader's, the compiled one if it is there
+    and takes these schemas; UnresolvableError if no record of such a schema can be read.
+    """
+    readable = AvroReader(writer, reader)
+    native = compiled_module()
+    program = None if native is None else program_of(writer, reader)
+    return readable if program is None else CompiledReader(native, program, readable)
+
+
+@functools.cache
+def compiled_module() -> Any:
+    """Return the compiled module; None if it was not built, or from other sources."""
+    try:
+        native = import_module("kop_schemas")
+    except ImportError:
+        return None
+    return native if getattr(native, "FORMAT", None) == FORMAT else None
+
+
+class CompiledReader:
+    """The compiled reader of a pair of schemas."""
+
+    def __init__(self, native: Any, program: Program, readable: AvroReader) -> None:
+        """Read by `program`; records that the compiled module `native` does not take go to `readable`."""
+        self._program = program
+        self._native = native.AvroDecoder(program.columns, program.step)
+        self._readable = readable
+
+    def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
+        """Return as `AvroReader.decode` does."""
+        program = self._program
+        rows, parts = self._native.decode(records if isinstance(records, list) else list(records), start)
+        values = _column(program.kind, program.columns, parts, 0)
+        if not rows:
+            return values, {}
+        again, failures = self._readable.decode([records[row] for row in rows], start)
+        if len(failures) < len(rows):
+            left = [row for row in range(len(records)) if row not in set(rows)]
+            values = in_order(program.kind, len(records), [(left, values.take(pa.array(left))), (rows, again)])
+        return values, {rows[at]: reason for at, reason in failures.items()}
+
+
+def _column(kind: pa.DataType, columns: list[tuple[Any, ...]], parts: list[tuple[Any, ...]], at: int) -> pa.Array:
+    """Return a column of the compiled reader's buffers."""
+    rows, nulls, buffers = parts[at]
+    own = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
+    children: list[pa.Array] = []
+    if types.is_struct(kind):
+        children = [_column(field.type, columns, parts, part) for field, part in zip(kind, columns[at][1], strict=True)]
+    elif types.is_map(kind):
+        keys, items = (
+            _column(inner, columns, parts, part)
+            for inner, part in zip((kind.key_type, kind.item_type), columns[at][1:], strict=True)
+        )
+        return pa.MapArray.from_buffers(kind, rows, own, nulls, children=[_entries(kind, keys, items)])
+    elif types.is_list(kind):
+        children = [_column(kind.value_type, columns, parts, columns[at][1])]
+    return pa.Array.from_buffers(kind, rows, own, nulls, children=children)
+
+
+def _entries(kind: pa.DataType, keys: pa.Array, items: pa.Array) -> pa.Array:
+    fields = [kind.key_field, kind.item_field]
+    return pa.StructArray.from_arrays([keys, items], fields=fields)
