@@ -19,11 +19,13 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
 from kop.functions.localrun import Running, load_here
+from kop.functions.packages import read_package
 from kop.functions.topics import TopicNames
 from kop.mesh.file import read_mesh
 from kop.mesh.spec import Mesh
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.followed import DefinedMesh
 from kop.spark.mesh.link import Hub
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.task import run_task
@@ -55,7 +57,8 @@ class Graphs:
 
     def components(self, mesh: Mesh, made: ChanceMesh) -> None:
         """Run all components until nothing is left, a batch of each in turn."""
-        components = components_of(mesh, made.partitions)
+        packages = {part.spec.fqfn: read_package(part.spec.py) for part in mesh.functions}
+        components = components_of(DefinedMesh(mesh, packages), made.partitions)
         self.fused_calls += sum(len(part.steps) - 1 for part in components)
         with ExitStack() as stack:
             works = [
@@ -118,7 +121,8 @@ def graphs(kop_shared_broker: Broker, tmp_path_factory: pytest.TempPathFactory) 
         stand_in.uninstall()
 
 
-@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 140))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
 def test_a_mesh_by_chance_gives_the_same_each_way(graphs: Graphs, seed: int) -> None:
     results: dict[str, Topics] = {}
     for way in ("fused", "apart", "functions"):
