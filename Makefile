@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast bench bench-pulsar bench-tls bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -82,12 +82,26 @@ conformance-spark-crashes: $(VENV)/.test ## kop's own sink for PySpark while dri
 conformance-spark-crashes-full: $(VENV)/.test ## the same with 50 batches and 20 kills
 	$(BIN)/python -m conformance.spark --batches 50 --kills 20 $(ARGS)
 
-mesh-crashes: $(VENV)/.test ## a mesh while its driver, workers and gateway are killed, both triggers: exactly once (Java 17)
-	$(BIN)/python -m conformance.mesh --kills 10 --proof $(ARGS)
-	$(BIN)/python -m conformance.mesh --kills 10 --trigger batch $(ARGS)
+mesh-crashes: $(VENV)/.test ## a mesh killed 20 times in 50 batches: both triggers, local and standalone, over Pulsar and Kafka, too (Java 17, Maven): an hour
+	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --proof $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --trigger batch $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --spark standalone $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --spark standalone --trigger batch --apart $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server pulsar $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server kafka --trigger batch $(ARGS)
 
-mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
+mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused in turn: exactly once (Java 17)
+	$(BIN)/python -m conformance.mesh.takeover $(ARGS)
+
+mesh-acls: $(VENV)/.test ## the driver of a mesh with the rights that docs/mesh.md gives it, and no others (Java 17)
+	$(BIN)/python -m conformance.mesh.acls $(ARGS)
+
+mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous, and the example with its short form (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
+	$(BIN)/python -m conformance.mesh.example
+
+bench-mesh: $(VENV)/.test ## a mesh beside functions without Spark and beside Spark's own ways, as ratios: half an hour (Java 17)
+	$(BIN)/python -m conformance.mesh.speed $(ARGS)
 
 bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
 	$(BIN)/python -m conformance.spark.speed $(ARGS)
@@ -109,6 +123,9 @@ bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)
 
 bench-tls: $(VENV)/.test ## the CPU that TLS adds for a GiB, beside Apache Kafka: ten minutes (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench.tls $(ARGS)
+
+bench-functions: $(VENV)/.test ## one function's rate, latency and idle cost: six minutes (ARGS=--start-kop-pulsar beside Pulsar's own instance)
+	$(BIN)/python -m conformance.functions.speed $(ARGS)
 
 soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)

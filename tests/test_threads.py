@@ -48,10 +48,10 @@ def test_all_threads_of_a_pool_begin_with_it() -> None:
     pool = Threads(3, "begun", Ends())
     assert {thread.name for thread in threading.enumerate()} >= {"begun_0", "begun_1", "begun_2"}
     at_once = threading.Barrier(3)
-    assert [future.result(10) for future in [pool.submit(at_once.wait, 10) for _ in range(3)]] != []
-    assert pool.submit(divmod, 7, 2).result(10) == (3, 1)
+    assert [future.result(60) for future in [pool.submit(at_once.wait, 60) for _ in range(3)]] != []
+    assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        pool.submit(divmod, 7, 0).result(10)
+        pool.submit(divmod, 7, 0).result(60)
     pool.shutdown()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("begun")]
     with pytest.raises(RuntimeError):
@@ -65,16 +65,16 @@ def test_the_end_of_a_thread_is_told_and_nobody_waits_for_it(monkeypatch: pytest
 
     def hold(*_: object) -> None:
         entered.set()
-        assert go.wait(10)
+        assert go.wait(60)
         raise MemoryError
 
     monkeypatch.setattr(threads, "do", hold)
     pool.submit(print)
-    assert entered.wait(10)
+    assert entered.wait(60)
     waits = pool.submit(print)
     go.set()
     with pytest.raises(BackendError, match="the thread ending_0 has ended"):
-        waits.result(10)
+        waits.result(60)
     assert ends.told == [("ending_0", "MemoryError()")]
     with pytest.raises(RuntimeError):
         pool.submit(print)

@@ -5,12 +5,13 @@ kafka-python fills the topics and looks at what came out.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from kafka import TopicPartition
 from kafka_python_kit import consumer, make_topic, producer
-from spark_kit import case, folder, session
+from spark_kit import PATIENCE, case, folder, refused, session
 from suite import Run, eventually, same
 
 FUNCTIONS = """\
@@ -57,7 +58,8 @@ class Words:
         from kop.spark import run_mesh
 
         options = {"kafka.bootstrap.servers": self.run.bootstrap}
-        return run_mesh(session(), str(self.file), options=options, once=once)
+        checkpoints = str(self.file.parent / "checkpoints")
+        return run_mesh(session(), str(self.file), options=options, once=once, checkpoints=checkpoints)
 
     def counted(self) -> list[str]:
         values = []
@@ -92,3 +94,163 @@ def a_mesh_goes_on_until_it_is_stopped(run: Run) -> None:
         eventually(lambda: words.counted() == ["BE=1", "BE=2", "OR=1", "TO=1"], 60)
         mesh.stop()
         same(mesh.is_over, True, "the mesh has ended")
+
+
+QUERIES = """\
+name: {name}
+trigger: {trigger}
+batchSeconds: 1
+queries:
+  - name: {name}-spent
+    sql: SELECT value.customer AS key, value.customer, sum(value.price) AS spent FROM `{source}` GROUP BY value.customer
+    views:
+      {source}: {{valueFormat: json, valueSchema: "customer STRING, price INT"}}
+    outputMode: {mode}
+    output: {middle}
+  - name: {name}-rich
+    sql: SELECT key, value FROM spent WHERE value.spent >= 10
+    views:
+      spent: {{subscribe: {middle}, keyFormat: string, valueFormat: json, valueSchema: "customer STRING, spent INT"}}
+    output: {target}
+    valueFormat: json
+"""
+
+
+class Queries(Words):
+    """Two queries, of which the second reads what the first writes."""
+
+    def __init__(self, run: Run, path: str, trigger: str, mode: str = "update") -> None:
+        super().__init__(run, path, "true", trigger)
+        text = QUERIES.format(name=self.source, trigger=trigger, mode=mode, source=self.source, middle=self.middle,
+                              target=self.target)  # fmt: skip
+        self.file.write_text(text)
+
+    def buy(self, *sales: tuple[str, int]) -> None:
+        with producer(self.run) as p:
+            for customer, price in sales:
+                p.send(self.source, json.dumps({"customer": customer, "price": price}).encode())
+
+
+@case(kop=True, kafka=False, limit=240, alone=True)
+def queries_are_run_once_and_go_on_from_there(run: Run) -> None:
+    with folder() as path:
+        queries = Queries(run, path, "batch")
+        queries.buy(("Ann", 4), ("Bob", 12), ("Ann", 5))
+        same(queries.start(once=True).wait(120 * PATIENCE), True, "the mesh has ended")
+        same(queries.counted(), ['{"customer":"Bob","spent":12}'], "the first time")
+        queries.buy(("Ann", 3))
+        same(queries.start(once=True).wait(120 * PATIENCE), True, "the mesh has ended")
+        same(queries.counted(), ['{"customer":"Ann","spent":12}', '{"customer":"Bob","spent":12}'], "the second time")
+
+
+@case(kop=True, kafka=False, limit=180, alone=True)
+def queries_go_on_until_they_are_stopped(run: Run) -> None:
+    with folder() as path:
+        queries = Queries(run, path, "continuous")
+        mesh: Any = queries.start(once=False)
+        eventually(lambda: mesh.status()["state"] == "running", 60)
+        queries.buy(("Ann", 30))
+        eventually(lambda: queries.counted() == ['{"customer":"Ann","spent":30}'], 60)
+        mesh.stop()
+        same([part["state"] for part in mesh.status()["components"]], ["stopped", "stopped"], "states")
+
+
+@case(kop=True, kafka=False, limit=120, alone=True)
+def a_query_that_wants_another_output_mode_says_so(run: Run) -> None:
+    with folder() as path:
+        queries = Queries(run, path, "batch", "append")
+        refused(
+            "be update, or complete, or give a view a watermark", lambda: queries.start(once=True).wait(100 * PATIENCE)
+        )
+
+
+@case(kop=True, kafka=False, limit=120, alone=True)
+def a_batch_that_is_written_again_is_in_a_table_once(run: Run) -> None:
+    from kop.mesh.spec import SinkPart
+    from kop.spark.mesh import table_sink
+
+    with folder() as path:
+        options = {"url": f"jdbc:derby:{path}/db;create=true", "driver": "org.apache.derby.jdbc.EmbeddedDriver",
+                   "dbtable": "bills"}  # fmt: skip
+        write = table_sink.once(SinkPart(name="bills", inputs=("t",), format="jdbc", options=options))
+        spark = session()
+        rows = spark.range(6).selectExpr("id AS price", "'t' AS topic", "0 AS partition", "id AS offset")
+
+        def prices() -> list[int]:
+            return sorted(row.price for row in spark.read.format("jdbc").options(**options).load().collect())
+
+        write(rows.where("offset < 3"), 0)
+        write(rows.where("offset >= 3 and offset < 5"), 1)  # a task of it came so far
+        write(rows.where("offset >= 3"), 1)
+        same(prices(), [0, 1, 2, 3, 4, 5], "each row once")
+        write(rows.where("offset >= 3"), 1)
+        same(prices(), [0, 1, 2, 3, 4, 5], "and once again")
+        write(rows.limit(1), 2)
+        same(prices(), [0, 0, 1, 2, 3, 4, 5], "a record of another batch is another one")
+
+
+BAD = """\
+import os
+import time
+
+KEPT = []
+
+def mark(text: str) -> str:
+    return text + "!"
+
+def kills(text: str) -> str:
+    if "bad" in text:
+        os._exit(3)
+    return text
+
+def hangs(text: str) -> str:
+    while "bad" in text:
+        time.sleep(1)
+    return text
+
+def leaks(text: str) -> str:
+    while "bad" in text:
+        KEPT.append(bytearray(1 << 20))
+        time.sleep(0.001)
+    return text
+"""
+BAD_MESH = """\
+name: {name}
+trigger: batch
+functions:
+  - {{name: {name}-mark, className: bad.mark, py: bad.py, inputs: [{source}], output: {middle},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BAD_FUNCTION = """\
+  - {{name: {name}-{code}, className: bad.{code}, py: bad.py, inputs: [{middle}], output: {name}-{code}-out{more},
+      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+"""
+BOUNDS = {"kills": "", "hangs": ", timeoutMs: 1500", "leaks": ", resources: {ram: 600000000}", "mark": ""}
+
+
+@case(kop=True, kafka=False, limit=300, alone=True)
+def a_function_that_kills_hangs_or_leaks_runs_apart_and_others_go_on(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true")
+        Path(path, "bad.py").write_text(BAD)
+        text = BAD_MESH.format(name=words.source, source=words.source, middle=words.middle)
+        for code, more in BOUNDS.items():
+            name = words.source if code != "mark" else f"{words.source}-good"
+            text += BAD_FUNCTION.format(name=name, code=code, middle=words.middle, more=more)
+        words.file.write_text(text)
+        mesh: Any = words.start(once=False)
+        try:
+            eventually(lambda: mesh.status()["state"] == "running", 60)
+            words.say("a bad b")
+            words.target = f"{words.source}-good-mark-out"
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!"], 240)
+            words.say("c")
+            eventually(lambda: words.counted() == ["a!!", "b!!", "bad!!", "c!!"], 60)
+            components = {part["name"].rpartition("-")[2]: part for part in mesh.status()["components"]}
+            same(sorted(components), ["hangs", "kills", "leaks", "mark"], "the functions that run apart")
+            for code in ("kills", "hangs", "leaks"):
+                where = f"{words.source}-{code}"
+                told = " ".join(components[code]["ended_calls"])
+                same(where in told or not told, True, f"what is told of {code}: {told}")
+        finally:
+            mesh.stop()

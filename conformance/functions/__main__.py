@@ -73,6 +73,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     console = wide_console()
     told = [part.report(console) for part in parts.values()]
     console.print(f"faults: {say_faults(disturbances)}")
+    for note in target.notes:
+        console.print(note)
     say_end(console, problems, anomalies)
     failed = bool(anomalies or problems)
     left = kept(folder, options, failed)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from conformance.harness import tenants as of_tenants
 from conformance.harness.faults import Rest, Server
+from conformance.harness.kafka_markers import LostMarkers
 from conformance.harness.links import Links
 from conformance.servers import SETTINGS, Kafka, Kop, KopOverPulsar, Pulsar, StartFailed
 
@@ -49,6 +50,8 @@ class Target:
     over: OverPulsar | None = None
     has_tracebacks: bool = False
     """A traceback in the servers' logs is a defect."""
+    notes: list[str] = field(default_factory=list)
+    """What had to be done for a server that is the control."""
 
 
 def add_targets(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -165,7 +168,9 @@ def kafka(stack: ExitStack, folder: Path) -> Target:
     server = Kafka(home, KAFKA_ADVERTISED=address)
     server.address = f"127.0.0.1:{port}"
     stack.enter_context(server)
-    return Target(address, SERVER_KINDS, [server], links)
+    notes: list[str] = []
+    stack.enter_context(LostMarkers(server.log, f"127.0.0.1:{port}", notes))
+    return Target(address, SERVER_KINDS, [server], links, notes=notes)
 
 
 def free_port() -> int:

@@ -1,11 +1,17 @@
-"""Kills the driver of a mesh, its Python workers and its gateway while records flow, and counts what comes out.
+"""Kills the driver of a mesh, executors, Python workers and the gateway while records flow, and counts what comes out.
 
-    python -m conformance.mesh [--kills N] [--trigger continuous|batch] [--seed N] [--python PATH]
+    python -m conformance.mesh [--kills N] [--batches N] [--trigger continuous|batch] [--seed N]
+        [--spark local|standalone] [--server kop|pulsar|kafka] [--apart] [--proof] [--pyspark newest|4.0]
 
-Three functions run as one component (`functions.py`): a random number is appended to each message, the messages of a
-key are counted in state of the partition, and the end. A producer writes 100 records a second of 20 keys to two
-partitions. Before each kill so many records must have come out since the last one: a driver that has done nothing yet
-proves nothing. In the end each record has to be there once, with the counts of its key in order.
+Three functions run as one component (`functions.py`), or each as one with `--apart`: a random number is appended to
+each message, the messages of a key are counted in state of the partition, and the end. A producer writes 100 records a
+second of 20 keys to two partitions. Before each kill so many records must have come out since the last one: a driver
+that has done nothing yet proves nothing. In the end each record has to be there once, with the counts of its key in
+order.
+
+`local` is `local[2,8]`, `standalone` a master with two workers of PySpark's own jars, each with an executor. In ten
+kills the checkpoints are deleted once while the mesh runs. With `--server kafka` an Apache Kafka is in the gateway's
+place, and is killed as it is; with `pulsar` the gateway is over an Apache Pulsar.
 
 The same with committed offsets ignored has to show duplicates, else this test could not fail (`--proof`).
 Needs Java 17; PySpark goes into the venv of the suite `spark-kop`. The exit code is 1 if something is missing or twice.
@@ -16,21 +22,23 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import itertools
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from conformance.servers import Kop
+from conformance.mesh.processes import Driver, Standalone, kill_executor, kill_python_workers
+from conformance.servers import Kafka, Kop, KopOverPulsar
 from conformance.suites import HERE, Missing, python_clients
 
 KEYS = 20
@@ -40,11 +48,22 @@ BETWEEN = 100
 """How many records have to come out between two kills."""
 SECONDS = 300.0
 """How long it may take until so many have come out."""
-VICTIMS = ("driver", "worker", "driver", "worker", "gateway")
+LOCAL = "local[2,8]"
+CHECKPOINT = "checkpoint"
+VICTIMS = {
+    "local": "driver worker driver worker gateway worker checkpoint driver worker gateway worker",
+    "standalone": "driver executor worker executor gateway worker checkpoint driver executor gateway worker",
+}
+"""What is killed, in turns; a checkpoint that is deleted is no kill."""
+VENVS = {
+    "newest": ("venv-spark-newest", "requirements-spark-newest.txt"),
+    "4.0": ("venv-spark", "requirements-spark.txt"),
+}
 MESH = """\
 name: crash
 trigger: {trigger}
 batchSeconds: 3
+fuse: {fuse}
 functions:
   - {{name: dice, className: functions.{dice}, py: functions.py, inputs: [numbers], output: diced,
       keepsKey: true, processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
@@ -53,69 +72,6 @@ functions:
   - {{name: end, className: functions.end, py: functions.py, inputs: [counted], output: ended, keepsKey: true,
       processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
 """
-
-
-class Driver:
-    """The process of `kop mesh run`, with its JVM and its workers: all of its session."""
-
-    def __init__(self, python: str, arguments: list[str], log: Path) -> None:
-        self._command = [python, "-m", "kop.cli.main", "mesh", "run", *arguments]
-        self._environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-        self._log = log
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def _processes(self) -> Iterator[tuple[int, str]]:
-        """The processes of the session, with their command lines."""
-        assert self.process is not None
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields = stat.read_text().rpartition(")")[2].split()
-                if fields[3] == str(self.process.pid) and fields[0] != "Z":
-                    yield int(stat.parent.name), (stat.parent / "cmdline").read_text().replace("\0", " ")
-
-    def kill(self) -> None:
-        """End every process of the session by SIGKILL."""
-        if self.process is None:
-            return
-        while left := list(self._processes()):
-            for number, _ in left:
-                with contextlib.suppress(OSError):
-                    os.kill(number, signal.SIGKILL)
-        self.process.wait()
-        self.process = None
-
-    def kill_workers(self) -> int:
-        """End the Python workers that do tasks by SIGKILL; how many there were."""
-        workers = [number for number, command in self._processes() if "pyspark.daemon" in command]
-        parents = {number: _parent(number) for number in workers}
-        tasks = [number for number in workers if parents[number] in workers] or workers
-        for number in tasks:
-            with contextlib.suppress(OSError):
-                os.kill(number, signal.SIGKILL)
-        return len(tasks)
-
-    def stop(self) -> float:
-        """End it as Ctrl-C does; returns how many seconds that took."""
-        assert self.process is not None
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(60)
-        if code:
-            sys.exit(f"kop mesh run ended with {code}:\n{self._log.read_text(errors='replace')[-3000:]}")
-        self.process = None
-        return time.monotonic() - began
-
-
-def _parent(number: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 class Numbers:
@@ -174,6 +130,27 @@ class Output:
         return sum(map(len, self.values.values()))
 
 
+class Batches:
+    """How many batches Spark has noted as done: the files of `commits` of all checkpoints, which come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: set[Path] = set()
+
+    def count(self) -> int:
+        """How many there have been until now."""
+        self._seen.update(path for path in self._folder.glob("kop-mesh-*/commits/*") if path.name.isdecimal())
+        return len(self._seen)
+
+    def delete(self) -> int:
+        """Delete the checkpoints that there are; how many."""
+        self.count()
+        there = [path for path in self._folder.glob("kop-mesh-*") if (path / "offsets").exists()]
+        for path in there:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(there)
+
+
 def faults_of(values: dict[int, list[str]], sent: int) -> dict[str, int]:
     """What is wrong with the values that came out."""
     numbers = collections.Counter(int(value.split()[1]) for some in values.values() for value in some)
@@ -195,83 +172,160 @@ def faults_of(values: dict[int, list[str]], sent: int) -> dict[str, int]:
     return faults
 
 
-def crashes(python: str, kills: int, trigger: str, seed: int, *, blind: bool = False) -> dict[str, int]:
-    """Run the mesh while it is killed; what is wrong with what came out."""
-    chance = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="kop-mesh-crashes-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "kop").mkdir()
-        (folder / "functions.py").write_text((HERE / "mesh" / "functions.py").read_text())
-        (folder / "mesh.yaml").write_text(MESH.format(trigger=trigger, dice="blind" if blind else "dice"))
-        settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
-        gateway = Kop(folder / "kop", settings=settings)
-        with gateway as bootstrap:
-            driver = Driver(python, [str(folder / "mesh.yaml"), "--bootstrap", bootstrap], folder / "driver.log")
-            driver.start()
-            output = Output(bootstrap)
+class Crashes:
+    """A mesh that is killed; what is asked of it are the flags of the command."""
+
+    def __init__(self, python: str, asked: argparse.Namespace, *, blind: bool) -> None:
+        self._python = python
+        self._asked = asked
+        self._blind = blind
+        self._chance = random.Random(asked.seed)
+        self._killed: collections.Counter[str] = collections.Counter()
+        self._began = time.monotonic()
+
+    def run(self) -> dict[str, int]:
+        """Run the mesh while it is killed; what is wrong with what came out."""
+        asked = self._asked
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="kop-mesh-crashes-", ignore_cleanup_errors=True)
+            )
+            folder = Path(name)
+            dice = "blind" if self._blind else "dice"
+            (folder / "functions.py").write_text((HERE / "mesh" / "functions.py").read_text())
+            text = MESH.format(trigger=asked.trigger, dice=dice, fuse="false" if asked.apart else "true")
+            (folder / "mesh.yaml").write_text(text)
+            server = server_of(asked.server, folder / "server")
+            bootstrap = stack.enter_context(server)
+            arguments = [str(folder / "mesh.yaml"), "--bootstrap", bootstrap]
+            self._cluster = None
+            if asked.spark == "standalone":
+                self._cluster = Standalone(self._python, folder, 2 if asked.apart else 1)
+                master, settings = stack.enter_context(self._cluster), self._cluster.settings
+            else:
+                master, settings = (LOCAL.replace("2", "4") if asked.apart else LOCAL), {}
+            self._driver = Driver(self._python, [*arguments, *flags(master, settings)], folder)
+            stack.callback(self._driver.kill)
+            self._driver.start()
+            self._output = Output(bootstrap)
+            self._batches = Batches(self._driver.checkpoints)
             numbers = Numbers(bootstrap)
-            killed: collections.Counter[str] = collections.Counter()
-            try:
-                for kill in range(kills):
-                    _wait(output, output.read() + BETWEEN, driver, folder)
-                    victim = "worker" if blind else VICTIMS[kill % len(VICTIMS)]
-                    time.sleep(chance.random())  # a moment of a transaction that nobody chooses
-                    if victim == "driver":
-                        driver.kill()
-                        driver.start()
-                    elif victim == "worker":
-                        if not driver.kill_workers():
-                            continue
-                    else:
-                        gateway.kill()
-                        gateway.start()
-                    killed[victim] += 1
-                    print(f"  {output.read()} records, then the {victim} was killed", flush=True)
-                sent = numbers.stop()
-                if blind:
-                    _wait(output, output.read() + BETWEEN, driver, folder)
-                else:
-                    _wait(output, sent, driver, folder)
-                seconds = driver.stop()
-            finally:
-                numbers.stop()
-                driver.kill()
-            output.read()
-        faults = faults_of(output.values, sent)
-        told = ", ".join(f"{count} {what}" for what, count in faults.items())
-        victims = ", ".join(f"{count} kills of the {victim}" for victim, count in killed.items())
-        how = f"{trigger}{', committed offsets ignored' if blind else ''}"
-        print(f"{how}: {sent} records, {victims}: {told}; Ctrl-C took {seconds:.1f} s", flush=True)
+            stack.callback(numbers.stop)
+            self._kill_all(server)
+            if not self._blind:
+                self._wait(self._output.read() + BETWEEN, asked.batches)
+            sent = numbers.stop()
+            self._wait(self._output.read() + BETWEEN if self._blind else sent, 0)
+            seconds = self._driver.stop()
+            self._output.read()
+            faults = faults_of(self._output.values, sent)
+            self._tell(sent, faults, seconds)
         return faults
 
+    def _tell(self, sent: int, faults: Mapping[str, int], seconds: float) -> None:
+        asked = self._asked
+        told = ", ".join(f"{count} {what}" for what, count in faults.items())
+        victims = ", ".join(f"{victim} {count}" for victim, count in self._killed.items())
+        how = [asked.trigger, asked.spark, asked.server, f"PySpark {asked.pyspark}", f"seed {asked.seed}"]
+        how += ["apart"] * asked.apart + ["committed offsets ignored"] * self._blind
+        print(
+            f"{', '.join(how)}: {sent} records in {self._batches.count()} batches, killed: {victims}: {told}; "
+            f"Ctrl-C took {seconds:.1f} s, all {time.monotonic() - self._began:.0f} s",
+            flush=True,
+        )
 
-def _wait(output: Output, count: int, driver: Driver, folder: Path) -> None:
-    """Wait until so many records have come out."""
-    end = time.monotonic() + SECONDS
-    while output.read() < count:
-        code: Any = driver.process.poll() if driver.process is not None else None
-        if code is not None or time.monotonic() > end:
-            tail = (folder / "driver.log").read_text(errors="replace").splitlines()[-25:]
-            why = f"the driver ended with {code}" if code is not None else f"no {count} records within {SECONDS:g} s"
-            sys.exit("\n  ".join([f"{why}; there are {output.read()}:", *tail]))
-        time.sleep(0.3)  # a topic does not say when it grows
+    def _kill_all(self, server: Any) -> None:
+        kills = 1 if self._blind else self._asked.kills
+        batches_each = 0.0 if self._blind else self._asked.batches / kills
+        done = 0
+        for victim in self._victims():
+            if done >= kills:
+                break
+            self._wait(self._output.read() + BETWEEN, int((done + 1) * batches_each))
+            time.sleep(self._chance.random())  # a moment of a transaction that nobody chooses
+            if not self._kill(victim, server):
+                continue
+            self._killed[victim] += 1
+            done += victim != CHECKPOINT
+            print(f"  {self._output.read()} records, {self._batches.count()} batches, then the {victim}", flush=True)
+
+    def _victims(self) -> Iterator[str]:
+        return itertools.repeat("worker") if self._blind else itertools.cycle(VICTIMS[self._asked.spark].split())
+
+    def _kill(self, victim: str, server: Any) -> int:
+        """Kill something; how many processes that were."""
+        driver = self._driver
+        leaders = [] if driver.process is None else [driver.process.pid]
+        if victim == "driver":
+            driver.kill()
+            driver.start()
+        elif victim == "gateway":
+            server.kill()
+            server.start()
+        elif victim == CHECKPOINT:
+            return self._batches.delete()
+        elif victim == "executor":
+            assert self._cluster is not None
+            return kill_executor(self._cluster.leaders, self._chance)
+        else:
+            more = [] if self._cluster is None else self._cluster.leaders
+            return kill_python_workers([*leaders, *more], self._chance)
+        return 1
+
+    def _wait(self, records: int, batches: int) -> None:
+        """Wait until so many records have come out, and so many batches have been."""
+        end = time.monotonic() + SECONDS
+        while self._output.read() < records or self._batches.count() < batches:
+            process = self._driver.process
+            code = None if process is None else process.poll()
+            if code is not None or time.monotonic() > end:
+                wanted = f"{records} records in {batches} batches"
+                why = f"the driver ended with {code}" if code is not None else f"no {wanted} within {SECONDS:g} s"
+                there = f"there are {self._output.read()} in {self._batches.count()}"
+                if os.environ.get("KEEP_LOGS"):
+                    shutil.copytree(self._driver.folder, os.environ["KEEP_LOGS"], dirs_exist_ok=True)
+                sys.exit(f"{why}; {there}:\n{self._driver.tail(40)}")
+            time.sleep(0.3)  # a topic does not say when it grows
+
+
+def server_of(kind: str, folder: Path) -> Any:
+    """The server below the mesh."""
+    folder.mkdir()
+    settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
+    if kind == "pulsar":
+        return KopOverPulsar(folder=folder, settings=settings)
+    if kind == "kafka":
+        file = folder.with_suffix(".properties")
+        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return Kafka(folder, KAFKA_SETTINGS=str(file))
+    return Kop(folder, settings=settings)
+
+
+def flags(master: str, settings: Mapping[str, str]) -> list[str]:
+    """The flags of `kop mesh run` for a master and settings of Spark."""
+    return ["--master", master, *(text for item in settings.items() for text in ("--conf", "=".join(item)))]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.mesh", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=0, help="how many batches there have to be at least (0)")
     parser.add_argument("--trigger", choices=["continuous", "batch"], default="continuous")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--spark", choices=[*VICTIMS], default="local")
+    parser.add_argument("--server", choices=["kop", "pulsar", "kafka"], default="kop")
+    parser.add_argument("--apart", action="store_true", help="each function is a component")
     parser.add_argument("--proof", action="store_true", help="show that ignored offsets give duplicates, too")
+    parser.add_argument("--pyspark", choices=[*VENVS], default="newest")
     parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
     try:
-        python = asked.python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
+        python = asked.python or str(python_clients(*VENVS[asked.pyspark]))
     except Missing as error:
         sys.exit(f"PySpark cannot be installed: {error}")
-    faults = crashes(python, asked.kills, asked.trigger, asked.seed)
-    if asked.proof and not crashes(python, 1, asked.trigger, asked.seed, blind=True)["twice"]:
+    faults = Crashes(python, asked, blind=False).run()
+    if asked.proof and not Crashes(python, asked, blind=True).run()["twice"]:
         print("the mesh that ignores committed offsets shows no duplicates: this test cannot tell right from wrong")
         return 1
     return 1 if any(faults.values()) else 0

@@ -19,7 +19,8 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import TopicAlreadyExistsError
 from pyspark.sql import SparkSession
 
-from kop.schemas.confluent import ConfluentRegistry, RegistryOptions, Schema, frame
+from kop.schemas.access import RegistryAccess
+from kop.schemas.confluent import ConfluentRegistry, Schema, frame
 
 PARTITIONS = 4
 DIFFERENT = 1000
@@ -102,7 +103,7 @@ def protobuf() -> tuple[str, Any]:
 
 def fill(bootstrap: str, registry: str, records: int) -> None:
     """The topics, unless they are there."""
-    client = ConfluentRegistry(RegistryOptions(registry))
+    client = ConfluentRegistry(RegistryAccess(registry))
     schema, kind = protobuf()
     avro = frame(client.register("avro-value", Schema("AVRO", json.dumps(AVRO))))
     proto = frame(client.register("protobuf-value", Schema("PROTOBUF", schema))) + b"\0"

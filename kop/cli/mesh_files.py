@@ -1,4 +1,4 @@
-"""`kop mesh validate` and `kop mesh draw`: what can be said of a mesh's file without running it."""
+"""`kop mesh validate`: what can be said of a mesh's file without running it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kop.cli.common import CliUsageError, fail, json_option, note, print_json, p
 from kop.cli.functions import connection_options, read_connection
 
 if TYPE_CHECKING:
-    from kop.mesh.check import Checked, CodeCheck
     from kop.mesh.file import Draft
+    from kop.mesh.mesh_check import Checked, CodeCheck
     from kop.mesh.plan import Facts
     from kop.mesh.spec import FunctionPart, Mesh
 
@@ -28,11 +28,6 @@ Examples:
 
 \b
 Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
-
-DRAW_EPILOG = """\b
-Examples:
-  kop mesh draw orders.yaml --output orders.svg
-  kop mesh draw orders.yaml > orders.svg"""
 
 _AT_ONCE = 4
 """How many processes look at code."""
@@ -65,17 +60,14 @@ def validate(
     No server is needed. With --bootstrap or --client-config it is asked which topics there are, and how many
     partitions they have.
     """
-    from kop.mesh.check import check
     from kop.mesh.nodes import MeshError
 
     quiet_client()
-    draft = _draft(file)
-    facts: Facts | None = None
+    asked = None
     if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
-        facts = _facts(draft.mesh, *read_connection(bootstrap, client_config))
+        asked = read_connection(bootstrap, client_config)
     local = _LOCAL.fullmatch(master or "")
-    code = None if no_code or draft.without_code else _wrong_codes(draft.mesh)
-    checked = check(draft, facts, int(local[1]) if local else cores, code)
+    checked = check_file(file, asked, int(local[1]) if local else cores, looks_at_code=not no_code)
     if as_json:
         print_json(_as_json(file, checked))
         if checked.mistakes:
@@ -89,29 +81,20 @@ def validate(
     _show(checked)
 
 
-@click.command("draw", epilog=DRAW_EPILOG, short_help="Draw a mesh as SVG.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where the picture goes. Default: standard output.")
-def draw(file: str, output: str) -> None:
-    """Draw the mesh of a file as SVG, from left to right.
+def check_file(
+    file: str,
+    server: tuple[dict[str, Any], float] | None = None,
+    cores: int | None = None,
+    *,
+    looks_at_code: bool = False,
+) -> Checked:
+    """Return what is wrong with a file; a server is asked for topics if its connection is given."""
+    from kop.mesh.mesh_check import check
 
-    A frame is around functions that run as one. The code of functions is not imported, and no server is asked.
-    """
-    from kop.mesh.check import check
-    from kop.mesh.draw import draw as drawn
-    from kop.mesh.nodes import MeshError
-
-    checked = check(_draft(file))
-    if checked.plan is None:
-        raise CliUsageError(str(MeshError(file, checked.mistakes)))
-    svg = drawn(checked.mesh, checked.plan)
-    if output == "-":
-        click.echo(svg, nl=False)
-        return
-    try:
-        Path(output).write_text(svg, encoding="utf-8")
-    except OSError as error:
-        fail(f"{output}: {error.strerror}")
+    draft = _draft(file)
+    facts = None if server is None else facts_of(draft.mesh, *server)
+    code = _wrong_codes(draft.mesh) if looks_at_code and not draft.without_code else None
+    return check(draft, facts, cores, code)
 
 
 def _draft(file: str) -> Draft:
@@ -125,7 +108,7 @@ def _draft(file: str) -> Draft:
     return draft_of(text, file, TopicNames(has_namespaces=True))
 
 
-def _facts(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
+def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
     """Return what a server knows of the topics of a mesh."""
     from kop.client.errors import ClientError
     from kop.client.read_client import ReadClient
@@ -151,10 +134,10 @@ def _wrong_codes(mesh: Mesh) -> CodeCheck:
 
 def _wrong_code(part: FunctionPart) -> list[str]:
     """Return what is wrong with the code of a function, which is imported in a process of its own."""
-    from kop.functions.checking import check
+    from kop.functions.code_check import check
     from kop.functions.function import CodePlace
     from kop.functions.packages import PackageError, read_package, unpack
-    from kop.mesh.code import state_call
+    from kop.mesh.state_calls import state_call
 
     path = Path(part.spec.py)
     if not path.is_file():

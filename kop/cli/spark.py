@@ -11,18 +11,21 @@ from pathlib import Path
 
 import click
 
-from kop.cli.common import DEFAULT_BOOTSTRAP, fail, note, server_option
+from kop.cli.common import DEFAULT_BOOTSTRAP, CliUsageError, fail, note, server_option
+from kop.cli.spark_pack import pack
 
 BOOTSTRAP_VARIABLE = "KOP_BOOTSTRAP"
 SUBMIT_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 """The environment variable that gives Spark's options to a PySpark script that is run without spark-submit."""
 WORKERS_PYTHON = "spark.pyspark.python"
+DRIVER_PYTHON = "spark.pyspark.driver.python"
 EPILOG = """\b
 Examples:
   kop spark                          # the shell, with the session as `spark`
   kop spark orders.py --day monday
   kop spark --bootstrap broker.example:9092 orders.py
   kop spark --master spark://there:7077 --conf spark.cores.max=8 orders.py
+  kop spark --pack environment.tar.gz
 
 \b
 A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
@@ -34,6 +37,14 @@ def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
         if not setting.partition("=")[0] or "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")
     return settings
+
+
+def given_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """Return settings as a session takes them."""
+    given = dict(setting.split("=", 1) for setting in settings)
+    if WORKERS_PYTHON in given:  # Spark would take it for the Python that plans here, too
+        given.setdefault(DRIVER_PYTHON, sys.executable)
+    return given
 
 
 def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, str]:
@@ -71,6 +82,7 @@ def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, st
     help="A setting of Spark; may be repeated.",
 )
 @click.option("--packages", metavar="GROUP:NAME:VERSION,...", help="Jars that Spark fetches from Maven Central.")
+@click.option("--pack", "archive", metavar="FILE", help="Write this environment to FILE for executors, and end.")
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -78,6 +90,7 @@ def command(
     master: str | None,
     settings: tuple[str, ...],
     packages: str | None,
+    archive: str | None,
     script: str | None,
     arguments: tuple[str, ...],
 ) -> None:
@@ -86,15 +99,18 @@ def command(
     Spark's workers get this Python, which has kop; on a cluster it has to be there, under the same path or the one of
     --conf spark.pyspark.python. What a script itself sets wins over these options. Needs Java 17 or 21.
     """
+    if archive is not None:
+        if script is not None:
+            raise CliUsageError("--pack runs no script: give one of them")
+        pack(archive)
+        return
     environment = spark_environment(bootstrap, settings)
     pyspark = importlib.util.find_spec("pyspark")
     assert pyspark is not None
     assert pyspark.origin is not None
     options = [*(["--master", master] if master else []), *(["--packages", packages] if packages else [])]
-    for setting in settings:
-        options += ["--conf", setting]
-        if setting.startswith(f"{WORKERS_PYTHON}="):  # Spark would take it for the Python that plans here, too
-            options += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
+    for name, value in given_settings(settings).items():
+        options += ["--conf", f"{name}={value}"]
     if script is not None:
         run = [sys.executable, script, *arguments]
         if options:

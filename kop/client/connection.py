@@ -206,7 +206,7 @@ class ClusterConnection:
         coordinator: Coordinated | None = None,
         doubtful: tuple[type[Exception], ...] = (),
     ) -> T:
-        """Ask until it works or the patience is over; then the last error is raised.
+        """Return what `ask` returns; call it again after an error that passes, until the patience is over.
 
         A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
         drops what the caller knows of the servers, and the coordinator is looked for again; but not while the end of

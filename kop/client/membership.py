@@ -41,6 +41,15 @@ class GroupPeer:
     """From where it is connected, as the server sees it."""
 
 
+def has_members(settings: Mapping[str, Any], group: str) -> bool:
+    """Return if anybody is in a group, as far as the server knows. `settings` are kafka-python's."""
+    admin = KafkaAdminClient(**_known(settings, KafkaAdminClient.DEFAULT_CONFIG))
+    try:
+        return bool(admin.describe_groups([group])[group]["members"])
+    finally:
+        admin.close()
+
+
 class Membership:
     """Keeps `client_id` in a group, by a thread of its own. The rest is for any thread.
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kafka import errors
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteGroupsRequest
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import HeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -447,6 +447,24 @@ class WriteClient:
 
         try:
             self._patiently(commit, coordinator=(GROUP, group))
+        except _NO_MEMBER as error:
+            raise NotMemberError(f"{error}") from None
+
+    def check_member(self, group: str, member: MemberIdentity) -> None:
+        """Ask the server for a member of a group; NotMemberError if it is none of its generation any more."""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                HeartbeatRequest(
+                    group_id=group, generation_id=member.generation, member_id=member.member_id, max_version=3
+                ),
+                self._connection.coordinator((GROUP, group)),
+            )
+            if answer.error_code != errors.RebalanceInProgressError.errno:  # it is a member, and is to join again
+                _raise(answer.error_code, f"Heartbeat in group {group}")
+
+        try:
+            self._patiently(ask, coordinator=(GROUP, group))
         except _NO_MEMBER as error:
             raise NotMemberError(f"{error}") from None
 

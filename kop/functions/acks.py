@@ -125,6 +125,15 @@ class Acks:
     def _position(state: _Partition) -> int:
         return next(iter(list(state.open)), state.next)
 
+    def reached(self) -> dict[TopicPartition, int]:
+        """Return the offsets up to which all was called and nothing waits to be called again, done or not. For any
+        thread.
+        """
+        offsets = {partition: state.next for partition, state in list(self._partitions.items())}
+        for partition, offset in list(self._due):
+            offsets[partition] = min(offset, offsets[partition])
+        return offsets
+
     def committable(self) -> dict[TopicPartition, int]:
         """Return the offsets up to which all is done, of partitions whose offset has moved since the last call."""
         moved: dict[TopicPartition, int] = {}

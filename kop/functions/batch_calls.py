@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kop import clock
+from kop.client.batches import NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, OutputError, check_publishes, too_large
 from kop.functions.context import InputRecord, Nacked, Publish
@@ -83,7 +84,7 @@ class BatchCalls(CallBase):
         finally:
             self._calling[PARTITION] = NOT_CALLING
         for place, some in rows:
-            self._outputs.add_rows(place, arrow.rows_in(some))
+            self._outputs.add_batch(place, partition[1], some)
         for effect in effects:
             if isinstance(effect, Publish):
                 self._publish(partition[1], effect)
@@ -183,6 +184,39 @@ def _first(batch: pa.RecordBatch) -> int:
 def _values(array: pa.Array) -> Sequence[Any]:
     values: list[Any] = array.unique().to_pylist()
     return values
+
+
+def batch_of(partition: TopicPartition, records: Sequence[InputRecord]) -> pa.RecordBatch:
+    """Return messages of a partition as a batch, with the columns that one has that was read as such."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    rows = [
+        {
+            "key": key,
+            "value": value,
+            "topic": partition[0],
+            "partition": partition[1],
+            "offset": offset,
+            "timestamp": timestamp * 1000,
+            "timestampType": 0,
+            "headers": [{"key": name, "value": given} for name, given in headers] or None,
+        }
+        for offset, timestamp, key, value, headers in records
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=arrow.schema(headers=True))
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterable[NewRecord]:
+    """Return the rows of a result as single records that are to be written; without a time it is None."""
+    for row in batch.to_pylist():
+        time = row.get("timestamp")
+        milliseconds = None if time is None else int(time.timestamp() * 1000) if hasattr(time, "timestamp") else time
+        key, value = (_bytes(row.get(name)) for name in ("key", "value"))
+        yield key, value, [(header["key"], header["value"]) for header in row.get("headers") or ()], milliseconds
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 def records_of(batch: pa.RecordBatch) -> Iterable[InputRecord]:

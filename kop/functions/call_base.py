@@ -88,6 +88,10 @@ class CallBase:
         """Return the offsets up to which all is done, of partitions that had messages. For any thread."""
         return self._acks.positions()
 
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """Return the offsets up to which all was called that is to be called, done or not. For any thread."""
+        return self._acks.reached()
+
     def next_due(self) -> float | None:
         """Return when a message is to be tried again."""
         return self._acks.next_due()

@@ -3,6 +3,8 @@
 Owns: the order of these two for each guarantee, when offsets are committed, and that it is done in transactions of the
 instance if the server has them.
 Must not know: which offsets may be committed.
+
+`batch_end` chooses among the ends.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from kop import clock
 from kop.client.offsets import Offsets, TopicPartition
 from kop.client.write_client import Identity, WriteClient
 from kop.functions.reading import Taken
+from kop.functions.spec import Guarantee
 from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
@@ -280,3 +283,41 @@ class WithState(BatchEnd):
     def close(self) -> None:
         """Commit what may be."""
         self._end.close()
+
+
+def batch_end(
+    guarantee: Guarantee,
+    writer: WriteClient,
+    identity: Identity | None,
+    groups: Sequence[str],
+    outputs: Outputs,
+    positions: Offsets,
+    state: WrittenState,
+    *,
+    new_writer: Callable[[], WriteClient],
+    failed: Callable[[BaseException], None],
+) -> BatchEnd:
+    """Return how batches end by a guarantee, and, once there is state, in transactions of the identity.
+
+    `new_writer` makes the client of a thread that commits beside the work; `failed` is told of the error that ends it.
+    """
+    end: BatchEnd
+    if guarantee is Guarantee.EFFECTIVELY_ONCE:
+        assert identity is not None
+        end = InOneTransaction(writer, identity, groups, outputs, positions)
+    elif guarantee is Guarantee.ATMOST_ONCE:
+        end = Before(writer, identity, groups, outputs, positions)
+    else:
+        end = Beside(new_writer(), identity, groups, outputs, positions, failed)
+
+    def switch(committed: Offsets) -> BatchEnd:
+        assert identity is not None  # without transactions no state is opened
+        if guarantee is Guarantee.EFFECTIVELY_ONCE:
+            return end
+        end.close()
+        outputs.use(identity)
+        if guarantee is Guarantee.ATMOST_ONCE:
+            return end
+        return InOneTransaction(writer, identity, groups, outputs, committed)
+
+    return WithState(end, state, outputs, positions, switch)

@@ -61,7 +61,7 @@ def from_flags(
 def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
     """Return the fields that flags and a file's text give, to make or change a definition; SpecError has all mistakes.
 
-    Each is right by itself; if they make a whole function is not asked.
+    The value of each field is checked, but not if the fields together are a whole definition.
     """
     text, name = file or ("", "")
     places = ConfigPlaces(name)

@@ -83,6 +83,8 @@ class Definition(_RecordJson):
     """Instance to the revision of the last request that it be started anew, where it is of this version."""
     topic_names: TopicNames = HOME
     """What names of topics in its configuration mean on this cluster."""
+    mesh: str = ""
+    """The full name of the mesh whose drivers run it; workers leave it alone then."""
     kind: str = ""
     by: str = ""
     at_ms: int = 0
@@ -96,6 +98,79 @@ class Definition(_RecordJson):
     def runs(self, instance: int) -> int:
         """Return the revision that an instance runs: it is started anew if this is another one."""
         return max(self.version, self.restarts.get(instance, NOT_YET))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedFunction:
+    """A function of a mesh, as a request has it."""
+
+    config: Mapping[str, Any]
+    """Pulsar's FunctionConfig."""
+    package: str
+    """The SHA-256 of its code."""
+    package_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedMesh:
+    """A mesh, as a request has it."""
+
+    text: str
+    """Its file."""
+    functions: Mapping[str, WantedFunction] = field(default_factory=dict)
+    """By their full names."""
+    others: tuple[str, ...] = ()
+    """The full names of its sources, sinks and queries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshDefinition(_RecordJson):
+    """A mesh as it is wanted; each of its functions has a definition of its own, which names it."""
+
+    name: str
+    """TENANT/NAMESPACE/NAME."""
+    text: str
+    """Its file."""
+    functions: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """Both are full names; the others are sources, sinks and queries."""
+    revision: int
+    """Offset of the request that made it what it is."""
+    version: int
+    """Revision of the last request that changed its file or code."""
+    is_stopped: bool = False
+    """True if no driver runs it until somebody starts it."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Part, by its name, to the revision of the last request that it be started anew; all parts are empty."""
+    topic_names: TopicNames = HOME
+    """What names of topics in its file mean on this cluster."""
+    kind: str = ""
+    by: str = ""
+    at_ms: int = 0
+    """The request that made it what it is: what it wanted, of whom it came, when."""
+
+    @property
+    def key(self) -> str:
+        """What requests for it name, and the key of its record."""
+        return mesh_key(self.name)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The full names of all that it has."""
+        return (*self.functions, *self.others)
+
+
+_MESH: Final = "mesh/"
+
+
+def mesh_key(name: str) -> str:
+    """Return what stands for a mesh where functions have their full names: it has a slash more than those."""
+    return f"{_MESH}{name}"
+
+
+def mesh_of(key: str) -> str | None:
+    """Return the full name of the mesh that a key stands for; None if it is that of a function."""
+    return key.removeprefix(_MESH) if key.startswith(_MESH) and key.count("/") == 3 else None
 
 
 def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
@@ -151,6 +226,7 @@ class Request(_RecordJson):
     id: str
     kind: Kind
     fqfn: str = ""
+    """What it is about: a function, or what `mesh_key` gives for a mesh."""
     expects: int | None = None
     """The revision that the definition has by then; None if there is none."""
     config: Mapping[str, Any] | None = None
@@ -158,6 +234,9 @@ class Request(_RecordJson):
     package_name: str = ""
     instance: int | None = None
     """None means all."""
+    mesh: WantedMesh | None = None
+    part: str = ""
+    """For a mesh: what it is to be, and which part is to start anew; no part means all."""
     worker: str = ""
     """Which one is drained, or no more."""
     by: str = ""
@@ -193,6 +272,11 @@ class WorkerInfo:
     is_leader: bool = False
     machine: str = ""
     """From where it is connected, as the server sees it; empty if that is not known."""
+
+    @property
+    def runs_instances(self) -> bool:
+        """False for a process that may lead, and nobody asks: it has no port."""
+        return self.port != 0
 
     @property
     def address(self) -> str:

@@ -9,8 +9,8 @@ import gc
 import multiprocessing.popen_forkserver
 import multiprocessing.sharedctypes  # noqa: F401
 
-import kop.functions.checking
-import kop.functions.child  # noqa: F401
+import kop.functions.child
+import kop.functions.code_check  # noqa: F401
 from kop.allocator import share_arenas
 from kop.client.message_codecs import compile_codecs
 

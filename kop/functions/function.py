@@ -31,12 +31,12 @@ class FunctionLoadError(Exception):
 
 @dataclass(frozen=True)
 class CodePlace:
-    """Where the code of a function lies."""
+    """The file and the folders in which the code of a function lies."""
 
     py: str = ""
-    """A file; empty if the code is in folders alone."""
+    """The path of the function's file; empty if the code is in folders alone."""
     folders: tuple[str, ...] = ()
-    """Folders whose modules can be imported, the first one first."""
+    """The folders whose modules the code may import, in the order in which they are searched."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,18 @@ class FunctionCode:
 
     class_name: str
     call: Callable[[Any, Any], Any]
-    """`call(input, context)` returns what the function returns, an awaitable if `is_async`."""
+    """The function: called with an input and a context, it returns the result, or an awaitable of it if `is_async`."""
     is_async: bool
+    """True if the function is a coroutine function."""
     input_annotation: Any
-    """Any if there is none."""
+    """The annotation of the input; Any if the function has none."""
     output_annotation: Any
-    """Any if there is none, or if it is None."""
+    """The annotation of the result; Any if the function has none, or has None."""
     is_batch: bool = False
-    """True if it is called with record batches of Arrow, not with single messages."""
+    """True if the function is called with record batches of Arrow, not with single messages."""
 
     def find(self, name: str) -> Any:
-        """Return what another name of the function's files stands for, as `module.Class`."""
+        """Return the object that has a name, `module.Class`, in the function's files."""
         return _find(name)
 
 

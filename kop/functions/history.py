@@ -17,7 +17,7 @@ from kop.client.batches import StoredRecords
 from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, from_log
-from kop.functions.leader import OK
+from kop.functions.effects import OK
 from kop.functions.metadata import REQUESTS
 from kop.functions.reading import READ_COMMITTED
 

@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,7 +39,7 @@ from kop.functions import triggers
 from kop.functions.batch_calls import BatchCalls
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState
-from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState, commit
+from kop.functions.committing import BatchEnd, batch_end, commit
 from kop.functions.context import Effect, FunctionContext
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import PartitionDiscovery, input_of
@@ -148,11 +148,16 @@ class Instance:
         """Those that what is done is written with, and state is read."""
         self._fresh: Collection[TopicPartition] = ()
         """The partitions that had no committed offset."""
+        self._reached: Callable[[], Offsets] = dict
 
     @property
     def is_stopping(self) -> bool:
         """True once no further message is called."""
         return self._stopping
+
+    def reached(self) -> Offsets:
+        """Return the offsets up to which all was called that is to be called, done or not; none before it has begun."""
+        return self._reached()
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
         """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own."""
@@ -212,7 +217,18 @@ class Instance:
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
             self.stats.lag = lambda: self._lag(calls, positions)
-            end = self._end(writer, identity, outputs, positions, state)
+            self._reached = lambda: {**positions, **calls.reached()}
+            end = batch_end(
+                spec.processing_guarantees,
+                writer,
+                identity,
+                [spec.group],
+                outputs,
+                positions,
+                state,
+                new_writer=self._new_writer,
+                failed=self._fail,
+            )
             stack.callback(end.close)
             if self._look_seconds is not None:
                 discovery = PartitionDiscovery(spec, self._settings, self.add, self._look_seconds)
@@ -401,39 +417,6 @@ class Instance:
             common |= {"starts": starts, "fresh": self._fresh, "state": state, "extractor": self._extractor}
             return WindowCalls(spec, code, outputs, **common)
         return Calls(spec, code, outputs, **common)
-
-    def _end(
-        self,
-        writer: WriteClient,
-        identity: Identity | None,
-        outputs: Outputs,
-        positions: Offsets,
-        state: FunctionState,
-    ) -> BatchEnd:
-        guarantee, groups = self._spec.processing_guarantees, [self._spec.group]
-        end: BatchEnd
-        if guarantee is Guarantee.EFFECTIVELY_ONCE:
-            assert identity is not None
-            end = InOneTransaction(writer, identity, groups, outputs, positions)
-        elif guarantee is Guarantee.ATMOST_ONCE:
-            end = Before(writer, identity, groups, outputs, positions)
-        else:
-            client = self._new_writer()
-            end = Beside(client, identity, groups, outputs, positions, self._fail)
-
-        def switch(committed: Offsets) -> BatchEnd:
-            """Return the end of a batch with state, which has only been opened if there are transactions."""
-            assert identity is not None
-            if guarantee is Guarantee.EFFECTIVELY_ONCE:
-                return end
-            if guarantee is not Guarantee.ATMOST_ONCE:
-                end.close()
-            outputs.use(identity)
-            if guarantee is Guarantee.ATMOST_ONCE:
-                return end
-            return InOneTransaction(writer, identity, groups, outputs, committed)
-
-        return WithState(end, state, outputs, positions, switch)
 
     # -- its work
 

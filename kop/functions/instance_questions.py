@@ -13,8 +13,8 @@ from typing import Any
 
 from kop.functions.assigned_instances import ASK_SECONDS, AssignedInstances, unknown
 from kop.functions.definitions import Assignment, InstanceName, WorkerInfo
+from kop.functions.effects import WRONG
 from kop.functions.group_lag import lag_of
-from kop.functions.leader import WRONG
 from kop.functions.metadata import FunctionsMetadata
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
 from kop.functions.spec import FunctionSpec

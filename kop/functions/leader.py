@@ -10,48 +10,28 @@ further; else it is forgotten as a whole, and another one is made from what the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
-from kop.functions.definitions import Definition, InstanceName, LeaderAnswer, Request, spec_of, updated
+from kop.functions import mesh_requests
+from kop.functions.definitions import (
+    Definition,
+    InstanceName,
+    LeaderAnswer,
+    MeshDefinition,
+    Request,
+    mesh_of,
+    spec_of,
+    updated,
+)
+from kop.functions.effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
 
 KNOWN_REQUESTS: Final = 1_000
 """How many of the last requests get their first answer again if they are sent again."""
-MAX_BYTES: Final = 512 * 1024
-"""How large a definition may be: it has to fit into a record."""
-OK: Final = 200
-WRONG: Final = 400
-NOT_THERE: Final = 404
-LOST: Final = 409
-NO_PACKAGE: Final = 412
-"""The package is not whole in its topic: whoever sent the request has to send both again."""
-
-DEFECT: Final = 500
-
-
-@dataclass(frozen=True)
-class Effects:
-    """What is to be written, in one transaction, for a request."""
-
-    answer: LeaderAnswer
-    definitions: Mapping[str, Definition | None] = field(default_factory=dict)
-    """What a function is from now on; None if it is not there any more."""
-    begins: Mapping[str, FunctionSpec | None] = field(default_factory=dict)
-    """Functions with topics that are read from where their definitions say, and not from the first record: those that
-    this one did not read before; None if it read none."""
-    cleaned: Collection[str] = ()
-    """Consumer groups that end with their function, once that is committed."""
-    packages: Collection[str] = ()
-    """Digests that no definition names any more."""
-    drained: Mapping[str, bool] = field(default_factory=dict)
-    """Workers that are given no instances from now on, or some again."""
-    schedules: bool = True
-    """True if assignments may change."""
 
 
 class Leader:
@@ -63,8 +43,10 @@ class Leader:
         answers: Iterable[LeaderAnswer] = (),
         drained: Collection[str] = (),
         topic_names: TopicNames = HOME,
+        meshes: Mapping[str, MeshDefinition] | None = None,
     ) -> None:
         self.definitions = dict(definitions)
+        self.meshes = dict(meshes or {})
         self.drained = set(drained)
         self._topic_names = topic_names
         self._answers: dict[str, LeaderAnswer] = {}
@@ -99,6 +81,11 @@ class Leader:
                 del self.definitions[fqfn]
             else:
                 self.definitions[fqfn] = definition
+        for name, mesh in effects.meshes.items():
+            if mesh is None:
+                del self.meshes[name]
+            else:
+                self.meshes[name] = mesh
         for worker, drained in effects.drained.items():
             (self.drained.add if drained else self.drained.discard)(worker)
         self._note(effects.answer)
@@ -132,9 +119,16 @@ class Leader:
                 )
             drained = {} if request.kind == "rebalance" else {worker: request.kind == "drain"}
             return Effects(LeaderAnswer(request=request.id, status=OK, offset=offset), drained=drained)
-        lost = self._lost(request, there) or refusal
-        if lost is not None:
-            return refused(*lost)
+        mesh = mesh_of(request.fqfn)
+        if mesh is not None:
+            known = mesh_requests.Known(self.definitions, self.meshes, is_whole, self._topic_names)
+            return mesh_requests.decide(offset, request, mesh, known)
+        owner = next((mesh.name for mesh in self.meshes.values() if request.fqfn in mesh.parts), None)
+        if owner is not None:
+            return refused(LOST, f"{request.fqfn} is a part of the mesh {owner}: change that, by kop mesh")
+        why = lost(request, there, "function", request.fqfn) or refusal
+        if why is not None:
+            return refused(*why)
         if request.kind == "delete":
             assert there is not None
             return self._deleted(offset, request, there)
@@ -165,29 +159,6 @@ class Leader:
         if request.kind == "restart":
             restarts |= dict.fromkeys(chosen, offset)
         return self._changed(offset, request, there, replace(there, stopped=frozenset(stopped), restarts=restarts), {})
-
-    def _lost(self, request: Request, there: Definition | None) -> tuple[int, str] | None:
-        """Return status and reason of a request that knows another definition than there is."""
-        fqfn, expects = request.fqfn, request.expects
-        if there is None:
-            if request.kind == "create" and expects is None:
-                return None
-            if expects is None:
-                return NOT_THERE, f"there is no function {fqfn}"
-            return NOT_THERE, f"{fqfn} was deleted meanwhile: revision {expects} is not there any more"
-        if request.kind == "create" and expects is None:
-            return (
-                LOST,
-                f"{fqfn} exists already: {_who(there)} (revision {there.revision}); update it, or delete it first",
-            )
-        if expects != there.revision:
-            expected = "none" if expects is None else f"revision {expects}"
-            return (
-                LOST,
-                f"{fqfn} was changed meanwhile: {_who(there)}, and it has revision {there.revision} now; expected was "
-                f"{expected}: read it, then try again",
-            )
-        return None
 
     def _changed(
         self,
@@ -241,8 +212,13 @@ class Leader:
                 {n: definition.runs(n) for n in range(definition.spec.parallelism) if n not in definition.stopped},
                 tuple(sorted(partitions.get(fqfn, ()))),
             )
-            for fqfn, definition in self.definitions.items()
+            for fqfn, definition in self.deployed.items()
         }
+
+    @property
+    def deployed(self) -> dict[str, Definition]:
+        """The functions that workers run."""
+        return {fqfn: definition for fqfn, definition in self.definitions.items() if not definition.mesh}
 
 
 def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]) -> list[InstanceName]:
@@ -289,8 +265,3 @@ def _configured(offset: int, request: Request, there: Definition | None, topic_n
 def _read_before(there: Definition | None, now: FunctionSpec) -> FunctionSpec | None:
     """Return the function whose inputs have offsets already that the new one goes on from."""
     return there.spec if there is not None and there.spec.group == now.group else None
-
-
-def _who(definition: Definition) -> str:
-    at = datetime.fromtimestamp(definition.at_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
-    return f"{definition.by or 'somebody'} has sent {definition.kind} at {at}"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kop import clock
-from kop.functions.checking import check
+from kop.functions.code_check import check
 from kop.functions.definitions import NOT_YET, Definition, Kind, LeaderAnswer, Request, spec_of, updated
-from kop.functions.leader import NO_PACKAGE, WRONG
+from kop.functions.effects import NO_PACKAGE, WRONG
 from kop.functions.packages import Package, PackageError, unpack
 from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import Registry

@@ -39,12 +39,14 @@ from kop.functions.definitions import (
     Request,
     WorkerInfo,
     instance_key,
+    mesh_key,
     to_log,
 )
+from kop.functions.effects import Effects
 from kop.functions.input_topics import partitions_of, reads, topics_of
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
-from kop.functions.leader import Effects, Leader, losers
+from kop.functions.leader import Leader, losers
 from kop.functions.metadata import (
     ASSIGNMENTS,
     CONFIGS,
@@ -110,7 +112,7 @@ class Leading:
         metadata: FunctionsMetadata,
         membership: Membership,
         *,
-        workers: Callable[[], Collection[WorkerInfo]],
+        members: Callable[[], Collection[WorkerInfo]],
         read_to_end: Callable[[Collection[str]], None],
         read_requests: Callable[[int], None],
         topic_names: TopicNames,
@@ -123,7 +125,7 @@ class Leading:
         self._worker_id = worker_id
         self._metadata = metadata
         self._membership = membership
-        self._workers = workers
+        self._members = members
         self._read_to_end = read_to_end
         self._read_requests = read_requests
         self._topic_names = topic_names
@@ -217,20 +219,23 @@ class Leading:
             "%s leads the workers: %d functions, %d requests wait; this took %.0f ms",
             self._worker_id, len(metadata.definitions), len(metadata.pending), (clock.monotonic() - began) * 1000,
         )  # fmt: skip
-        leader = Leader(metadata.definitions, metadata.answers.values(), metadata.drained, self._topic_names)
+        leader = Leader(
+            metadata.definitions, metadata.answers.values(), metadata.drained, self._topic_names, metadata.meshes
+        )
         return Term(leader, identity, committed, dict(metadata.assignments))
 
     # -- decisions
 
     def _decide(self, term: Term, holding: MemberIdentity) -> None:
         """Take requests, and schedule if anything is another than before."""
-        alive = {worker.worker_id for worker in self._workers()}
-        if self._worker_id not in alive:
+        members = self._members()
+        if self._worker_id not in {member.worker_id for member in members}:
             return  # who is there was not asked yet
+        alive = {member.worker_id for member in members if member.runs_instances}
         metadata = self._metadata
         due = sorted((offset, request) for offset, request in metadata.pending.items() if offset >= term.cursor)
         due = due[:BATCH_REQUESTS]
-        if any(request.package for _, request in due):
+        if any(request.package or request.mesh is not None for _, request in due):
             self._read_to_end([PACKAGES])  # it may have come since, and it may be gone since
         effects = [
             term.leader.take(
@@ -310,7 +315,7 @@ class Leading:
     def _partitions(self, term: Term, held: Collection[str]) -> Mapping[str, Collection[TopicPartition]]:
         """Return the partitions of each function's inputs, of topics that there are; of those held what they have."""
         assert self._reader is not None
-        specs = {fqfn: definition.spec for fqfn, definition in term.leader.definitions.items() if fqfn not in held}
+        specs = {fqfn: definition.spec for fqfn, definition in term.leader.deployed.items() if fqfn not in held}
         refused: dict[str, Exception] = {}
         topics = topics_of(specs.values(), self._reader, refused)
         for fqfn, spec in specs.items():
@@ -354,6 +359,10 @@ class Leading:
             records += [
                 (DEFINITIONS, fqfn.encode(), None if made is None else made.to_json())
                 for fqfn, made in effect.definitions.items()
+            ]
+            records += [
+                (DEFINITIONS, mesh_key(name).encode(), None if mesh is None else mesh.to_json())
+                for name, mesh in effect.meshes.items()
             ]
             unused = set(effect.packages) - in_use
             records += [(PACKAGES, key, None) for digest in unused for key in metadata.removable(digest)]

@@ -16,9 +16,11 @@ from kop.functions.definitions import (
     Definition,
     InstanceName,
     LeaderAnswer,
+    MeshDefinition,
     Request,
     from_log,
     instance_of,
+    mesh_of,
     text_of,
 )
 from kop.functions.leader import KNOWN_REQUESTS
@@ -48,6 +50,7 @@ class FunctionsMetadata:
 
     packages: Assembler
     definitions: dict[str, Definition] = field(default_factory=dict)
+    meshes: dict[str, MeshDefinition] = field(default_factory=dict)
     assignments: dict[InstanceName, Assignment] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
     answers: dict[str, LeaderAnswer] = field(default_factory=dict)
@@ -66,6 +69,10 @@ class FunctionsMetadata:
             return self._take_log(offset, from_log(value))
         if topic == PACKAGES:
             self._take_package(name, at_ms, value)
+        elif topic == DEFINITIONS and (mesh := mesh_of(name)) is not None:
+            self.meshes.pop(mesh, None)
+            if value is not None:
+                self.meshes[mesh] = MeshDefinition.from_json(value)
         elif topic == DEFINITIONS:
             self.definitions.pop(name, None)  # a damaged one does not leave the one before it
             if value is not None:

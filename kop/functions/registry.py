@@ -111,7 +111,7 @@ class Registry:
             me.worker_id,
             self.metadata,
             membership,
-            workers=self.workers,
+            members=self.members,
             read_to_end=self._read_to_end,
             read_requests=self._read_requests,
             topic_names=topic_names,
@@ -170,7 +170,11 @@ class Registry:
         return self._leading.failure or self._membership.failure
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers that live, and which of them leads, as of a second ago."""
+        """Return the workers that live and run instances."""
+        return tuple(member for member in self.members() if member.runs_instances)
+
+    def members(self) -> tuple[WorkerInfo, ...]:
+        """Return who lives and may lead, and which of them does, as of a second ago: drivers of meshes, too."""
         by_id: dict[str, WorkerInfo] = {}
         for peer in self._membership.peers():
             worker = WorkerInfo.of_client_id(peer.client_id, is_leader=peer.holds, machine=peer.host)

@@ -23,7 +23,7 @@ from kop.functions.rest_functions import function_routes
 from kop.functions.rest_internal import OPEN_PATHS, internal_routes
 from kop.functions.rest_requests import CONFIG_BYTES, RestError
 from kop.functions.rest_workers import worker_routes
-from kop.functions.service import Service
+from kop.functions.worker_service import Service
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from kop.functions.rest_requests import (
     raise_error,
     read_form,
 )
-from kop.functions.service import Json, Service
+from kop.functions.worker_service import Json, Service
 
 NOTE: Final = "Kop-Note"
 """The header of an answer to create and update that has a note."""
@@ -111,7 +111,7 @@ class FunctionPaths:
     async def create(self, request: web.Request) -> web.Response:
         """Make a function."""
         config, package = await self._definition_given(request, is_update=False)
-        answer = await self._service.request(
+        answer = await self._service.requests.request(
             "create", fqfn_of(request), config=config, package=package, by=author_of(request)
         )
         return self._with_note(answered(answer), fqfn_of(request))
@@ -121,7 +121,7 @@ class FunctionPaths:
         config, package = await self._definition_given(request, is_update=True)
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
-        answer = await self._service.request(
+        answer = await self._service.requests.request(
             "update", fqfn, expects=expects, config=config, package=package, by=author_of(request)
         )
         return self._with_note(answered(answer), fqfn)
@@ -140,7 +140,7 @@ class FunctionPaths:
         """Delete a function."""
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
-        return answered(await self._service.request("delete", fqfn, expects=expects, by=author_of(request)))
+        return answered(await self._service.requests.request("delete", fqfn, expects=expects, by=author_of(request)))
 
     def state_changes(self, kind: str) -> Handler:
         """Make the handler that starts, stops or restarts a function, or an instance of it."""
@@ -149,7 +149,9 @@ class FunctionPaths:
             fqfn, instance = self._one(request)
             expects = self._expects(request, fqfn)
             return answered(
-                await self._service.request(kind, fqfn, expects=expects, instance=instance, by=author_of(request))
+                await self._service.requests.request(
+                    kind, fqfn, expects=expects, instance=instance, by=author_of(request)
+                )
             )
 
         return change
@@ -179,7 +181,7 @@ class FunctionPaths:
     async def _statuses(self, request: web.Request) -> tuple[dict[int, Json], dict[int, Json]]:
         """Return the InstanceStatus of each instance that told its own, and Pulsar's status of all that are wanted."""
         fqfn, instance = self._one(request)
-        told = dict(await self._service.status(fqfn, instance))
+        told = dict(await self._service.questions.status(fqfn, instance))
         assignments = self._service.assignments()
         others_run = any(name == fqfn for name, _ in assignments)
         definition, loop = self._needed(fqfn), self._loop(fqfn)
@@ -191,6 +193,8 @@ class FunctionPaths:
             )
             if number not in told and number in definition.stopped:
                 status["error"] = "stopped"
+            elif number not in told and definition.mesh:
+                status["error"] = f"the mesh {definition.mesh} has it: kop mesh status {definition.mesh}"
             elif number not in told and others_run and (assignment is None or not assignment.partitions):
                 status["error"] = "it has no partition: there are more instances than partitions"
             elif number not in told and assignment is None:
@@ -230,7 +234,7 @@ class FunctionPaths:
             "topic": form["topic"].text() if "topic" in form else None,
             "seconds": TRIGGER_SECONDS,
         }
-        answer = await self._service.ask(fqfn, instance, question)
+        answer = await self._service.questions.ask(fqfn, instance, question)
         raise_error(answer)
         if answer.get("output") is None:
             return web.Response(status=204)
@@ -248,7 +252,7 @@ class FunctionPaths:
             question = {"ask": "state", "key": key, "seconds": ASK_SECONDS}
             if partition is not None:
                 question["partition"] = partition
-            answer = await self._service.ask(fqfn, None, question)
+            answer = await self._service.questions.ask(fqfn, None, question)
             raise_error(answer)
             if answer.get("value") is not None:
                 values[partition] = answer["value"]
@@ -286,7 +290,7 @@ class FunctionPaths:
         question = {"ask": "putstate", "key": key, "seconds": ASK_SECONDS, **value}
         if "partition" in request.query:
             question["partition"] = self._state_partitions(request, fqfn)[0]
-        raise_error(await self._service.ask(fqfn, None, question))
+        raise_error(await self._service.questions.ask(fqfn, None, question))
         return web.Response(status=204)
 
     async def upload(self, request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from kop.functions.metrics import exposition
 from kop.functions.rest_functions import FUNCTION, INSTANCE
 from kop.functions.rest_requests import RestError, fqfn_of
-from kop.functions.service import Service
+from kop.functions.worker_service import Service
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Pages of probes, which have no token."""

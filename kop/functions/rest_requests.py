@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from aiohttp import BodyPartReader, web
 
 from kop.functions.definitions import LeaderAnswer
-from kop.functions.service import Json
+from kop.functions.worker_service import Json
 
 CONFIG_BYTES: Final = 1 << 20
 """As large may a definition be, and any other part of a request."""

@@ -14,7 +14,7 @@ from aiohttp import web
 from kop.functions import shapes
 from kop.functions.definitions import WorkerInfo
 from kop.functions.rest_requests import RestError, answered
-from kop.functions.service import Json, Service
+from kop.functions.worker_service import Json, Service
 
 WORKER: Final = "/admin/v2/worker"
 
@@ -52,15 +52,15 @@ class WorkerPaths:
 
     async def rebalance(self, _request: web.Request) -> web.Response:
         """Deal the instances anew."""
-        return answered(await self._service.rebalance())
+        return answered(await self._service.requests.rebalance())
 
     async def drain(self, request: web.Request) -> web.Response:
         """Give the instances of a worker to others: of the one that is named, else of this one."""
-        return answered(await self._service.drain(self._worker_of(request)))
+        return answered(await self._service.requests.drain(self._worker_of(request)))
 
     async def undrain(self, request: web.Request) -> web.Response:
         """Let a worker have instances again: the one that is named, else this one."""
-        return answered(await self._service.drain(self._worker_of(request), drained=False))
+        return answered(await self._service.requests.drain(self._worker_of(request), drained=False))
 
     def _worker_of(self, request: web.Request) -> str:
         worker = request.query.get("workerId") or self._service.worker_id

@@ -18,16 +18,16 @@ from kop.client.offsets import TopicPartition
 from kop.functions.watch import Calling, place_of
 
 LATEST: Final = 10
-"""How many failures are kept."""
+"""The number of failures that are kept."""
 METRICS: Final = 1_000
-"""How many metrics of its own a function may have; further ones are left out."""
+"""The number of metrics that a function may have of its own; further ones are left out."""
 TEXT_CHARACTERS: Final = 4_000
-"""As much is kept of the text of a failure."""
+"""The number of characters that are kept of the text of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatsSnapshot:
-    """What an instance has done since its start; `..._1min` is of the last whole minute. Plain JSON."""
+    """The counts of an instance since its start, as plain JSON; `..._1min` are those of the last whole minute."""
 
     received: int
     processed: int
@@ -53,11 +53,15 @@ class StatsSnapshot:
     lag: dict[str, int]
     """Number of offsets of each partition, `TOPIC-NUMBER`, that are not done."""
     at: list[Any] | None
-    """Topic, partition and offset of the record that is called; None if none is."""
+    """Topic, partition and offset of the record that the function is called with; None between calls."""
 
 
 class Stats:
-    """The counts of one instance. `partitions` and `calling` are its own, see `kop.functions.watch`."""
+    """The counts of one instance.
+
+    `partitions` are those that the instance reads. `calling` is the memory in which the instance notes its calls, see
+    `kop.functions.watch`.
+    """
 
     def __init__(self, partitions: Sequence[TopicPartition], calling: Calling) -> None:
         self.received = 0
@@ -65,7 +69,7 @@ class Stats:
         self.user_exceptions = 0
         self.system_exceptions = 0
         self.lag: Callable[[], Mapping[TopicPartition, int]] = dict
-        """Returns how far each partition is behind its end."""
+        """The function that returns how many offsets of each partition are not done."""
         self._partitions = partitions
         self._calling = calling
         self._latency = (0.0, 0)
@@ -80,25 +84,25 @@ class Stats:
 
     @property
     def failures(self) -> int:
-        """How many calls have failed."""
+        """The number of calls that have failed."""
         return self.user_exceptions + self.system_exceptions
 
     # -- for the threads of the instance
 
     def took(self, count: int) -> None:
-        """Note messages that are called for the first time."""
+        """Count messages that the function is called with for the first time."""
         self._turn()
         self.received += count
 
     def called(self, count: int, seconds: float) -> None:
-        """Note calls that went well, which took so long together."""
+        """Count calls that went well, and took so many seconds together."""
         self._turn()
         self.processed += count
         self._latency = (self._latency[0] + seconds * 1000, self._latency[1] + count)
         self._last_ms = clock.wall_ms()
 
     def failed(self, error: BaseException, where: str, *, by_function: bool) -> None:
-        """Note a call that failed, at which record, and if it was the function that raised."""
+        """Count a call that failed. `where` names the record; `by_function`: the function itself has raised."""
         self._turn()
         now = clock.wall_ms()
         text = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]

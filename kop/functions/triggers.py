@@ -66,7 +66,7 @@ def _listed(topics: Sequence[str]) -> str:
 
 
 def fate(spec: FunctionSpec, topic: str) -> str:
-    """Return what becomes of a message whose call has failed: it is in its topic like any other."""
+    """Return the text that says what becomes of a message whose call has failed: it is in its topic like any other."""
     if spec.processing_guarantees is Guarantee.ATMOST_ONCE:
         return f"the message stays in {topic}, and is not called again"
     times = spec.max_message_retries
@@ -95,7 +95,10 @@ class Triggers:
         return number
 
     def wait(self, number: bytes, seconds: float) -> TriggerAnswer | None:
-        """Return what became of the message; None if it is not known in time. It is not waited for any more."""
+        """Wait for the answer about a message, by its id, and return it; None if none has come in time.
+
+        An answer that comes later is dropped.
+        """
         event, answers = self._waiting[number]
         event.wait(seconds)
         self._waiting.pop(number, None)
@@ -106,7 +109,7 @@ class Triggers:
         return next((value for name, value in headers if name == HEADER and value in self._waiting), None)
 
     def answer(self, number: bytes, answer: TriggerAnswer) -> None:
-        """Tell who waits; the first answer counts."""
+        """Give an answer to the thread that waits for a message. The first answer counts."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             waiting[1].append(answer)

@@ -12,23 +12,23 @@ from typing import Final, TypeAlias
 from kop.client.offsets import TopicPartition
 
 Calling: TypeAlias = Sequence[int]
-"""Where an instance is, in three numbers at these indexes."""
+"""The place in the work of an instance: three numbers, at the indexes below."""
 GENERATION: Final = 0
-"""A number that is another one for each lot of messages that is called, and for each retry."""
+"""The index of a number that changes with each lot of messages that the function is called with, and each retry."""
 PARTITION: Final = 1
-"""The index of the partition among the instance's; NOT_CALLING if no code of the user runs."""
+"""The index of the partition's number among those of the instance; NOT_CALLING if no code of the user runs."""
 OFFSET: Final = 2
-"""The record that is called."""
+"""The index of the offset of the record that the function is called with."""
 NOT_CALLING: Final = -1
 
 LEAST_RAM: Final = 64 << 20
-"""Bytes that an instance has by itself."""
+"""The bytes that an instance takes without its function."""
 LOOK_SECONDS: Final = 1.0
-"""How much time lies between two looks at most."""
+"""The seconds between two looks at most."""
 
 
 class CallWatch:
-    """Looks at one instance from time to time."""
+    """The watch over one instance, which is looked at from time to time."""
 
     def __init__(self, timeout_ms: int | None, ram: int | None) -> None:
         self._timeout_ms = timeout_ms
@@ -38,13 +38,16 @@ class CallWatch:
 
     @property
     def seconds(self) -> float | None:
-        """How much time lies between two looks; None if there is nothing to look for."""
+        """The seconds between two looks; None if there is nothing to look for."""
         if self._timeout_ms is not None:
             return min(LOOK_SECONDS, self._timeout_ms / 4000)
         return None if self._ram is None else LOOK_SECONDS
 
     def look(self, calling: Calling, rss: int, now: float) -> str | None:
-        """Return why the instance has to be ended, if it has. `rss` is in bytes, 0 if nobody knows."""
+        """Return the reason why the instance has to be ended; None if it may go on.
+
+        `rss` is the memory of its process in bytes; 0 if that is not known.
+        """
         seen = tuple(calling)
         if seen != self._seen:
             self._seen, self._since = seen, now

@@ -46,9 +46,10 @@ def of_elements(code: FunctionCode) -> FunctionCode:
 
 
 def extractor_of(spec: FunctionSpec, code: FunctionCode) -> Extractor | None:
-    """Return what gives the time of a message, in milliseconds: a function, or the `extract_timestamp` of a class.
+    """Return the function that takes a message and returns its time in milliseconds, or the `extract_timestamp` of a
+    class; None if the function has no windows by event time.
 
-    None if the function has no windows by event time. ClientError says why it cannot be had.
+    ClientError says why the extractor that the definition names cannot be had.
     """
     name = spec.window.timestamp_extractor if spec.window else ""
     if not name:

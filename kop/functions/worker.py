@@ -15,7 +15,7 @@ from typing import Any
 
 from kop.client.errors import ClientError
 from kop.functions.assigned_instances import AssignedInstances
-from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo, out_of_reach
+from kop.functions.definitions import Assignment, Definition, InstanceName, WorkerInfo, out_of_reach
 from kop.functions.instance_questions import InstanceQuestions
 from kop.functions.leader_requests import ANSWER_SECONDS, LeaderRequests
 from kop.functions.localrun import names_of
@@ -160,37 +160,15 @@ class Worker:
             raise ClientError("wait until the worker has started")
         return self._parts
 
-    async def request(
-        self,
-        kind: str,
-        fqfn: str,
-        *,
-        expects: int | None = None,
-        config: dict[str, Any] | None = None,
-        package: Package | None = None,
-        instance: int | None = None,
-        by: str,
-    ) -> LeaderAnswer:
-        """Ask for a change of a definition, and return what the leader says of it."""
-        return await self._begun().requests.request(
-            kind, fqfn, expects=expects, config=config, package=package, instance=instance, by=by
-        )
+    @property
+    def requests(self) -> LeaderRequests:
+        """The requests to the leader; ClientError until the worker has started."""
+        return self._begun().requests
 
-    async def rebalance(self) -> LeaderAnswer:
-        """Deal the instances anew."""
-        return await self._begun().requests.rebalance()
-
-    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Give the instances of a worker to others; or let it have some again."""
-        return await self._begun().requests.drain(worker_id, drained=drained)
-
-    async def status(self, fqfn: str, instance: int | None) -> dict[int, dict[str, Any]]:
-        """Return the InstanceStatus, as JSON, of all assigned instances of a function or of one."""
-        return await self._begun().questions.status(fqfn, instance)
-
-    async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance, the one that has the answer if none is named."""
-        return await self._begun().questions.ask(fqfn, instance, question)
+    @property
+    def questions(self) -> InstanceQuestions:
+        """The questions to instances; ClientError until the worker has started."""
+        return self._begun().questions
 
     async def local_ask(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
         """Ask an instance of this worker. What is assigned to it now is waited for."""
@@ -265,8 +243,9 @@ class Worker:
         return frozenset() if self._parts is None else frozenset(self._parts.metadata.drained)
 
     def leader(self) -> WorkerInfo | None:
-        """Return the worker that leads; None if nobody does."""
-        return next((worker for worker in self.workers() if worker.is_leader), None)
+        """Return who leads, a worker or the driver of a mesh; None if nobody does."""
+        members = () if self._parts is None else self._parts.registry.members()
+        return next((member for member in members if member.is_leader), None)
 
     def not_ready(self) -> str | None:
         """Return why the worker does not work; None if it does."""

@@ -7,15 +7,20 @@ Must not know: functions, when offsets are committed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from kop import clock
 from kop.client.batches import NewRecord, NewRecords, build_rows
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import Identity, WriteClient
 from kop.functions import origins
+from kop.records import arrow
 from kop.records.batch import add_sequence
 from kop.records.columns import RowsIn
 from kop.records.partitioning import partition_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Outputs:
@@ -71,9 +76,9 @@ class Outputs:
         """Take a record for a partition."""
         self._records(place).add(record)
 
-    def add_rows(self, place: TopicPartition, rows: RowsIn) -> None:
-        """Take rows for a partition."""
-        self._waiting.setdefault(place, []).append(rows)
+    def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
+        """Take a batch of rows for a partition; `source` is the partition that their input came from."""
+        self._waiting.setdefault(place, []).append(arrow.rows_in(batch))
 
     def _records(self, place: TopicPartition) -> NewRecords:
         pieces = self._waiting.setdefault(place, [])

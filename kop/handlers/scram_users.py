@@ -21,15 +21,17 @@ from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _LONGEST_SALT: Final = 1024
-"""Bytes of a salt, which each client that names the user is told."""
+"""The most bytes of a salt, which each client that names the user is told."""
 _LONGEST_NAME: Final = 32_767
-"""Bytes of a user's name."""
+"""The most bytes of a user's name."""
 _LIBRDKAFKA_SLACK: Final = 1
 """librdkafka ends AlterUserScramCredentials with the tagged fields of the request twice."""
 
 
 def describe_credentials(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Tell which mechanisms users have, with their iterations; without names, or with none, of all users."""
+    """Answer DescribeUserScramCredentials: the mechanisms, with their iterations, of the users that are named; of all
+    users if none is.
+    """
     if denied := ctx.cluster(AclOperation.DESCRIBE):
         why = ctx.cluster_denial
         row = dict(user="", error_code=denied, error_message=why, credential_infos=[])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from kop.mesh.plan import Component, MeshPlan
-from kop.mesh.spec import FunctionPart, Mesh, Part
+from kop.mesh.spec import FunctionPart, Mesh, Part, QueryPart
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,19 @@ def _values(part: Part) -> dict[str, Any]:
     """Return the fields of a part as a file has them."""
     if isinstance(part, FunctionPart):
         return {**part.config, "keepsKey": part.keeps_key, "private": part.is_private}
-    written = {"value_format": "valueFormat", "key_format": "keyFormat"}
-    return {written.get(f.name, f.name): getattr(part, f.name) for f in fields(part) if f.name != "line"}
+    written = {
+        "value_format": "valueFormat",
+        "key_format": "keyFormat",
+        "kop_options": "kopOptions",
+        "output_mode": "outputMode",
+    }
+    values = {written.get(f.name, f.name): getattr(part, f.name) for f in fields(part) if f.name != "line"}
+    if isinstance(part, QueryPart):
+        values["views"] = {
+            table: {"subscribe": view.topic, **view.options, "watermark": view.watermark}
+            for table, view in part.views.items()
+        }
+    return values
 
 
 def _of_components(old: MeshPlan, new: MeshPlan) -> Iterator[MeshChange]:

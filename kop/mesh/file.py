@@ -20,8 +20,8 @@ from kop.functions.config_reading import read as read_function
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNameError, TopicNames
 from kop.mesh.mend import is_mendable, mended
-from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of
-from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, QueryPart, SinkPart, SourcePart, Trigger
+from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of, near
+from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, OutputMode, QueryPart, SinkPart, SourcePart, Trigger, View
 from kop.mesh.tables import tables_of
 from kop.mesh.translate import Translated, translated
 
@@ -41,14 +41,16 @@ MESH_FIELDS: Final = (
     "externalWriters",
     "kopOptions",
 )
-FORMAT_FIELDS: Final = ("valueFormat", "keyFormat")
+FORMAT_FIELDS: Final = ("valueFormat", "keyFormat", "kopOptions")
 SOURCE_FIELDS: Final = ("name", "format", "options", "schema", "output", *FORMAT_FIELDS)
-SINK_FIELDS: Final = ("name", "inputs", "format", "options", *FORMAT_FIELDS)
-QUERY_FIELDS: Final = ("name", "sql", "output", *FORMAT_FIELDS)
+SINK_FIELDS: Final = ("name", "inputs", "format", "options", "columns", *FORMAT_FIELDS)
+QUERY_FIELDS: Final = ("name", "sql", "views", "outputMode", "output", *FORMAT_FIELDS)
 OWN_FUNCTION_FIELDS: Final = ("keepsKey", "private")
 """The fields that a function has in a mesh alone."""
 FUNCTION_FIELDS: Final = (*(str(field.alias) for field in FunctionConfig.model_fields.values()), *OWN_FUNCTION_FIELDS)
 TRIGGERS: Final[tuple[Trigger, ...]] = ("continuous", "batch")
+OUTPUT_MODES: Final[tuple[OutputMode, ...]] = ("append", "update", "complete")
+_WATERMARK: Final = re.compile(r"[\w.`]+\s+\d+\s*[a-z]+", re.ASCII | re.IGNORECASE)
 _FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
 _MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
 _MARK: Final = "\0"
@@ -193,23 +195,25 @@ class _Reader:
         )
         return None
 
-    def _formats(self, section: Section) -> tuple[str, str]:
-        value, key = (section.choice(name, _FORMATS, "") for name in FORMAT_FIELDS)
-        return value, key
+    def _formats(self, section: Section) -> dict[str, Any]:
+        return {
+            "value_format": section.choice("valueFormat", _FORMATS, ""),
+            "key_format": section.choice("keyFormat", _FORMATS, ""),
+            "kop_options": section.options("kopOptions"),
+        }
 
     def _source(self, node: yaml.Node, index: int) -> SourcePart | None:
         section, name, before = self._section(node, index, "source", SOURCE_FIELDS)
         output = section.text("output", is_needed="the topic to write")
         output = self._topic(section, "output", section.line_at("output"), output)
-        value_format, key_format = self._formats(section)
+        formats = self._formats(section)
         part = SourcePart(
             name=name,
             format=section.text("format", is_needed="a format that Spark reads, as json, csv or rate"),
             options=section.options("options"),
             schema=section.text("schema"),
             output=output,
-            value_format=value_format,
-            key_format=key_format,
+            **formats,
             line=section.line,
         )
         return self._kept(part, "source", name, section, ((), (output,)), before)
@@ -219,14 +223,14 @@ class _Reader:
         inputs = tuple(self._topic(section, "inputs", line, text) for line, text in section.texts("inputs"))
         if not inputs:
             section.wrong(section.line_at("inputs"), "inputs: is missing: the topics to read")
-        value_format, key_format = self._formats(section)
+        formats = self._formats(section)
         part = SinkPart(
             name=name,
             inputs=tuple(dict.fromkeys(inputs)),
             format=section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc"),
             options=section.options("options"),
-            value_format=value_format,
-            key_format=key_format,
+            columns=tuple(text for _, text in section.texts("columns")),
+            **formats,
             line=section.line,
         )
         return self._kept(part, "sink", name, section, (inputs, ()), before)
@@ -236,20 +240,44 @@ class _Reader:
         sql = section.text("sql", is_needed="what it selects")
         output = section.text("output", is_needed="the topic to write")
         output = self._topic(section, "output", section.line_at("output"), output)
-        inputs = tuple(self._topic(section, "sql", section.line_at("sql"), table) for table in tables_of(sql))
-        if sql and not inputs:
+        views = self._views(section, sql)
+        if sql and not views:
             section.wrong(section.line_at("sql"), "sql: names no topic after FROM or JOIN")
-        value_format, key_format = self._formats(section)
+        mode = section.choice("outputMode", OUTPUT_MODES, "append")
+        formats = self._formats(section)
         part = QueryPart(
             name=name,
             sql=sql,
-            inputs=inputs,
+            views=views,
             output=output,
-            value_format=value_format,
-            key_format=key_format,
+            output_mode=next(known for known in OUTPUT_MODES if known == mode),
+            **formats,
             line=section.line,
         )
-        return self._kept(part, "query", name, section, (inputs, (output,)), before)
+        return self._kept(part, "query", name, section, (part.inputs, (output,)), before)
+
+    def _views(self, section: Section, sql: str) -> dict[str, View]:
+        """Return the tables that a SQL text names, with what is said of them."""
+        tables = tables_of(sql)
+        said: dict[str, tuple[int, dict[str, str]]] = {}
+        if "views" in section.fields:
+            line, node = section.fields["views"]
+            if not isinstance(node, yaml.MappingNode):
+                section.wrong(line, "views: must be fields, TABLE: {OPTION: VALUE}")
+            inner = Section(node, f"{section.place}: views", Mistakes(), [name for name, _, _ in items_of(node)])
+            for table, (at, _) in inner.fields.items():
+                if table not in tables:
+                    section.wrong(at, f"views.{table}: sql names no such table{near(table, tables)}")
+                said[table] = at, inner.options(table)
+        views: dict[str, View] = {}
+        for table in tables:
+            line, options = said.get(table, (section.line_at("sql"), {}))
+            watermark = options.pop("watermark", "").strip()
+            if watermark and not _WATERMARK.fullmatch(watermark):
+                section.wrong(line, f"views.{table}.watermark: must be COLUMN DELAY, as in timestamp 10 minutes")
+            topic = self._topic(section, "sql", line, options.pop("subscribe", table))
+            views[table] = View(topic, options, watermark)
+        return views
 
     # -- functions
 

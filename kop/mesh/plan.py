@@ -149,6 +149,8 @@ class _Planner:
             if part.spec.processing_guarantees is not reader.spec.processing_guarantees:
                 theirs, own = part.spec.processing_guarantees.value, reader.spec.processing_guarantees.value
                 return f"{name} is {own} and {writer} is {theirs}"
+        if reader.spec.processing_guarantees is Guarantee.MANUAL:
+            return f"{name} is MANUAL, and runs by itself"
         for writer in graph.side_writers.get(topic, ()):
             return f"{writer} writes messages aside to it"
         return ""

@@ -1,6 +1,6 @@
 """What the driver of a mesh says of it: records of a compacted topic, as plain values.
 
-Owns: the name of the topic, its keys, how a report and a request look, when a driver counts as gone.
+Owns: the name of the topic, its keys, how a report looks, when a driver counts as gone.
 Must not know: sockets, Spark.
 """
 
@@ -14,19 +14,18 @@ TOPIC: Final = "__kop_meshes"
 GROUP_PREFIX: Final = "__kop.mesh/"
 """The group of the drivers of a mesh; who has its partition drives."""
 REPORT: Final = "report"
-REQUEST: Final = "request"
-DEFINITION: Final = "definition"
 LAYOUT: Final = "layout"
 """Which topics each function was called with, not read, when the mesh ran last."""
+GROUPS: Final = "groups"
+"""The consumer groups of the parts that ran last and whose offsets go with them."""
 SILENT_SECONDS: Final = 10.0
 """A driver that has said nothing for so long is taken for gone."""
-STOP: Final = "stop"
-RESTART: Final = "restart"
-"""What a driver may be asked for."""
 RUNNING: Final = "running"
 STARTING: Final = "starting"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
+WAITING: Final = "waiting"
+"""No driver has run it yet."""
 
 
 def key(kind: str, full_name: str) -> str:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from kop.functions.spec import FunctionSpec
 
 Trigger: TypeAlias = Literal["continuous", "batch"]
 Kind: TypeAlias = Literal["function", "source", "sink", "query"]
+OutputMode: TypeAlias = Literal["append", "update", "complete"]
+"""Which rows of its result a query writes: those that do not change any more, those that changed, all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionPart:
     """A function of a mesh. `line` is the one of the file where a part begins."""
+
+    kind: ClassVar[Kind] = "function"
 
     spec: FunctionSpec
     """The path of its code goes from the folder in which the command runs."""
@@ -31,11 +35,6 @@ class FunctionPart:
     has_state: bool = False
     """True if `stateScope` is given: only then it may use state."""
     line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "function"
 
     @property
     def name(self) -> str:
@@ -68,28 +67,29 @@ class FunctionPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourcePart:
-    """A query from a format of Spark to a topic."""
+class _RowsPart:
+    """A part that is a query of Spark: its topics hold rows in these formats, those that a query reads left out."""
 
     name: str
+    value_format: str = ""
+    key_format: str = ""
+    kop_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
+    line: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePart(_RowsPart):
+    """A query from a format of Spark to a topic."""
+
+    kind: ClassVar[Kind] = "source"
+    inputs: ClassVar[tuple[str, ...]] = ()
+
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
     schema: str = ""
-    """Columns as Spark's DDL, for formats that need it said."""
+    """The columns as Spark's DDL, for formats that need it said."""
     output: str
-    value_format: str = ""
-    key_format: str = ""
-    line: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "source"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -98,45 +98,46 @@ class SourcePart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkPart:
+class SinkPart(_RowsPart):
     """A query from topics to a format of Spark."""
 
-    name: str
+    kind: ClassVar[Kind] = "sink"
+    outputs: ClassVar[tuple[str, ...]] = ()
+
     inputs: tuple[str, ...]
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
-    value_format: str = ""
-    key_format: str = ""
-    line: int = 1
+    columns: tuple[str, ...] = ()
+    """What it writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
 
-    @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "sink"
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """None."""
-        return ()
+@dataclass(frozen=True)
+class View:
+    """A topic as a table of a query."""
+
+    topic: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of format("kop") for the topic, beside those of the mesh."""
+    watermark: str = ""
+    """COLUMN DELAY; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryPart:
+class QueryPart(_RowsPart):
     """SQL over topics; its rows go to a topic."""
 
-    name: str
+    kind: ClassVar[Kind] = "query"
+
     sql: str
-    inputs: tuple[str, ...]
-    """The topics that the SQL names."""
+    views: Mapping[str, View]
+    """The tables that the SQL names."""
     output: str
-    value_format: str = ""
-    key_format: str = ""
-    line: int = 1
+    output_mode: OutputMode = "append"
 
     @property
-    def kind(self) -> Kind:
-        """What the part is."""
-        return "query"
+    def inputs(self) -> tuple[str, ...]:
+        """The topics that the SQL names."""
+        return tuple(dict.fromkeys(view.topic for view in self.views.values()))
 
     @property
     def outputs(self) -> tuple[str, ...]:

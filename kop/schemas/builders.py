@@ -9,7 +9,7 @@ list of pairs for maps. Readers that want to be quick append to `values`, `offse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,21 +50,54 @@ class Leaf:
         return made if self._stored is self.kind else made.view(self.kind)
 
 
-class Lists:
-    """A column of lists."""
+class _Runs:
+    """A column in which a row is a run of items, whose parts are in `columns`."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: pa.DataType, made: type[pa.Array], columns: Sequence[Builder]) -> None:
         self.kind = kind
-        self.items = builder(kind.value_type)
         self.offsets = [0]
         self.nulls: list[bool] = []
         self.count = 0
-        """The number of items so far; who appends to `items` counts them here, and calls `close`."""
+        """The number of items so far; who appends to the columns counts them here, and calls `close`."""
+        self._made = made
+        self._columns = columns
 
     def close(self) -> None:
-        """End a list: the items since the last one are its own."""
+        """End a row: the items since the last one are its own."""
         self.offsets.append(self.count)
         self.nulls.append(False)
+
+    def add_null(self) -> None:
+        """Append null."""
+        self.offsets.append(self.count)
+        self.nulls.append(True)
+
+    def truncate(self, rows: int) -> None:
+        """Take back all rows but the first ones."""
+        del self.offsets[rows + 1 :]
+        del self.nulls[rows:]
+        self.count = self.offsets[-1]
+        for column in self._columns:
+            column.truncate(self.count)
+
+    def finish(self) -> pa.Array:
+        """Return the column, and begin a new one."""
+        mask = pa.array(self.nulls, pa.bool_()) if True in self.nulls else None
+        offsets = pa.array(self.offsets, pa.int32())
+        parts = [column.finish() for column in self._columns]
+        made = self._made.from_arrays(offsets, *parts, type=self.kind, mask=mask)
+        del self.offsets[1:]
+        self.nulls.clear()
+        self.count = 0
+        return made
+
+
+class Lists(_Runs):
+    """A column of lists."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.items = builder(kind.value_type)
+        super().__init__(kind, pa.ListArray, [self.items])
 
     def add(self, value: Any) -> None:
         """Append a list, or None for null."""
@@ -76,47 +109,21 @@ class Lists:
             self.count += 1
         self.close()
 
-    def add_null(self) -> None:
-        """Append null."""
-        self.offsets.append(self.count)
-        self.nulls.append(True)
 
-    def truncate(self, rows: int) -> None:
-        """Take back all rows but the first ones."""
-        del self.offsets[rows + 1 :]
-        del self.nulls[rows:]
-        self.count = self.offsets[-1]
-        self.items.truncate(self.count)
-
-    def finish(self) -> pa.Array:
-        """Return the column, and begin a new one."""
-        mask = pa.array(self.nulls, pa.bool_()) if True in self.nulls else None
-        offsets = pa.array(self.offsets, pa.int32())
-        made = pa.ListArray.from_arrays(offsets, self.items.finish(), type=self.kind, mask=mask)
-        del self.offsets[1:]
-        self.nulls.clear()
-        self.count = 0
-        return made
-
-
-class Maps:
+class Maps(_Runs):
     """A column of maps with texts as keys, or whatever the type says."""
 
     def __init__(self, kind: pa.DataType) -> None:
-        self.kind = kind
         self.keys = builder(kind.key_type)
         self.items = builder(kind.item_type)
-        self.offsets = [0]
-        self.nulls: list[bool] = []
-        self.count = 0
+        super().__init__(kind, pa.MapArray, [self.keys, self.items])
 
     def close(self) -> None:
         """End a map: the entries since the last one are its own. BadRecordError if a key is there twice."""
         keys = self.keys.values[self.offsets[-1] : self.count] if isinstance(self.keys, Leaf) else []
         if len(set(keys)) < len(keys):
             raise BadRecordError(f"a map has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
-        self.offsets.append(self.count)
-        self.nulls.append(False)
+        super().close()
 
     def add(self, value: Any) -> None:
         """Append a map, or None for null."""
@@ -128,29 +135,6 @@ class Maps:
             self.items.add(item)
             self.count += 1
         self.close()
-
-    def add_null(self) -> None:
-        """Append null."""
-        self.offsets.append(self.count)
-        self.nulls.append(True)
-
-    def truncate(self, rows: int) -> None:
-        """Take back all rows but the first ones."""
-        del self.offsets[rows + 1 :]
-        del self.nulls[rows:]
-        self.count = self.offsets[-1]
-        self.keys.truncate(self.count)
-        self.items.truncate(self.count)
-
-    def finish(self) -> pa.Array:
-        """Return the column, and begin a new one."""
-        mask = pa.array(self.nulls, pa.bool_()) if True in self.nulls else None
-        offsets = pa.array(self.offsets, pa.int32())
-        made = pa.MapArray.from_arrays(offsets, self.keys.finish(), self.items.finish(), type=self.kind, mask=mask)
-        del self.offsets[1:]
-        self.nulls.clear()
-        self.count = 0
-        return made
 
 
 class Structs:

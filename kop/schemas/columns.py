@@ -19,15 +19,16 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from kop.schemas import avro_schema, json_schema, protobuf
+from kop.schemas.access import PulsarAccess, RegistryAccess
 from kop.schemas.avro_compiled import avro_reader
 from kop.schemas.by_version import ByVersionReader, Versions, named
-from kop.schemas.confluent import HEAD, ConfluentRegistry, RegistryOptions, Schema, schema_id_of
+from kop.schemas.confluent import HEAD, ConfluentRegistry, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
 from kop.schemas.json_text import JsonReader
 from kop.schemas.parts import Decoded, SchemaReader, in_order, present
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
-from kop.schemas.pulsar import KEY_VALUE, PulsarRegistryOptions, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.pulsar import KEY_VALUE, PulsarSchema, topic_schema, topic_schemas
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
@@ -47,9 +48,9 @@ class SchemaSource:
     text: str = ""
     """The schema itself, if it is given: columns in Spark's words, Avro's JSON, or a descriptor in base64."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     subject: str = ""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic as Pulsar names it in full."""
     version: int | None = None
@@ -68,9 +69,9 @@ class ColumnPlan:
     ddl: str = ""
     """The fields of the column in Spark's words, if they are all that is known of its type."""
     message: str = ""
-    registry: RegistryOptions | None = None
+    registry: RegistryAccess | None = None
     """The registry whose ids stand before records; None if nothing stands there."""
-    pulsar: PulsarRegistryOptions | None = None
+    pulsar: PulsarAccess | None = None
     topic: str = ""
     """The topic of Pulsar whose schema's versions the records may have; empty if all have the plan's own."""
     part: str = ""
@@ -163,15 +164,15 @@ def _of_text(source: SchemaSource) -> ColumnPlan:
     return ColumnPlan("json", ddl=source.text, registry=source.registry)
 
 
-def _of_registry(source: SchemaSource, options: RegistryOptions) -> ColumnPlan:
-    schema = registry_of_process(options).of_subject(source.subject, source.version)
+def _of_registry(source: SchemaSource, access: RegistryAccess) -> ColumnPlan:
+    schema = registry_of_process(access).of_subject(source.subject, source.version)
     known = FORMATS_OF_REGISTRY.get(schema.kind, "")
     if not known or source.format not in (AUTO, known):
         raise SchemaError(f"set the format to {known or 'bytes'}: the subject {source.subject} is {schema.kind}")
     message = ""
     if known == "protobuf":
         message = ProtobufSchema(schema.text, schema.references).message(source.message).full_name
-    return ColumnPlan(known, schema, message=message, registry=options)
+    return ColumnPlan(known, schema, message=message, registry=access)
 
 
 def _of_pulsar(source: SchemaSource) -> ColumnPlan:
@@ -218,9 +219,9 @@ def _of_pulsar_schema(schema: PulsarSchema, wanted: str, topic: str) -> ColumnPl
 
 
 @functools.lru_cache(16)
-def registry_of_process(options: RegistryOptions) -> ConfluentRegistry:
-    """Return the registry of this process for these options, which keeps the schemas that it has fetched."""
-    return ConfluentRegistry(options)
+def registry_of_process(access: RegistryAccess) -> ConfluentRegistry:
+    """Return the registry of this process for this access, which keeps the schemas that it has fetched."""
+    return ConfluentRegistry(access)
 
 
 # -- reading
@@ -269,8 +270,8 @@ def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
     return PrimitiveReader("STRING" if plan.format == "string" else plan.format)
 
 
-def _versions(options: PulsarRegistryOptions, topic: str) -> dict[int, PulsarSchema]:
-    return {schema.version or 0: schema for schema in topic_schemas(options, topic)}
+def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
+    return {schema.version or 0: schema for schema in topic_schemas(access, topic)}
 
 
 def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
@@ -377,7 +378,7 @@ begins.
 class FramedReader:
     """The reader of records with a registry's id before them; each id has a reader of its own."""
 
-    def __init__(self, plan: ColumnPlan, registry: RegistryOptions) -> None:
+    def __init__(self, plan: ColumnPlan, registry: RegistryAccess) -> None:
         self._registry = registry_of_process(registry)
         self._kind = plan.kind
         self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}

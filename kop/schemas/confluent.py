@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from kop.schemas.access import RegistryAccess
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 
 HEAD: Final = 5
@@ -31,18 +32,6 @@ TIMEOUT: Final = 15.0
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _NOT_THERE: Final = 404
 _INCOMPATIBLE: Final = 409
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryOptions:
-    """The access to a registry: its URLs, with commas between several, and how a client shows who it is."""
-
-    url: str
-    user_info: str = ""
-    """The user and password, `USER:PASSWORD`; empty for none."""
-    token: str = ""
-    """The bearer token; empty for none."""
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +67,17 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class ConfluentRegistry:
     """The registry behind a URL. What has an id or a version never changes, so it is asked for once."""
 
-    def __init__(self, options: RegistryOptions) -> None:
-        self._bases = [base.strip().rstrip("/") for base in options.url.split(",") if base.strip()]
+    def __init__(self, access: RegistryAccess) -> None:
+        self._bases = [base.strip().rstrip("/") for base in access.url.split(",") if base.strip()]
         if not self._bases or not all(re.match(r"https?://[^/@]+(?:/[^@]*)?$", base) for base in self._bases):
             raise SchemaError("set schema.registry.url to http://HOST:PORT of a registry, and a user in its own option")
-        context = ssl.create_default_context(cafile=options.ca_file)
+        context = ssl.create_default_context(cafile=access.ca_file)
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
         self._headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
-        if options.user_info:
-            self._headers["Authorization"] = f"Basic {base64.b64encode(options.user_info.encode()).decode()}"
-        elif options.token:
-            self._headers["Authorization"] = f"Bearer {options.token}"
+        if access.user_info:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(access.user_info.encode()).decode()}"
+        elif access.token:
+            self._headers["Authorization"] = f"Bearer {access.token}"
         self._by_id: dict[int, Schema] = {}
         self._by_version: dict[tuple[str, int], Schema] = {}
 

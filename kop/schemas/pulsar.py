@@ -19,21 +19,13 @@ from typing import Any, Final, TypeVar
 from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
+from kop.schemas.access import PulsarAccess
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 KEY_VALUE: Final = "KEY_VALUE"
-
-
-@dataclass(frozen=True, slots=True)
-class PulsarRegistryOptions:
-    """The access to Pulsar's admin REST."""
-
-    url: str
-    auth: str = ""
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +57,18 @@ class PulsarSchema:
         return PulsarSchema(kind, part if isinstance(part, str) else json.dumps(part), {}, self.version)
 
 
-def topic_schema(options: PulsarRegistryOptions, topic: str, version: int | None = None) -> PulsarSchema:
+def topic_schema(access: PulsarAccess, topic: str, version: int | None = None) -> PulsarSchema:
     """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if none is named.
     SchemaError.
     """
     which = "no schema" if version is None else f"no version {version} of a schema"
-    return _asked(options, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
+    return _asked(access, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
 
 
-def topic_schemas(options: PulsarRegistryOptions, topic: str) -> list[PulsarSchema]:
+def topic_schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
     """Return all versions of the schema of a topic; SchemaError."""
     return _asked(
-        options,
+        access,
         lambda client: client.schemas(topic),
         lambda answers: [_schema(answer) for answer in answers],
         f"Pulsar has no schema for {topic}",
@@ -89,12 +81,10 @@ def _schema(answer: Mapping[str, Any]) -> PulsarSchema:
     )
 
 
-def _asked(
-    options: PulsarRegistryOptions, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str
-) -> T:
+def _asked(access: PulsarAccess, ask: Callable[[Admin], Awaitable[A]], make: Callable[[A], T], not_there: str) -> T:
     async def once() -> A:
-        tls = TlsOptions(ca_file=options.ca_file, system_too=True)
-        async with Admin(options.url, auth=parse_auth(options.auth, tls), tls=tls) as client:
+        tls = TlsOptions(ca_file=access.ca_file, system_too=True)
+        async with Admin(access.url, auth=parse_auth(access.auth, tls), tls=tls) as client:
             return await ask(client)
 
     try:
@@ -102,8 +92,6 @@ def _asked(
     except PulsarError as error:
         if error.code == "NotFound":
             raise UnknownSchemaError(f"set the format to bytes, or give the schema: {not_there}") from None
-        raise SchemaError(
-            f"set pulsar.admin.url and pulsar.auth to what is right: {options.url} says {error}"
-        ) from None
+        raise SchemaError(f"set pulsar.admin.url and pulsar.auth to what is right: {access.url} says {error}") from None
     except ValueError as error:
         raise SchemaError(f"set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: {error}") from None

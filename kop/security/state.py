@@ -70,7 +70,7 @@ class SecurityState:
     async def open(self, waiting: Callable[[str], None] | None = None) -> None:
         """Read everything, and follow what any broker writes from now on.
 
-        Waits for as long as storage cannot give it: `waiting` is told why. KopError if there can be no such topic.
+        Waits while storage cannot give the topic, and tells `waiting` why. KopError if there can be no such topic.
         """
         what = f"read users and ACLs from the topic {SECURITY_TOPIC}"
         await retried(what, self._read, passes=passes, seconds=math.inf, waiting=waiting)
@@ -78,7 +78,7 @@ class SecurityState:
         self._following = asyncio.get_running_loop().create_task(self._follower.follow())
 
     async def close(self) -> None:
-        """Follow no more."""
+        """Stop following what brokers write."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -17,12 +17,12 @@ from kop.server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A listener."""
+    """A listener: the address on which clients connect, and the protocol that they speak there."""
 
     name: str
-    """Empty in the short form."""
+    """The name of the listener; empty in the short form of the settings."""
     protocol: str
-    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    """The security protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     address: Address
     advertised: Address | None
     """The address that clients are told; None: the one that they connected to."""
@@ -36,17 +36,17 @@ class Endpoint:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port of the address."""
         return self.address.port
 
     @property
     def is_local(self) -> bool:
-        """True if only this machine reaches it."""
+        """True if only this machine reaches the listener."""
         return is_loopback(self.address.host)
 
     @property
     def has_tls(self) -> bool:
-        """True if TLS is spoken."""
+        """True if clients have to speak TLS."""
         return self.protocol.endswith("SSL")
 
     @property

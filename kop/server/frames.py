@@ -95,8 +95,8 @@ class FrameSplitter:
         self.incomplete: IncompleteFrame | None = None
 
     def joined(self, data: memoryview) -> tuple[memoryview, bool]:
-        """Return the arrived bytes behind those of a frame's size that arrived before; and true if that took memory of
-        its own.
+        """Return the bytes to be cut: what is left of a size that has arrived in part, and `data` behind it. Return
+        true as well if that was copied, to memory of its own.
         """
         if not self._prefix:
             return data, False

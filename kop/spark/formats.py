@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kop.client.properties import one_of, text, whole
+from kop.schemas.access import PulsarAccess, RegistryAccess
 from kop.spark.given import Given, OptionError
 
 FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
@@ -37,25 +38,6 @@ FORMAT_OPTIONS: Final = (
     *REGISTRY_OPTIONS,
 )
 """The names of all options of typed columns but those of Pulsar's admin REST, which bounds by message ids have, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryAccess:
-    """The access to a registry with Confluent's API."""
-
-    url: str
-    user_info: str = ""
-    token: str = ""
-    ca_file: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PulsarAccess:
-    """The access to Pulsar's admin REST."""
-
-    url: str
-    auth: str = ""
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

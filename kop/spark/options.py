@@ -20,6 +20,7 @@ from kop.client.offsets import EARLIEST, LATEST, TopicPartition
 from kop.client.properties import DEFAULT_PATIENCE_MS, PROPERTIES, PropertyError, connection, one_of, text, whole
 from kop.client.properties import REFUSED as REFUSED_PROPERTIES
 from kop.client.read_client import FetchSettings
+from kop.schemas.access import PulsarAccess
 from kop.spark.bounds import Bound
 from kop.spark.clients import in_options
 from kop.spark.decoding import DecoderOptions
@@ -27,7 +28,6 @@ from kop.spark.formats import (
     FORMAT_OPTIONS,
     PULSAR_OPTIONS,
     Formats,
-    PulsarAccess,
     pulsar_access,
     take_formats,
     wants_schemas,

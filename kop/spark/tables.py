@@ -45,9 +45,23 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
             if name is None or name in made:
                 raise
             own = {option: str(value) for option, value in dict(options.get(name) or {}).items()}
-            frame = spark.read.format("kop").options(**{"subscribe": name} | shared | own).load()
-            frame.createOrReplaceTempView(_quoted(name))
+            make_view(spark.read, name, {"subscribe": name} | shared | own)
             made.add(name)
+
+
+def make_view(reader: Any, name: str, options: Mapping[str, str], watermark: str = "") -> None:
+    """Make the view of a topic. `reader` is `spark.read`, or `spark.readStream` for a view that goes on.
+
+    `watermark`: COLUMN DELAY, of a stream. A column within another one is a column of its own then, by its last name.
+    """
+    frame = reader.format("kop").options(**options).load()
+    if watermark:
+        column, delay = watermark.split(None, 1)
+        last = column.rpartition(".")[2].replace("`", "")
+        if last not in frame.columns:
+            frame = frame.withColumn(last, functions.expr(column))
+        frame = frame.withWatermark(last, delay)
+    frame.createOrReplaceTempView(_quoted(name))
 
 
 @contextlib.contextmanager

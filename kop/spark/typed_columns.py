@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kop.schemas import columns
-from kop.schemas.confluent import RegistryOptions
 from kop.schemas.errors import SchemaError
-from kop.schemas.pulsar import PulsarRegistryOptions
 from kop.schemas.types import widened
 from kop.schemas.writing import WritePlan, plan_writing
 from kop.spark.clients import read_client
@@ -136,16 +134,13 @@ def schema_source(
         name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version
     )
     if formats.registry is not None:
-        access = formats.registry
-        registry = RegistryOptions(access.url, access.user_info, access.token, access.ca_file)
-        source = replace(source, registry=registry)
+        source = replace(source, registry=formats.registry)
         if wanted.format != "string" and not wanted.subject and (writing or not wanted.schema):
             subject = f"{_only(topic, name, 'Subject', 'the subject')}-{name}"
             source = replace(source, subject=subject)
     if formats.pulsar is not None and wanted.format != "string" and not wanted.schema:
-        of_pulsar = PulsarRegistryOptions(formats.pulsar.url, formats.pulsar.auth, formats.pulsar.ca_file)
         named = wanted.subject or _only(topic, name, "Subject", "the topic")
-        source = replace(source, pulsar=of_pulsar, topic=_full_name(named, connection))
+        source = replace(source, pulsar=formats.pulsar, topic=_full_name(named, connection))
     return source
 
 

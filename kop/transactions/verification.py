@@ -111,8 +111,8 @@ class TransactionVerifier:
         )
 
     def turn(self, producer_id: int) -> AbstractAsyncContextManager[None]:
-        """Return the producer's turn, to be entered by `async with`: it waits until earlier requests of the producer
-        have written their batches.
+        """Return the producer's turn, to be entered by `async with`: entering waits until earlier requests of the
+        producer have written their batches.
 
         The request counts as waiting from this call on, before the turn is entered: `holds` is false for later ones.
         """

@@ -93,13 +93,13 @@ def test_from_create_to_delete(admin: Admin) -> None:
     assert admin.ok("update", "--name", "shout", "--parallelism", "2") == (
         "updated public/default/shout, revision 102\n"
     )
-    assert admin.service.requests[-1]["config"] == {"parallelism": 2}
+    assert admin.service.sent[-1]["config"] == {"parallelism": 2}
     assert json.loads(admin.ok("update", "--name", "shout", "--py", admin.py, "--json")) == {
         "function": "public/default/shout",
         "revision": 103,
         "note": None,
     }
-    assert admin.service.requests[-1]["config"] == {"py": "shout.py"}
+    assert admin.service.sent[-1]["config"] == {"py": "shout.py"}
     got = admin.ok("get", "shout")
     assert got.startswith("# public/default/shout, revision 103\n")
     assert yaml.safe_load(got) == json.loads(admin.ok("get", "--fqfn", "public/default/shout", "--json"))["config"]
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_definition_is_said_before_anything_is_sent(admin: 
     ):
         outcome = admin(*given)
         assert (outcome.exit_code, said in outcome.stderr) == (2, True), (given, outcome.stderr)
-    assert admin.service.requests == []
+    assert admin.service.sent == []
 
 
 def test_history_shows_who_won_and_who_lost(created: Admin) -> None:
@@ -217,7 +217,7 @@ def test_stats(created: Admin) -> None:
 def test_start_stop_restart(created: Admin, kind: str, done: str) -> None:
     assert created.ok(kind, "shout") == f"{done} public/default/shout\n"
     assert created.ok(kind, "shout", "--instance-id", "1") == f"{done} public/default/shout, instance 1\n"
-    assert [(row["kind"], row["instance"]) for row in created.service.requests[1:]] == [(kind, None), (kind, 1)]
+    assert [(row["kind"], row["instance"]) for row in created.service.sent[1:]] == [(kind, None), (kind, 1)]
 
 
 def test_trigger_prints_the_output_or_fails_with_the_exception(created: Admin, tmp_path: Path) -> None:

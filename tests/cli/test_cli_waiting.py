@@ -140,7 +140,7 @@ def test_produce_says_what_it_waits_for_and_ctrl_c_ends_it(server: Server) -> No
             shell.type("\x03")
             shell.until("kop: interrupted; 0 of 2 were sent, 2 unanswered")
             assert shell.end() == 1
-            assert time.monotonic() - begin < 5, "half a second, on a machine that has nothing else to do"
+            assert time.monotonic() - begin < 60, "half a second on an idle machine, and not the 120 s"
 
 
 def test_produce_goes_on_when_the_server_does(server: Server) -> None:

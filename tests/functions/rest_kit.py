@@ -68,7 +68,7 @@ class FakeService:
         self.definitions: dict[str, Definition] = {}
         self.packages: dict[str, Package] = {}
         self.files: dict[str, bytes] = {}
-        self.requests: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []
         self.statuses: dict[InstanceName, dict[str, Any]] = {}
         self.values: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, int | None, dict[str, Any]]] = []
@@ -77,6 +77,14 @@ class FakeService:
         self.moved: list[str] = []
         self.are_drained: set[str] = set()
         self.why_not_ready: str | None = None
+
+    @property
+    def requests(self) -> FakeService:
+        return self
+
+    @property
+    def questions(self) -> FakeService:
+        return self
 
     async def request(
         self,
@@ -91,7 +99,7 @@ class FakeService:
     ) -> LeaderAnswer:
         self.offset += 1
         row = {"kind": kind, "fqfn": fqfn, "expects": expects, "config": config, "instance": instance, "by": by}
-        self.requests.append(row)
+        self.sent.append(row)
         answer = self._decide(kind, fqfn, expects, config, package, by)
         row |= {
             "status": answer.status,
@@ -157,7 +165,7 @@ class FakeService:
         return self.answers.get(value.decode(), {"output": base64.b64encode(value.upper()).decode(), "error": None})
 
     async def history(self, fqfn: str, limit: int) -> list[dict[str, Any]]:
-        return [row for row in self.requests if row["fqfn"] == fqfn][-limit:]
+        return [row for row in self.sent if row["fqfn"] == fqfn][-limit:]
 
     async def package(self, fqfn: str) -> Package | None:
         return self.packages.get(fqfn)
@@ -274,11 +282,11 @@ def serving(service: FakeService, token: str | None = None) -> Iterator[Rest]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        server = asyncio.run_coroutine_threadsafe(serve(service, "127.0.0.1", 0, token), loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(serve(service, "127.0.0.1", 0, token), loop).result(60)
         try:
             yield Rest(server.port, service)
         finally:
-            asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

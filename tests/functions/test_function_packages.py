@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from functions.function_kit import spec_with
 
-from kop.functions.checking import check
+from kop.functions.code_check import check
 from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace, load_place
 from kop.functions.localrun import load_here

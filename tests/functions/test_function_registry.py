@@ -507,10 +507,10 @@ def test_a_worker_whose_server_is_away_says_so_and_ends(
     wait_until(lambda: member.registry.leads, "it leads")
     goes(broker)
     try:
-        wait_until(lambda: member.registry.trouble() is not None, "what is wrong", 5)
+        wait_until(lambda: member.registry.trouble() is not None, "what is wrong")
         began = time.monotonic()
         member.registry.close()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15, "not by the patience of its requests, 20 s each"
     finally:
         if broker.is_running:
             broker.resume()

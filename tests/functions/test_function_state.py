@@ -196,7 +196,7 @@ def test_other_threads_ask_and_put(broker: Broker, functions: Functions) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert asked == [StateValue("a", 42, None)] * 10
     function.stop()
     with pytest.raises(StateError, match="has ended"):
@@ -293,5 +293,5 @@ def test_an_end_does_not_wait_for_a_changelog_that_cannot_be_made(
     began = time.monotonic()
     with pytest.raises(errors.RetriableError, match=CHANGELOG):
         function.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9, "not by the patience of its requests, 10 s"
     broker.heal()

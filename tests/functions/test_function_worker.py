@@ -65,7 +65,7 @@ async def test_nothing_is_asked_of_a_worker_that_has_not_started(
         await until(begun.is_set, "the start", SECONDS)
         try:
             with pytest.raises(ClientError, match="wait until the worker has started"):
-                await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+                await worker.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
         finally:
             go_on.set()
         with pytest.raises(ClientError, match="no server answers"):
@@ -81,16 +81,16 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
     with Broker() as broker:
         broker.create_topic("in", partitions=2)
         async with workers(broker, tmp_path) as (first, second):
-            answer = await first.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            answer = await first.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
             assert answer.won, answer
             assert first.names("public", "default") == ["shout"]
-            await until(lambda: second.definition(FQFN), "the other to know it", 1.0)
+            await until(lambda: second.definition(FQFN), "the other to know it")
             await until(
                 lambda: {each.worker for each in first.assignments().values()} == {"w0", "w1"}, "both to have it"
             )
 
             async def runs() -> bool:
-                return [s["running"] for s in (await second.status(FQFN, None)).values()] == [True, True]
+                return [s["running"] for s in (await second.questions.status(FQFN, None)).values()] == [True, True]
 
             await until(runs, "both to run", SECONDS)
             await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
@@ -102,39 +102,41 @@ async def test_a_function_runs_on_both_workers_and_is_asked_through_either(tmp_p
             for worker in (first, second):
                 for instance in (0, 1):
                     asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
-                    assert (await worker.ask(FQFN, instance, asked))["output"] == "aGkh"
+                    assert (await worker.questions.ask(FQFN, instance, asked))["output"] == "aGkh"
             places = {}
             for number in range(6):
                 asked["key"] = base64.b64encode(f"key-{number}".encode()).decode()
-                assert (await second.ask(FQFN, None, asked))["output"] == "aGkh"
+                assert (await second.questions.ask(FQFN, None, asked))["output"] == "aGkh"
             for record in await asyncio.to_thread(broker.records, "in"):
                 if record.key is not None:
                     places[record.key] = record.partition
             assert places == {key: partition_of(key, 2) for key in places}
             assert len({*places.values()}) == 2
-            nowhere = await first.ask(FQFN, None, {**asked, "topic": "persistent://public/default/other"})
+            nowhere = await first.questions.ask(FQFN, None, {**asked, "topic": "persistent://public/default/other"})
             assert (nowhere["status"], "name an input" in nowhere["error"]) == (400, True)
-            assert "no instance" in (await first.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
+            assert "no instance" in (await first.questions.ask(FQFN, 7, {"ask": "trigger", "value": ""}))["error"]
 
             revision = answer.revision
             config = {"output": "louder", "parallelism": 1}
-            wrong = await second.request("update", FQFN, expects=revision, config={"className": "shout.No"}, by="bob")
+            wrong = await second.requests.request(
+                "update", FQFN, expects=revision, config={"className": "shout.No"}, by="bob"
+            )
             assert wrong.status == 400
-            changed = await second.request("update", FQFN, expects=revision, config=config, by="bob")
+            changed = await second.requests.request("update", FQFN, expects=revision, config=config, by="bob")
             assert changed.won
-            lost = await first.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
+            lost = await first.requests.request("update", FQFN, expects=revision, config={"output": "x"}, by="ada")
             assert (lost.status, lost.revision) == (409, changed.revision)
             assert "bob has sent update" in lost.reason
             for worker in (second, first):  # the instance that is being replaced is not asked
                 asked = {"ask": "trigger", "value": "aGk=", "key": None, "topic": None, "seconds": 20}
-                assert (await worker.ask(FQFN, None, asked))["output"] == "aGkh"
+                assert (await worker.questions.ask(FQFN, None, asked))["output"] == "aGkh"
             await asyncio.to_thread(broker.produce, "in", ["d", "e"])
 
             async def moved() -> bool:
                 return {b"d!", b"e!"} <= set(await values(broker, "louder"))
 
             await until(moved, "the new output", SECONDS)
-            deleted = await first.request("delete", FQFN, expects=changed.revision, by="ada")
+            deleted = await first.requests.request("delete", FQFN, expects=changed.revision, by="ada")
             assert deleted.won
             assert first.functions() == []
             told = await first.history(FQFN, 10)
@@ -164,36 +166,38 @@ async def test_one_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 (SHOUT, {"className": "shout.Missing"}, "Missing"),
                 (None, {}, "the package is missing"),
             ):
-                refused = await worker.request("create", FQFN, config=CONFIG | config, package=package, by="ada")
+                refused = await worker.requests.request(
+                    "create", FQFN, config=CONFIG | config, package=package, by="ada"
+                )
                 assert refused.status == 400
                 assert reason in refused.reason
-            assert await worker.request("update", FQFN, config={"output": "o"}, by="ada") is not None
+            assert await worker.requests.request("update", FQFN, config={"output": "o"}, by="ada") is not None
             broker.fail("CreateTopics", "TOPIC_AUTHORIZATION_FAILED")
-            refused = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            refused = await worker.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
             assert (refused.status, "make the topic out, or allow this user to" in refused.reason) == (403, True)
 
             await worker.upload("code/shout.py", SHOUT.data)
             assert await worker.download("code/shout.py") == SHOUT.data
             assert await worker.download("code/other.py") is None
 
-            created = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
+            created = await worker.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="ada")
             assert created.won
             assert await worker.package(FQFN) == SHOUT
-            again = await worker.request("create", FQFN, config=CONFIG, package=SHOUT, by="bob")
+            again = await worker.requests.request("create", FQFN, config=CONFIG, package=SHOUT, by="bob")
             assert (again.status, again.revision) == (409, created.revision)
 
             async def started(number: int) -> Any:
-                return (await worker.status(FQFN, number)).get(number, {}).get("running")
+                return (await worker.questions.status(FQFN, number)).get(number, {}).get("running")
 
             await until(lambda: started(1), "it to run", SECONDS)
             read = len(reads)
-            stopped = await worker.request("stop", FQFN, expects=created.revision, instance=1, by="ada")
+            stopped = await worker.requests.request("stop", FQFN, expects=created.revision, instance=1, by="ada")
             assert stopped.won
             await until(lambda: [number for _, number in worker.assignments()] == [0], "it to stop", SECONDS)
             await until(lambda: len(worker.local()) == 1, "the process to end", SECONDS)
             assert len(reads) == read, "a package that lies here is not read again"
-            assert (await worker.drain("w9")).status == 404
-            assert (await worker.drain("w0")).status == 409
+            assert (await worker.requests.drain("w9")).status == 404
+            assert (await worker.requests.drain("w0")).status == 409
             assert worker.assignments()
 
 
@@ -202,12 +206,14 @@ async def test_the_lag_of_an_instance_that_does_not_run_is_counted(tmp_path: Pat
     with Broker() as broker:
         broker.create_topic("in")
         async with workers(broker, tmp_path, 1) as (worker,):
-            created = await worker.request("create", FQFN, config={**CONFIG, "parallelism": 1}, package=crash, by="ada")
+            created = await worker.requests.request(
+                "create", FQFN, config={**CONFIG, "parallelism": 1}, package=crash, by="ada"
+            )
             assert created.won, created
             await asyncio.to_thread(broker.produce, "in", ["a", "b", "c"])
 
             async def told() -> Any:
-                status = (await worker.status(FQFN, None)).get(0, {})
+                status = (await worker.questions.status(FQFN, None)).get(0, {})
                 return status.get("error") and not status["running"] and status.get("lag") == {"in-0": 3}
 
             await until(told, "the lag of what has ended", SECONDS)

@@ -40,7 +40,7 @@ def created(api: Rest) -> Rest:
 def test_create_takes_what_pulsar_admin_sends(api: Rest) -> None:
     answer = api.create(userConfig={"volume": 11.0, "share": 0.5, "list": [{"a": 2.0}]})
     assert (answer.status, answer.body, answer.headers["ETag"]) == (204, b"", '"101"')
-    (request,) = api.service.requests
+    (request,) = api.service.sent
     config = request["config"]
     assert (request["kind"], request["expects"]) == ("create", None)
     assert request["by"] == "Pulsar-Java-v4 from 127.0.0.1"
@@ -64,11 +64,11 @@ def test_an_update_has_only_what_its_author_gave(created: Rest) -> None:
     options = ("updateOptions", None, "application/json", b'{"updateAuthData":false}')
     part = ("functionConfig", None, "application/json", json.dumps(fields).encode())
     assert created("PUT", F, [part, options], User_Agent="Pulsar-Java-v4").status == 204
-    assert created.service.requests[-1]["config"] == {"parallelism": 2}
-    assert created.service.requests[-1]["expects"] == 101
+    assert created.service.sent[-1]["config"] == {"parallelism": 2}
+    assert created.service.sent[-1]["expects"] == 101
     other = json.dumps({"subscriptionPosition": "Latest"}).encode()
     assert created("PUT", F, [("functionConfig", None, "application/json", other)]).status == 204
-    assert created.service.requests[-1]["config"] == {"subscriptionPosition": "Latest"}, "others mean what they send"
+    assert created.service.sent[-1]["config"] == {"subscriptionPosition": "Latest"}, "others mean what they send"
 
 
 def test_the_first_of_two_that_read_the_same_revision_wins(created: Rest) -> None:
@@ -108,9 +108,9 @@ def test_get_list_delete(created: Rest) -> None:
 def test_start_stop_restart(created: Rest, kind: str) -> None:
     json_type = "application/json"
     assert created("POST", f"{F}/{kind}", body=b"", Content_Type=json_type).status == 204
-    assert created.service.requests[-1]["instance"] is None
+    assert created.service.sent[-1]["instance"] is None
     assert created("POST", f"{F}/0/{kind}", body=b"", Content_Type=json_type).status == 204
-    assert (created.service.requests[-1]["kind"], created.service.requests[-1]["instance"]) == (kind, 0)
+    assert (created.service.sent[-1]["kind"], created.service.sent[-1]["instance"]) == (kind, 0)
     answer = created("POST", f"{F}/1/{kind}", body=b"", Content_Type=json_type)
     assert (answer.status, "it has 1" in answer.json()["reason"]) == (404, True)
 

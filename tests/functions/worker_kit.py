@@ -23,11 +23,11 @@ def working(bootstrap: str, folder: Path, worker_id: str = "w1") -> Iterator[str
     try:
         options = WorkerOptions(worker_id=worker_id, folder=folder, port=0, cluster="test")
         worker = Worker(settings, 10.0, options)
-        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(90)
         try:
             yield f"http://{worker.address}"
         finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(90)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -352,7 +352,7 @@ def test_librdkafka_makes_and_removes_users(tmp_path: Path) -> None:
                 removed = librdkafka.UserScramCredentialDeletion("alice", scram)
                 for alteration in (wanted, removed, wanted):
                     for future in admin.alter_user_scram_credentials([alteration]).values():
-                        future.result(10)
+                        future.result(60)
 
             await asyncio.to_thread(alter)
             known = serving.gateway.security.users.scram(Mechanism.SCRAM_SHA_256, "alice")

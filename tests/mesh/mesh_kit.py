@@ -7,7 +7,7 @@ from typing import Any
 
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec
 from kop.mesh.file import read_mesh
-from kop.mesh.spec import FunctionPart, Mesh, QueryPart, SinkPart, SourcePart
+from kop.mesh.spec import FunctionPart, Mesh, QueryPart, SinkPart, SourcePart, View
 
 
 def mesh_of(*parts: str, **fields: Any) -> Mesh:
@@ -59,7 +59,7 @@ def mesh_by_chance(chance: Random, most: int = 9) -> Mesh:
         if output and output not in topics:
             topics.append(output)
         if chance.random() < 0.15:
-            queries.append(QueryPart(name=f"q{number}", sql="", inputs=(topics[-1],), output=f"u{number}"))
+            queries.append(QueryPart(name=f"q{number}", sql="", views={"t": View(topics[-1])}, output=f"u{number}"))
             topics.append(f"u{number}")
     chance.shuffle(functions)
     return Mesh(

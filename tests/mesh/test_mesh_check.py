@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kop.mesh.check import Checked, check
 from kop.mesh.file import draft_of
+from kop.mesh.mesh_check import Checked, check
 from kop.mesh.plan import Facts
 from kop.mesh.spec import FunctionPart
 

@@ -10,7 +10,7 @@ from kop.functions.spec import Guarantee, SecretPlace
 from kop.functions.topics import TopicNames
 from kop.mesh.file import draft_of, read_mesh
 from kop.mesh.nodes import MeshError
-from kop.mesh.spec import Mesh, QueryPart, SinkPart, SourcePart
+from kop.mesh.spec import Mesh, QueryPart, SinkPart, SourcePart, View
 
 OWN = """\
 tenant: t
@@ -111,8 +111,53 @@ def test_all_fields_of_our_form() -> None:
     )
     assert mesh.sinks == (sink,)
     sql = "SELECT value FROM checked WHERE amount > 10"
-    assert mesh.queries == (QueryPart(name="large", sql=sql, inputs=("checked",), output="large", line=30),)
+    views = {"checked": View("checked")}
+    assert mesh.queries == (QueryPart(name="large", sql=sql, views=views, output="large", line=30),)
     assert [part.name for part in mesh.parts] == ["files", "check", "count", "large", "table"]
+
+
+QUERY = """\
+name: m
+queries:
+  - name: q
+    sql: SELECT a.key, b.value FROM a JOIN `b-c` b ON a.key = b.key
+    views:
+      a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}
+    outputMode: complete
+    output: out
+    valueFormat: avro
+    kopOptions: {valueSubject: s}
+sinks: [{name: s, inputs: out, format: jdbc, columns: [value.id AS number, key], kopOptions: {mode: PERMISSIVE}}]
+"""
+
+
+def test_tables_of_a_query_are_topics_with_options() -> None:
+    mesh = read_mesh(QUERY, "mesh.yaml")
+    (query,), (sink,) = mesh.queries, mesh.sinks
+    assert query.views == {"a": View("other", {"valueFormat": "json"}, "value.at 5 minutes"), "b-c": View("b-c")}
+    assert (query.inputs, query.output_mode, query.value_format) == (("other", "b-c"), "complete", "avro")
+    assert query.kop_options == {"valueSubject": "s"}
+    assert (sink.columns, sink.kop_options) == (("value.id AS number", "key"), {"mode": "PERMISSIVE"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("      a: {", "      A1: {", "6: query q: views.A1: sql names no such table; is it a?"),
+        ("at 5 minutes", "at soon", "6: query q: views.a.watermark: must be COLUMN DELAY, as in timestamp 10 minutes"),
+        (
+            "complete",
+            "compleet",
+            "7: query q: outputMode: must be append or update or complete, got compl",
+        ),
+        ("views:\n      a: {", "views: [{", "5: query q: views: must be fields, TABLE: {OPTION: VALUE}"),
+    ],
+)
+def test_mistakes_of_queries(old: str, new: str, told: str) -> None:
+    text = QUERY.replace(old, new)
+    if "views: [{" in text:
+        text = text.replace("5 minutes}", "5 minutes}]")
+    assert any(mistake.startswith(told) for mistake in mistakes(text)), mistakes(text)
 
 
 def test_what_looks_like_a_number_or_a_truth_value_stays_a_name() -> None:

@@ -42,6 +42,13 @@ def test_functions_are_apart_without_fusing() -> None:
         ("a in -> t", "b t -> u", {"externalWriters": "[t]"}, Facts(), "others write it, too: externalWriters"),
         ("a in -> t", "b t -> u", {}, Facts(writers={"t": "the function z"}), "the function z writes it, too"),
         ("a in -> t", "b t -> u processingGuarantees: MANUAL", {}, Facts(), "b is MANUAL and a is ATLEAST_ONCE"),
+        (
+            "a in -> t processingGuarantees: MANUAL",
+            "b t -> u processingGuarantees: MANUAL",
+            {},
+            Facts(),
+            "b is MANUAL, and runs by itself",
+        ),
         ("a in -> t", "b x -> u topicsPattern: t*", {}, Facts(), "b reads it by a pattern"),
         (
             "a in -> t",

@@ -14,11 +14,12 @@ import pytest
 
 from conformance.stub_registry import StubRegistry
 from kop.schemas import columns, pulsar
+from kop.schemas.access import PulsarAccess, RegistryAccess
 from kop.schemas.columns import ColumnPlan, SchemaSource, plan, reader_of
-from kop.schemas.confluent import ConfluentRegistry, RegistryOptions, Schema
+from kop.schemas.confluent import ConfluentRegistry, Schema
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 from kop.schemas.primitives import PRIMITIVES
-from kop.schemas.pulsar import PulsarRegistryOptions, PulsarSchema
+from kop.schemas.pulsar import PulsarSchema
 from kop.schemas.types import in_sql
 from kop.schemas.writing import plan_writing, writer_of
 
@@ -53,7 +54,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[PulsarSchema]:
 
 
 def of_pulsar(how: str = "auto", column: str = "value") -> SchemaSource:
-    return SchemaSource(column, how, pulsar=PulsarRegistryOptions("http://127.0.0.1:1"), topic=TOPIC)
+    return SchemaSource(column, how, pulsar=PulsarAccess("http://127.0.0.1:1"), topic=TOPIC)
 
 
 def record(*fields: tuple[str, Any]) -> str:
@@ -142,7 +143,7 @@ def test_a_version_that_comes_later_is_asked_for_and_one_that_is_known_is_not(
     asked: list[str] = []
     refused: list[str] = []
 
-    def schemas(options: PulsarRegistryOptions, topic: str) -> list[PulsarSchema]:
+    def schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
         asked.append(topic)
         if refused:
             raise SchemaError(refused[0])
@@ -267,7 +268,7 @@ def test_formats_that_are_not_pulsar_s_are_told(told: list[PulsarSchema]) -> Non
     with pytest.raises(SchemaError, match="is PROTOBUF, which is not read"):
         plan(of_pulsar())
     with pytest.raises(SchemaError, match=r"pulsar\.admin\.url"):
-        pulsar.topic_schema(PulsarRegistryOptions("ftp://nowhere"), TOPIC)
+        pulsar.topic_schema(PulsarAccess("ftp://nowhere"), TOPIC)
 
 
 def test_schemas_may_be_given(registry: StubRegistry) -> None:
@@ -283,12 +284,12 @@ def test_schemas_may_be_given(registry: StubRegistry) -> None:
     with pytest.raises(SchemaError, match="has the type STRUCT<`a b`: INT> by its schema, not INT"):
         how.of_type(pa.int32())
     number = registry.add("other", AVRO.replace('"int"', '"int", "default": 1'))
-    own = plan(SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=RegistryOptions(registry.url)))
+    own = plan(SchemaSource("value", "avro", AVRO.replace("int", "long"), registry=RegistryAccess(registry.url)))
     assert read(own, b"\0\0\0\0" + bytes([number]) + b"\x0e") == ([{"a b": 7}], {})
 
 
 def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
-    client = ConfluentRegistry(RegistryOptions(registry.url))
+    client = ConfluentRegistry(RegistryAccess(registry.url))
     with pytest.raises(UnknownSchemaError, match="Subject 'none' not found"):
         client.of_subject("none")
     registry.refusals["s"] = (409, "incompatible: READER_FIELD_MISSING_DEFAULT_VALUE")
@@ -305,7 +306,7 @@ def test_a_registry_s_words_are_the_error(registry: StubRegistry) -> None:
     assert len(registry.requests) == asked + 1
     for wrong in ("nonsense", "file:///etc/passwd", "http://me:secret@host", ""):
         with pytest.raises(SchemaError, match="http://HOST:PORT") as caught:
-            ConfluentRegistry(RegistryOptions(wrong))
+            ConfluentRegistry(RegistryAccess(wrong))
         assert "secret" not in str(caught.value)
 
 
@@ -314,7 +315,7 @@ def test_a_registry_that_is_down_is_asked_again_and_then_told(
 ) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     registry.down = True
-    client = ConfluentRegistry(RegistryOptions(f"http://127.0.0.1:1,{registry.url}", user_info="me:secret"))
+    client = ConfluentRegistry(RegistryAccess(f"http://127.0.0.1:1,{registry.url}", user_info="me:secret"))
     with pytest.raises(SchemaError, match=r"set schema.registry.url .*the registry is down") as caught:
         client.by_id(1)
     assert len(registry.requests) == 4
@@ -325,7 +326,7 @@ KIND = pa.struct([("a b", pa.int32())])
 
 
 def test_what_a_write_registers_is_what_it_writes_by(registry: StubRegistry) -> None:
-    source = SchemaSource("value", "avro", registry=RegistryOptions(registry.url), subject="s")
+    source = SchemaSource("value", "avro", registry=RegistryAccess(registry.url), subject="s")
     with pytest.raises(UnknownSchemaError):
         plan_writing(source, KIND, register=False)
     made = plan_writing(SchemaSource("value", "avro", AVRO, registry=source.registry, subject="s"), KIND, register=True)

@@ -12,9 +12,10 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 from support.pulsar import Pulsar
 
+from kop.schemas.access import PulsarAccess
 from kop.schemas.columns import SchemaSource, plan, reader_of
 from kop.schemas.errors import SchemaError
-from kop.schemas.pulsar import PulsarRegistryOptions, topic_schema, topic_schemas
+from kop.schemas.pulsar import topic_schema, topic_schemas
 
 
 class Order(Record):  # type: ignore[misc]
@@ -30,7 +31,7 @@ Later.__name__ = "Order"
 
 
 def read(pulsar: Pulsar, topic: str, column: str, *records: bytes) -> tuple[str, list[Any], dict[int, str]]:
-    how = plan(SchemaSource(column, "auto", pulsar=PulsarRegistryOptions(pulsar.admin_url), topic=topic))
+    how = plan(SchemaSource(column, "auto", pulsar=PulsarAccess(pulsar.admin_url), topic=topic))
     values, failures = reader_of(how).read(pa.array(records, pa.binary()))
     return how.sql, values.to_pylist(), failures
 
@@ -53,7 +54,7 @@ def test_versions_of_a_topic_s_schema_are_told_and_their_records_are_rows(pulsar
         records = [reader.read_next(20_000).data() for _ in range(2)]
     finally:
         with_client.close()
-    options = PulsarRegistryOptions(pulsar.admin_url)
+    options = PulsarAccess(pulsar.admin_url)
     assert [(schema.kind, schema.version) for schema in topic_schemas(options, avro)] == [("AVRO", 0), ("AVRO", 1)]
     assert topic_schema(options, avro).version == 1
     assert json.loads(topic_schema(options, avro, 0).text)["name"] == "Order"
@@ -82,6 +83,6 @@ def test_pairs_and_primitives_are_told(pulsar: Pulsar) -> None:
     assert read(pulsar, pair, "value", b"x") == ("STRING", ["x"], {})
     assert read(pulsar, number, "value", b"\0" * 7 + b"\1")[:2] == ("BIGINT", [1])
     with pytest.raises(SchemaError, match=f"Pulsar has no schema for {none}"):
-        topic_schema(PulsarRegistryOptions(pulsar.admin_url), none)
+        topic_schema(PulsarAccess(pulsar.admin_url), none)
     with pytest.raises(SchemaError, match="no version 7 of a schema"):
-        topic_schema(PulsarRegistryOptions(pulsar.admin_url), number, 7)
+        topic_schema(PulsarAccess(pulsar.admin_url), number, 7)

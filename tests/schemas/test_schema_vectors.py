@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from conformance.stub_registry import StubRegistry
+from kop.schemas.access import RegistryAccess
 from kop.schemas.columns import ColumnPlan, SchemaSource, plan, reader_of
-from kop.schemas.confluent import RegistryOptions, Schema
+from kop.schemas.confluent import Schema
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("schema_vectors.json").read_text())
 
@@ -55,7 +56,7 @@ def source(registry: StubRegistry, how: str, version: int | None = None, message
         "value",
         how,
         message=message or ("shop.Order" if how == "protobuf" else ""),
-        registry=RegistryOptions(registry.url),
+        registry=RegistryAccess(registry.url),
         subject="orders-value",
         version=version,
     )

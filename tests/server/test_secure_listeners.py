@@ -94,11 +94,11 @@ def librdkafka(serving: Serving, certificate: tuple[str, str], **more: Any) -> d
 def through_librdkafka(settings: dict[str, Any], payload: bytes) -> bytes:
     producer = Producer(settings)
     producer.produce("t", payload)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     consumer = Consumer({**settings, "group.id": "g", "auto.offset.reset": "earliest"})
     try:
         consumer.subscribe(["t"])
-        message = consumer.poll(20)
+        message = consumer.poll(60)
         assert message is not None
         assert message.error() is None
         value = message.value()
@@ -180,7 +180,7 @@ async def logged_in(client: RawClient, name: str = "alice", password: str = PASS
 async def is_closed(client: RawClient) -> bool:
     """Wait for the end that the gateway makes, and close this side, too."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await client.reader.read(1) == b""
     except ConnectionError:
         return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kop.mesh import records
+from kop.spark.mesh import session
 from kop.spark.mesh.counting import Counting
-from kop.spark.mesh.session import master_of
+from kop.spark.mesh.session import cores_of, master_of
 
 
 def told(processed: int, failures: int = 0) -> dict[str, object]:
@@ -49,6 +50,29 @@ def test_a_task_is_tried_again_wherever_it_runs(given: str, made: str) -> None:
 
 def test_there_are_as_many_cores_as_are_needed() -> None:
     assert master_of(None, 99) == "local[99,4]"
+
+
+class ClusterOfTest:
+    """A session whose executors come one after the other."""
+
+    def __init__(self, master: str, *cores: int) -> None:
+        self.conf = {"spark.master": master}
+        self.sparkContext = self
+        self._cores = list(cores)
+
+    @property
+    def defaultParallelism(self) -> int:
+        """How many cores there are at the moment."""
+        return self._cores.pop(0) if len(self._cores) > 1 else self._cores[0]
+
+
+def test_executors_of_a_cluster_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "SETTLED_SECONDS", 0.0)
+    assert cores_of(ClusterOfTest("local[3,4]", 3), 9, lambda _: False) == 3
+    assert cores_of(ClusterOfTest("spark://there:7077", 2, 2, 2, 4, 6), 4, lambda _: False) == 4
+    assert cores_of(ClusterOfTest("spark://there:7077", 2, 2, 4), 9, lambda _: True) == 2
+    monkeypatch.setattr(session, "CORES_SECONDS", 0.0)
+    assert cores_of(ClusterOfTest("spark://there:7077", 2, 3), 9, lambda _: False) == 3
 
 
 def test_a_driver_that_says_nothing_has_gone() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
 from support.waiting import wait_until
 
 from kop.client.read_client import ReadClient
@@ -19,7 +23,7 @@ from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.spark.mesh.component import Step, TaskComponent, Work
-from kop.spark.mesh.link import DriverLink, Hub
+from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.task import run_task
@@ -42,7 +46,7 @@ class Meshes:
         given: dict[str, Any] = {"processing_guarantees": ONCE, "subscription_position": "Earliest", **fields}
         spec = FunctionSpec(
             name=name,
-            class_name="code_of_mesh.process",
+            class_name=given.pop("class_name", "code_of_mesh.process"),
             py="code_of_mesh.py",
             inputs={source: InputSpec()},
             output=output,
@@ -223,6 +227,103 @@ def test_a_task_that_is_killed_before_its_commit_leaves_nothing_behind(
     assert [value.partition(" ")[0] for value in meshes.values("out7")] == [f"w={number}" for number in range(1, 6)]
 
 
+def test_a_batch_does_not_end_while_a_record_is_tried_so_many_times(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in13", partitions=1)
+    bad = "def process(text: str) -> str:\n    if text == 'bad':\n        raise ValueError\n    return text\n"
+    step = meshes.step(bad, "in13", "out13", max_message_retries=2, dead_letter_topic="dead13")
+    meshes.broker.produce("in13", ["bad", "2"])
+    (row,) = meshes.drain(meshes.work(step, seconds=0.3))
+    assert row["user_exceptions"] >= 3
+    assert [record.value for record in meshes.broker.records("dead13", isolation_level="read_committed")] == [b"bad"]
+
+
+RUN = """
+import pickle, sys
+from kop.spark.mesh.task import run_task
+for work, share in pickle.load(sys.stdin.buffer):
+    run_task(work, share)
+"""
+FORKS = """
+import os, signal, sys
+def process(text: str) -> str:
+    if "pytest" not in sys.modules and os.fork() == 0:
+        signal.alarm(60)
+    return text + "a"
+"""
+DEADLY = "import os\ndef process(text: str) -> str:\n    if text == 'xa':\n        os._exit(3)\n    return text\n"
+
+
+def test_functions_that_fork_and_end_their_process(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in14", partitions=1)
+    work = meshes.work(meshes.step(FORKS, "in14", "mid14"), meshes.step(DEADLY, "mid14", "out14", inner=True))
+    batches = []
+    for values in (["1"], ["2", "x", "3"]):
+        meshes.broker.produce("in14", values)
+        with closing(Planner(work)) as planner:
+            batches += [(work, share) for share in planner.shares()]
+    ended = subprocess.run([sys.executable, "-c", RUN], input=pickle.dumps(batches), check=False, timeout=60)
+    assert ended.returncode == 3
+    assert meshes.values("out14") in (["1a"], ["1a", "2a"]), "once, by the process that has not been forked"
+    meshes.hub.end_tasks("c")
+    run_task(*batches[1])
+    wait_until(lambda: any("killed" in line for line in meshes.told), "the line of the next task")
+    (told,) = [line for line in meshes.told if "killed" in line]
+    assert told["text"] == "public/default/out14 has ended its worker at mid14-0 offset 2"
+    assert told["suspect"] in (["in14", 0, 2], ["in14", 0, 3]), "the last of those that went through together"
+    run_task(*batches[1])
+    assert len([line for line in meshes.told if "killed" in line]) == 1, "it is told once"
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in16", partitions=1)
+    work = meshes.work(meshes.step(COUNT, "in16", "out16", state_scope="partition"))
+    meshes.broker.produce("in16", ["w"])
+    meshes.drain(work)
+    with closing(WriteClient(work.settings, 20.0)) as writer:
+        writer.partitions_at_least("in16", 2, {})
+    with KafkaProducer(bootstrap_servers=meshes.broker.bootstrap) as producer:
+        producer.send("in16", b"w", partition=1).get(20)
+    meshes.drain(work)
+    assert meshes.values("out16") == ["w=1", "w=1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("wrong", "def process(text: str) -> str:\n    return 7\n", "the result is a int, which must be a str"),
+        ("input", "def process(number: int) -> int:\n    return number\n", "int"),
+    ],
+)
+def test_what_has_the_wrong_type_is_a_dead_letter_and_the_rest_goes_on(
+    meshes: Meshes, name: str, code: str, told: str
+) -> None:
+    meshes.broker.create_topic(f"in-{name}", partitions=2)
+    picky = meshes.step(
+        code, f"mid-{name}", f"out-{name}", inner=True, max_message_retries=0, dead_letter_topic=f"dead-{name}"
+    )
+    work = meshes.work(meshes.step(A.format(""), f"in-{name}", f"mid-{name}"), picky)
+    meshes.broker.produce(f"in-{name}", ["no number"])
+    rows = meshes.drain(work)
+    (dead,) = meshes.broker.records(f"dead-{name}", isolation_level="read_committed")
+    headers = dict(dead.headers)
+    assert headers["REAL_TOPIC"] == f"mid-{name}".encode()
+    assert told in str(headers["__pfn_exception__"])
+    assert rows[1]["user_exceptions"] + rows[1]["system_exceptions"] == 1
+    assert meshes.drain(work)[0]["received"] == 0, "it holds up nothing"
+
+
+def test_an_output_that_was_deleted_is_made_again_or_named(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in17", partitions=1)
+    work = meshes.work(meshes.step(A.format("a"), "in17", "out17"))
+    meshes.broker.produce("in17", ["1"])
+    meshes.drain(work)
+    with closing(KafkaAdminClient(bootstrap_servers=meshes.broker.bootstrap)) as admin:
+        admin.delete_topics(["out17"])
+    meshes.broker.produce("in17", ["2"])
+    meshes.drain(work)
+    assert meshes.values("out17") == ["2a"]
+
+
 def test_a_batch_ends_early_where_the_driver_says_so(meshes: Meshes) -> None:
     meshes.broker.create_topic("in8", partitions=1)
     work = meshes.work(meshes.step(A.format("a"), "in8", "out8"), seconds=60.0)
@@ -231,9 +332,9 @@ def test_a_batch_ends_early_where_the_driver_says_so(meshes: Meshes) -> None:
     meshes.broker.produce("in8", ["1"])
     wait_until(lambda: meshes.values("out8") == ["1a"] if "out8" in meshes.broker.topics() else False, "the record")
     meshes.hub.end_tasks("c")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
-    assert meshes.hub.wait_until_none(5)
+    assert meshes.hub.wait_until_none(60)
 
 
 def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
@@ -276,12 +377,15 @@ def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
         writer.close()
 
 
-def test_tasks_without_the_token_are_not_heard(meshes: Meshes) -> None:
-    ended = threading.Event()
-    link = DriverLink(("127.0.0.1", meshes.hub.port), "guessed", "c", ended.set)
-    assert ended.wait(5), "the line is cut"
-    assert meshes.hub.tasks() == 0
-    link.close()
+def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(meshes: Meshes) -> None:
+    refusing = Hub("127.0.0.1", lambda line: None, lambda line: None, lambda: False)
+    try:
+        for hub, token in ((meshes.hub, "guessed"), (refusing, refusing.token)):
+            with pytest.raises(NoDriverError, match="does not let this task begin"):
+                DriverLink(("127.0.0.1", hub.port), token, "c", lambda: None)
+            assert hub.tasks() == 0
+    finally:
+        refusing.close()
 
 
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
@@ -293,3 +397,74 @@ def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes:
         with pytest.raises(KeyboardInterrupt):
             meshes.drain(replace(work, suspects=suspects))
         assert meshes.values("out12") == there
+
+
+BATCHES = """
+import pyarrow as pa
+
+def process_batch(batch, context):
+    values = [value.decode() for value in batch.column("value").to_pylist()]
+    if "bad" in values:
+        raise ValueError("bad")
+    keys = batch.column("key")
+    return pa.RecordBatch.from_arrays([keys, pa.array([f"{value}!" for value in values])], ["key", "value"])
+"""
+
+
+def test_record_batches_go_on_to_the_next_function_and_a_bad_record_is_alone(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in20", partitions=2)
+    batches = meshes.step(
+        BATCHES, "mid20", "out20", inner=True, max_message_retries=1, dead_letter_topic="dead20",
+        class_name="code_of_mesh.process_batch",
+    )  # fmt: skip
+    for private in (False, True):
+        work = meshes.work(
+            meshes.step(A.format("a") if not private else A.format(""), "in20", "mid20", name=f"first20{private}"),
+            batches if not private else replace(batches, spec=replace(batches.spec, name="again20", output="out20b")),
+            meshes.step(A.format("z"), "out20b" if private else "out20", f"end20{private}", inner=True),
+            private=frozenset({"out20b"} if private else ()),
+        )
+        if not private:
+            meshes.broker.produce("in20", [(f"k{number}", str(number)) for number in range(5)])
+        else:
+            meshes.broker.produce("in20", [("k", "bad"), ("k", "last")])
+        rows = meshes.drain(work)
+        assert (sum(row["user_exceptions"] for row in rows) > 0) == private
+    assert Counter(meshes.values("out20")) == Counter(f"{number}a!" for number in range(5))
+    assert Counter(meshes.values("end20False")) == Counter(f"{number}a!z" for number in range(5))
+    keyed = {(r.key or b"").decode(): (r.value or b"").decode() for r in meshes.broker.records("end20False")}
+    assert set(keyed) <= {"", *(f"k{number}" for number in range(5))}
+    assert Counter(meshes.values("end20True")) == Counter([*(f"{number}!z" for number in range(5)), "last!z"])
+    assert [r.value for r in meshes.broker.records("dead20", isolation_level="read_committed")] == [b"bad"]
+
+
+MANUAL = """
+HELD = []
+
+def process(text: str, context) -> str:
+    HELD.append(context.get_message_id())
+    if text == "now":
+        for message in HELD:
+            context.ack(message, context.get_current_message_topic_name())
+        HELD.clear()
+    return text
+"""
+
+
+def test_what_a_function_acknowledges_is_committed_and_nothing_else(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in21", partitions=1)
+    step = meshes.step(MANUAL, "in21", "out21", processing_guarantees=Guarantee.MANUAL)
+    work = replace(meshes.work(step, is_whole=True), once=True)
+    meshes.broker.produce("in21", ["1", "2", "now", "3"])
+    meshes.drain(work)
+    assert meshes.broker.committed("public/default/out21") == {("in21", 0): 3}
+    assert ["in21", 0, 4] in next(told["reached"] for told in meshes.told if "reached" in told)
+    planner = Planner(work)
+    assert (planner.lag(), planner.left({("in21", 0): 4})) == (1, 0), "what nobody acknowledged is called again"
+    planner.shares()
+    assert not planner.has_work(), "all was called once"
+    meshes.broker.produce("in21", ["now"])
+    assert planner.has_work()
+    meshes.drain(work)
+    assert planner.lag() == 0
+    planner.close()

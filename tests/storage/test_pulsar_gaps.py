@@ -129,7 +129,7 @@ async def test_a_gap_that_is_met_just_after_the_answer_about_another_one_is_aske
     again: list[int] = []
     await tail.bring()
     tail.log.on_advance(known)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         await until(lambda: again)
         assert (await tail.log.read(again[0], 1 << 20, min_one=True)).size
     await tail.log.close()

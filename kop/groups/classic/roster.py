@@ -199,7 +199,10 @@ class Roster:
         return member
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
-        """Give a static member a new id and keep all else, also its place in the order; its tokens go to the caller."""
+        """Give a static member a new id; return the member, which keeps all else, also its place in the order.
+
+        The member has no tokens then: the caller answers the requests of the old id that wait, before it calls this.
+        """
         member = self.members[old_id]
         self.set_join_token(member, None)
         member.sync_token = None

@@ -22,8 +22,10 @@ from kop.client.errors import ClientError, FencedError, UnreachableError
 from kop.client.properties import connection, parse_properties
 from kop.functions.localrun import names_of
 from kop.functions.packages import PackageError
+from kop.mesh.definition import defined_mesh
 from kop.mesh.file import read_mesh
 from kop.mesh.nodes import MeshError
+from kop.spark.mesh.followed import FollowedMesh
 from kop.spark.mesh.session import end_at_once, make_session, master_of
 from kop.spark.mesh.task import cache_folder
 
@@ -57,6 +59,7 @@ class Run:
         self._given = given
         self._driver: Any = None
         self._spark: Any = None
+        self._followed: FollowedMesh | None = None
         self._is_stopping = False
         threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
 
@@ -77,6 +80,7 @@ class Run:
         finally:
             if self._spark is not None:
                 self._over_and_out()
+            self._follow_no_more()
             self.over.set()
 
     def _over_and_out(self) -> None:
@@ -85,7 +89,13 @@ class Run:
         end_at_once(self._spark)
         if self._driver is not None:
             self._driver.close(stops_queries=False)
+        self._follow_no_more()
         sys.stderr = said
+
+    def _follow_no_more(self) -> None:
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close()
 
     def _do(self) -> int:
         given = self._given
@@ -95,33 +105,41 @@ class Run:
         made = connection(properties, f"kop-mesh-{os.getpid()}")
         settings, patience = dict(made.settings), made.patience_ms / 1000
         names = names_of(settings, patience, given["topic_namespace"])
-        text = Path(given["file"]).read_text()
-        mesh = read_mesh(text, given["file"], names)
+        text = Path(given["file"]).read_text() if given["file"] else ""
+        mesh = read_mesh(text, given["file"], names) if text else None
+        name = given["mesh"] if mesh is None else mesh.full_name
+        followed = self._followed = FollowedMesh(settings, patience, name, names, given["file"])
+        followed.start()
+        if mesh is None:
+            if followed.definition is None:
+                raise ClientError(f"there is no mesh {name}: kop mesh run FILE makes it of a file")
+            mesh = defined_mesh(followed.definition)
         for note in mesh.notes:
             say(note)
         others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
         master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
-        path = cache_folder().parent / "meshes" / f"{mesh.full_name.replace('/', '.')}.log"
-        say(f"starting Spark for {mesh.full_name}; what it and the functions print is in {path}")
+        path = cache_folder().parent / "meshes" / f"{name.replace('/', '.')}.log"
+        say(f"starting Spark for {name}; what it and the functions print is in {path}")
         log_to(path)
         self._spark = make_session(mesh.name, master, given["settings"])
+        if text:
+            followed.ensure(mesh, text)
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
         self._driver = MeshDriver(
             self._spark,
-            mesh,
+            followed,
             settings,
             patience,
             say,
             once=given["once"],
-            text=text,
             properties=properties,
             checkpoints=given["checkpoints"],
         )
         if self._driver.run():
-            say(f"{mesh.full_name} has ended; all that was begun is committed")
+            say(f"{name} has ended; all that was begun is committed")
             return 0
-        say(f"{mesh.full_name} has ended while calls were under way: they are done again at the next start")
+        say(f"{name} has ended while calls were under way: they are done again at the next start")
         return 1
 
 

@@ -44,7 +44,9 @@ class TaskComponent:
     private: frozenset[str] = frozenset()
     """Those of them that are not written."""
     is_whole: bool = False
-    """True if one function needs all partitions at once: it runs as an instance of its own."""
+    """True if one function needs all partitions at once: it runs as an instance of its own. So does one with MANUAL,
+    which may acknowledge a message of any partition.
+    """
 
     @property
     def name(self) -> str:
@@ -67,6 +69,8 @@ class Work:
     """How many tasks there are at most."""
     batch_seconds: float | None
     """How long a batch lasts; None: it ends where the logs ended when it was planned."""
+    once: bool = False
+    """True if batches end when all that there was is called, though it may not be acknowledged."""
     suspects: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Records that have ended a process: what is before them is committed first, and each of them is called alone."""
 

@@ -10,41 +10,36 @@ import re
 from collections.abc import Collection, Mapping
 
 from kop.client.errors import ClientError
-from kop.functions.packages import Package, read_package
+from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.mesh import plan as planned
 from kop.mesh.spec import FunctionPart, Mesh
 from kop.spark.mesh.component import Step, TaskComponent
+from kop.spark.mesh.followed import DefinedMesh
 
 
-def components_of(mesh: Mesh, partitions: Mapping[str, int], alone: Collection[str] = ()) -> list[TaskComponent]:
+def components_of(
+    defined: DefinedMesh, partitions: Mapping[str, int], alone: Collection[str] = ()
+) -> list[TaskComponent]:
     """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are.
 
     `alone`: functions that get components of their own. ClientError for what no component can have.
     """
-    for part in mesh.functions:
-        if part.spec.processing_guarantees is Guarantee.MANUAL:
-            raise ClientError(
-                f"set processingGuarantees of {part.name} to another one: MANUAL is not for meshes, in which a message "
-                "is done once all functions behind it have had it"
-            )
-    packages: dict[str, Package] = {}
+    mesh = defined.mesh
     cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
-    return [_component(mesh, part, partitions, packages) for part in cut.components]
+    return [_component(mesh, part, partitions, defined.packages) for part in cut.components]
 
 
 def _component(
-    mesh: Mesh, cut: planned.Component, partitions: Mapping[str, int], packages: dict[str, Package]
+    mesh: Mesh, cut: planned.Component, partitions: Mapping[str, int], packages: Mapping[str, Package]
 ) -> TaskComponent:
     inner = {topic for topic in cut.calls if topic not in cut.inputs}
     steps = []
     for part in cut.functions:
         spec = part.spec
-        if spec.py not in packages:
-            packages[spec.py] = read_package(spec.py)
         inputs = tuple(topic for topic in topics_of(spec, partitions) if topic not in inner)
         inner_inputs = tuple(topic for topic in part.inputs if topic in inner)
-        steps.append(Step(spec, packages[spec.py], inputs, inner_inputs, _no_state(part)))
+        steps.append(Step(spec, packages[spec.fqfn], inputs, inner_inputs, _no_state(part)))
     topics = tuple(dict.fromkeys(topic for step in steps for topic in step.inputs))
     count = sum(partitions.get(topic, 1) for topic in topics)
     alone = [part for part in cut.functions if part.spec.window or (part.is_whole and count > 1)]
@@ -60,7 +55,7 @@ def _component(
         topics,
         frozenset(inner),
         frozenset(cut.unwritten),
-        bool(alone),
+        bool(alone) or cut.guarantee is Guarantee.MANUAL,
     )
 
 

@@ -1,8 +1,8 @@
 """The driver of a mesh: a streaming query for each component, started, looked after, and stopped.
 
 Owns: topics and start offsets before the first batch, how many tasks each query may have, restarts of queries that
-failed, the order of an end, what is reported each second.
-Must not know: flags and terminals, how tasks work.
+failed, the order of an end, what becomes of changes of the definition, what is reported each second.
+Must not know: flags and terminals, how tasks work, who decides what a mesh is.
 """
 
 from __future__ import annotations
@@ -20,26 +20,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from kop import clock
-from kop.client.errors import ClientError
+from kop.client.errors import ClientError, UnreachableError
 from kop.client.keyed_topic import KeyedTopic
-from kop.client.membership import Membership
-from kop.client.offsets import TopicPartition
+from kop.client.offsets import Offsets, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
+from kop.functions.definitions import MeshDefinition
 from kop.mesh import records
-from kop.mesh.spec import Mesh, SinkPart, SourcePart
+from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart
+from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
-from kop.spark.mesh.parts import check_formats, start_sink, start_source
+from kop.spark.mesh.parts import Part, PartQueries
+from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.session import cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
+from kop.spark.mesh.turn import SESSION_SECONDS, Turn
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +57,17 @@ END_SECONDS: Final = 30.0
 """How long the calls that are under way may take when a mesh is to end."""
 WELL_SECONDS: Final = 180.0
 """How long a query has to run until its failures before are forgotten."""
-SESSION_SECONDS: Final = 6.0
-"""As short as Kafka's default allows: so long a mesh stands still after its driver was killed."""
 DEATHS: Final = 2
 """After so many ends of its worker at one record a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
-SOURCE_TASKS: Final = 2
-"""How many tasks write what a source gives; the number is a part of what makes it exactly once."""
-_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+NO_VERSION: Final = -1
+_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
 class _Query:
-    """The query of a component, a source or a sink."""
+    """The query of a component, a source, a query of the file, or a sink."""
 
     name: str
     kind: str
@@ -74,7 +77,7 @@ class _Query:
     planner: Planner | None = None
     folder: str = ""
     """Where the checkpoint is if it has to outlive the query."""
-    part: SourcePart | SinkPart | None = None
+    part: Part | None = None
     query: Any = None
     state: str = records.STARTING
     reason: str = ""
@@ -84,6 +87,8 @@ class _Query:
     due: float = 0.0
     """When it is started again."""
     checkpoint: str = ""
+    reached: Offsets = field(default_factory=dict)
+    """What tasks have called, of messages that a function has to acknowledge itself."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
 
@@ -96,132 +101,178 @@ class _Query:
 class MeshDriver:
     """Runs a mesh in a session of Spark. `settings` are kafka-python's; `say` is given lines for people.
 
-    `once`: batches, until all that there is is done. `start` and what follows is for one thread, `stop` for any.
+    `once`: batches, until all that there is is done. `run` and what it does is for one thread, `stop` for any.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        mesh: Mesh,
+        followed: FollowedMesh,
         settings: Mapping[str, Any],
         patience: float,
         say: Callable[[str], None],
         *,
         once: bool = False,
-        text: str = "",
         properties: Mapping[str, str] | None = None,
         checkpoints: str = "",
         spare: int = 0,
     ) -> None:
-        """`properties` are Kafka's client properties, as `settings` were made of; `checkpoints` is the folder for those
-        of sources and sinks. `spare`: how many cores are left to others of the session, if there are enough.
+        """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
+        `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
+        session, if there are enough.
         """
         self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
         self._checkpoints = checkpoints or str(checkpoints_folder())
         self._spark = spark
-        self._mesh = mesh
+        self._followed = followed
+        self._name = followed.name
         self._settings = dict(settings)
         self._patience = patience
         self._say = say
         self._once = once
-        self._text = text
-        self._is_batch = once or mesh.trigger == "batch"
         self._counting = Counting()
+        self._stopping = threading.Event()
+        self._topic = KeyedTopic(settings, records.TOPIC, patience)
+        self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
+        self._edges = EdgeRates(settings)
+        self._rates: Mapping[tuple[str, str], float] = {}
+        self._started_ms = clock.wall_ms()
+        self._reported = float("-inf")
+        self._state = records.STARTING
+        self._reason = ""
+        self._refused = NO_VERSION
+        """The version of the definition that cannot be run."""
+        is_local = is_here(spark)
+        host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
+        self._turn = Turn(settings, patience, self._name)
+        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
+        self._address = host, self._hub.port
+        # of what runs now
+        self._definition: MeshDefinition | None = None
+        self._defined: DefinedMesh | None = None
+        self._queries: list[_Query] = []
         self._alone: set[str] = set()
         """The functions that get a component of their own."""
         self._ended_calls: dict[tuple[str, str], int] = {}
         """How often a call of a function at a record had to be ended."""
         self._suspects: dict[TopicPartition, int] = {}
         """The last such record of each partition."""
-        if mesh.queries:
-            raise ClientError(f"leave queries of {mesh.full_name} out: they are not run yet")
-        self._stopping = threading.Event()
-        self._queries: list[_Query] = []
-        self._topic = KeyedTopic(settings, records.TOPIC, patience)
-        self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
-        self._started_ms = clock.wall_ms()
-        self._reported = float("-inf")
-        self._state = records.STARTING
-        master = str(spark.conf.get("spark.master", ""))
-        is_local = master.startswith("local[") or master == "local"
-        host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
-        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over)
-        self._address = host, self._hub.port
-        self._membership = Membership(
-            settings,
-            f"kop-mesh-{socket.gethostname()}-{os.getpid()}",
-            f"{records.GROUP_PREFIX}{mesh.full_name}",
-            records.TOPIC,
-            lambda: None,
-            SESSION_SECONDS,
-        )
 
     # -- for whoever runs it
 
     @property
-    def mesh(self) -> Mesh:
-        """The mesh."""
-        return self._mesh
+    def _mesh(self) -> Mesh:
+        assert self._defined is not None
+        return self._defined.mesh
+
+    @property
+    def _is_batch(self) -> bool:
+        return self._once or (self._defined is not None and self._mesh.trigger == "batch")
 
     def stop(self) -> None:
         """Let the mesh end: `run` returns once all that was begun is committed."""
         self._stopping.set()
 
     def run(self) -> bool:
-        """Run until `stop`, or, with `once`, until all is done; returns if all was done that was begun."""
+        """Run until `stop`, or, with `once`, until all is done; returns if all was done that was begun.
+
+        What others want meanwhile is done: another definition, a stop, a start. Returns, too, if the mesh is deleted.
+        """
         self._topic.make()
-        self._membership.start()
+        self._turn.start()
+        is_whole = True
         try:
-            if not self._wait_for_turn():
-                return True
-            self._begin()
-            return self._look_after()
+            while (definition := self._wait_for_turn()) is not None:
+                if not self._take_up(definition):
+                    continue
+                is_over = self._look_after()
+                is_whole = self._end()
+                if is_over:
+                    break
+                self._end_queries()
+            return is_whole
         finally:
-            self._membership.close(1.0)
+            self._turn.close()
             self._hub.close()
             self._topic.close()
             self._reports.close()
+            self._edges.close()
 
-    def _wait_for_turn(self) -> bool:
-        """Wait until this driver has the mesh; False: it is to end."""
-        told = False
+    def _wait_for_turn(self) -> MeshDefinition | None:
+        """Wait until this driver has the mesh and that is to run; None: the driver is to end."""
+        told = ""
         since = clock.monotonic()
-        while self._membership.holding() is None:
-            if not told and clock.monotonic() > since + 3 * SESSION_SECONDS:
-                told = True
-                others = [peer.client_id for peer in self._membership.peers() if peer.holds]
-                who = others[0].removeprefix("kop-mesh-") if others else self._membership.failure or "nobody yet"
-                self._say(f"{self._mesh.full_name} is driven by {who}; waiting to take over")
-            if self._stopping.wait(LOOK_SECONDS):
-                return False
-        return True
+        while not self._stopping.is_set():
+            definition = self._followed.definition
+            why = ""
+            if definition is None:
+                self._say(f"{self._name} is deleted")
+                return None
+            if not self._turn.is_mine:
+                if clock.monotonic() > since + 3 * SESSION_SECONDS or self._turn.is_lost:
+                    why = f"is driven by {self._turn.who()}; waiting to take over"
+            elif definition.is_stopped:
+                why = f"is stopped; waiting for: kop mesh start {self._name}"
+                self._state, self._reason = records.STOPPED, ""
+            elif definition.version != self._refused:
+                return definition
+            if self._turn.is_mine:
+                self._report_if_due(clock.monotonic())
+            if why and why != told:
+                told = why
+                self._say(f"{self._name} {why}")
+            self._stopping.wait(LOOK_SECONDS)
+        return None
 
     # -- its beginning
+
+    def _take_up(self, definition: MeshDefinition) -> bool:
+        """Begin what a definition says; returns if that was done."""
+        is_first = self._definition is None
+        try:
+            defined = self._followed.defined(definition)
+            if defined is None:
+                self._stopping.wait(LOOK_SECONDS)
+                return False
+            self._definition, self._defined = definition, defined
+            self._alone, self._suspects, self._ended_calls = set(), {}, {}
+            self._begin()
+        except ClientError as error:
+            if is_first:
+                raise
+            self._refused, self._state, self._reason = definition.version, records.FAILED, str(error)
+            self._say(f"{self._name} does not run as it is defined now, and waits for another update: {error}")
+            return False
+        except UnreachableError as error:
+            if is_first:
+                raise
+            self._say(f"{self._name} is begun again in a moment: {error}")
+            return False
+        return True
 
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        cores = self._spark.sparkContext.defaultParallelism
+        others = len(mesh.sources) + len(mesh.queries) + len(mesh.sinks)
+        needed = 1 if self._is_batch else len(components) + (1 if others else 0)
+        cores = cores_of(self._spark, needed, self._stopping.wait)
         slots = max(cores - self._spare, min(cores, len(components)))
-        others = len(mesh.sources) + len(mesh.sinks)
         each = self._tasks_each(len(components), slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
-            *(self._source(part) for part in mesh.sources),
+            *(self._of_part(part) for part in mesh.sources),
             *(self._of_component(component, each) for component in components),
-            *(self._sink(part) for part in mesh.sinks),
+            *(self._of_part(part) for part in mesh.queries),
+            *(self._of_part(part) for part in mesh.sinks),
         ]
-        if self._text:
-            self._topic.put({records.key(records.DEFINITION, mesh.full_name): self._text.encode()})
         if not self._once:
             for query in self._queries:
                 self._start(query)
-        self._state = records.RUNNING
+        self._state, self._reason = records.RUNNING, ""
         names = ", ".join(component.name for component in components)
         count = "1 component" if len(components) == 1 else f"{len(components)} components"
-        more = "".join(f", {kind} {part.name}" for kind, some in (("source", mesh.sources), ("sink", mesh.sinks))
-                       for part in some)  # fmt: skip
+        more = "".join(f", {query.kind} {query.name}" for query in self._queries if query.part is not None)
         self._say(f"{mesh.full_name} runs in {count} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
 
     def _of_component(self, component: TaskComponent, tasks: int) -> _Query:
@@ -233,6 +284,7 @@ class MeshDriver:
             self._hub.token,
             tasks,
             None if self._is_batch else self._mesh.batch_seconds,
+            self._once,
         )
 
         def begin(checkpoint: str, name: str) -> Any:
@@ -246,32 +298,26 @@ class MeshDriver:
         suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
         return replace(work, suspects=suspects)
 
-    def _source(self, part: SourcePart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
+    def _of_part(self, part: Part) -> _Query:
+        parts = PartQueries(self._spark, self._kafka, self._mesh.kop_options)
+        parts.check(part)
+        trigger, group = self._trigger(part), self._group(part)
 
         def begin(checkpoint: str, name: str) -> Any:
-            return start_source(self._spark, part, self._kafka, checkpoint, trigger, name, SOURCE_TASKS)
+            return parts.start(part, checkpoint=checkpoint, trigger=trigger, name=name, group=group)
 
-        return _Query(part.name, "source", begin, folder=self._folder(part), part=part)
+        return _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
 
-    def _sink(self, part: SinkPart) -> _Query:
-        check_formats(part)
-        trigger = self._trigger()
-        group = self._group(part)
+    def _trigger(self, part: Part) -> dict[str, Any]:
+        if self._once:
+            return {"availableNow": True}
+        is_long = isinstance(part, QueryPart) and not self._is_batch
+        return {"processingTime": f"{int(1000 * self._mesh.batch_seconds) if is_long else 1000} milliseconds"}
 
-        def begin(checkpoint: str, name: str) -> Any:
-            return start_sink(self._spark, part, self._kafka, checkpoint, trigger, name, group)
-
-        return _Query(part.name, "sink", begin, folder=self._folder(part), part=part)
-
-    def _trigger(self) -> dict[str, Any]:
-        return {"availableNow": True} if self._once else {"processingTime": "1 second"}
-
-    def _folder(self, part: SourcePart | SinkPart) -> str:
+    def _folder(self, part: Part) -> str:
         return f"{self._checkpoints}/{self._mesh.full_name}/{part.name}"
 
-    def _group(self, part: SourcePart | SinkPart) -> str:
+    def _group(self, part: Part) -> str:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _tasks_each(self, count: int, slots: int, others: int) -> int:
@@ -289,6 +335,7 @@ class MeshDriver:
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
         wanted = [topic for source in self._mesh.sources for topic in source.outputs]
+        wanted += [topic for query in self._mesh.queries for topic in (*query.inputs, *query.outputs)]
         wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
         for part in self._mesh.functions:
             private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
@@ -310,11 +357,13 @@ class MeshDriver:
         try:
             self._make_topics(writer)
             there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
-            key = records.key(records.LAYOUT, self._mesh.full_name)
-            before = records.decode(self._topic.read().get(key, b""))
+            key, groups = (records.key(kind, self._name) for kind in (records.LAYOUT, records.GROUPS))
+            known = self._topic.read()
+            before = records.decode(known.get(key, b""))
+            assert self._defined is not None
             starts = Starts(reader, writer, before)
             while True:
-                components = components_of(self._mesh, there, self._alone)
+                components = components_of(self._defined, there, self._alone)
                 late = starts.not_drained(components)
                 if not late:
                     break
@@ -324,11 +373,27 @@ class MeshDriver:
             self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
             starts.commit(components)
             inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
-            self._topic.put({key: records.encode(inner)})
+            own = self._own_groups()
+            self._topic.put({key: records.encode(inner), groups: records.encode(own)})
+            self._clean(writer, records.decode(known.get(groups, b"")), own)
             return components
         finally:
             reader.close()
             writer.close()
+
+    def _own_groups(self) -> dict[str, str]:
+        """Return the groups of parts whose offsets go with them, by their full names."""
+        own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
+        return own | {self._group(part): self._group(part) for part in self._mesh.sinks}
+
+    def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
+        """Delete the offsets of parts that are not there any more."""
+        kept = {part.spec.group for part in self._mesh.functions} | set(own.values())
+        for group in {str(group) for name, group in before.items() if name not in own} - kept:
+            try:
+                writer.delete_group(group)
+            except Exception as error:
+                log.warning("delete the offsets of a part that is gone: kop groups delete %s (%r)", group, error)
 
     def _start(self, query: _Query) -> None:
         """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups."""
@@ -338,56 +403,67 @@ class MeshDriver:
         try:
             query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
         except Exception as error:
-            self._failed(query, told(str(error)), clock.monotonic())
+            reason = told(str(error))
+            if self._once and isinstance(error, ClientError | AnalysisException):
+                raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
+            self._failed(query, reason, clock.monotonic())
             return
         query.state, query.since = records.RUNNING, clock.monotonic()
 
     # -- while it runs
 
     def _look_after(self) -> bool:
-        phases = [[query for query in self._queries if query.kind == kind] for kind in ("source", "component", "sink")]
+        """Keep the queries going until something else is wanted; returns if that is the end of this driver."""
+        left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
             now = clock.monotonic()
+            if self._turn.is_lost:
+                self._say(f"{self._name} has another driver now, {self._turn.who()}")
+                return self._once
+            if self._is_changed():
+                return False
             for query in current:
                 self._look_at(query, now)
             if current is self._queries and (apart := self._to_set_apart()):
                 self._set_apart(apart)
                 current = self._queries
-            if self._membership.holding() is None and self._others_hold():
-                self._say(f"{self._mesh.full_name} has another driver now; this one ends")
-                break
-            if now >= self._reported + REPORT_SECONDS:
-                self._reported = now
-                self._report()
-                self._serve_requests()
+            self._report_if_due(now)
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
-                if not phases:
-                    break
-                current = phases.pop(0)
+                if not left:
+                    return True
+                current = left.pop(0)
                 for query in current:
                     self._start(query)
-        return self._end()
+        return True
 
-    def _serve_requests(self) -> None:
-        """Do what others have asked for since the last look."""
-        wanted = records.key(records.REQUEST, self._mesh.full_name)
-        try:
-            changes = self._reports.changes(0)
-        except Exception as error:
-            log.warning("requests to %s are looked for again in a moment: %s", self._mesh.full_name, error)
-            return
-        for key, value in changes:
-            if key != wanted or value is None:
-                continue
-            request = records.decode(value)
-            if request.get("what") == records.STOP:
-                self._say(f"{self._mesh.full_name} is to stop, as somebody has asked for")
-                self.stop()
-            elif request.get("what") == records.RESTART:
-                self._restart(str(request.get("part", "")))
+    def _phases(self) -> list[list[_Query]]:
+        """Return what runs together if each part runs once to its end."""
+        components = {
+            step.spec.name: query.name
+            for query in self._queries
+            if query.component is not None
+            for step in query.component.steps
+        }
+        by_name = {query.name: query for query in self._queries}
+        return [[by_name[name] for name in names] for names in phases(self._mesh, components)]
+
+    def _is_changed(self) -> bool:
+        """Return if the mesh is to be another one, or to stop; starts parts anew that somebody wants to."""
+        before, now = self._definition, self._followed.definition
+        assert before is not None
+        if now is None or now.is_stopped:
+            return True
+        if now.version != before.version:
+            self._say(f"{self._name} is another one now: {now.by} has sent {now.kind} (revision {now.revision})")
+            return True
+        for part, revision in now.restarts.items():
+            if before.restarts.get(part) != revision:
+                self._restart(part)
+        self._definition = now
+        return False
 
     def _restart(self, part: str) -> None:
         """Start queries again: all, or the one with a part."""
@@ -436,9 +512,6 @@ class MeshDriver:
         for query in new:
             self._start(query)
 
-    def _others_hold(self) -> bool:
-        return any(peer.holds for peer in self._membership.peers())
-
     def _look_at(self, query: _Query, now: float) -> None:
         """Start a query again that has failed."""
         if query.query is None:
@@ -467,7 +540,7 @@ class MeshDriver:
             if query.planner is None:
                 if not query.is_done:
                     return False
-            elif query.query is None or self._hub.tasks() or query.planner.lag():
+            elif query.query is None or self._hub.tasks() or query.planner.left(query.reached):
                 return False
         return not self._hub.tasks()
 
@@ -475,10 +548,15 @@ class MeshDriver:
         told = line.told
         if "functions" in told:
             self._counting.told(line, told["functions"])
+        if "reached" in told:
+            reached = {(str(topic), int(number)): int(offset) for topic, number, offset in told["reached"]}
+            for query in self._queries:
+                if query.name == line.component:
+                    query.reached |= reached
         if "killed" in told:
             self._say(str(told["text"]))
-            if told["at"] is not None:
-                topic, partition, offset = told["at"]
+            if told["suspect"] is not None:
+                topic, partition, offset = told["suspect"]
                 self._suspects[str(topic), int(partition)] = int(offset)
             place = str(told["killed"]), str(told["at"])
             self._ended_calls[place] = self._ended_calls.get(place, 0) + 1
@@ -489,20 +567,35 @@ class MeshDriver:
     def _over(self, line: TaskLine) -> None:
         self._counting.over(line)
 
+    def _report_if_due(self, now: float) -> None:
+        if now >= self._reported + REPORT_SECONDS:
+            self._reported = now
+            self._report()
+
     def _report(self) -> None:
+        reading = [
+            ReadingPart(step.spec.fqfn, step.spec.group, step.inputs)
+            for query in self._queries
+            if query.component is not None
+            for step in query.component.steps
+            if len(step.inputs) + len(step.inner_inputs) > 1
+        ]
+        self._rates = self._edges.rates(reading, clock.monotonic())
         try:
             value = records.encode(self.report())
-            self._reports.put({records.key(records.REPORT, self._mesh.full_name): value})
+            self._reports.put({records.key(records.REPORT, self._name): value})
         except Exception as error:
-            log.warning("the report of %s is written again in a moment: %s", self._mesh.full_name, error)
+            log.warning("the report of %s is written again in a moment: %s", self._name, error)
 
     def report(self) -> dict[str, Any]:
         """Return what the mesh does, as plain values."""
-        mesh = self._mesh
         counts = self._counting.functions(clock.monotonic())
+        parts = self._part_reports(counts)
         return {
-            "mesh": mesh.full_name,
+            "mesh": self._name,
             "state": self._state,
+            "reason": self._reason,
+            "revision": None if self._definition is None else self._definition.revision,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started_ms": self._started_ms,
@@ -521,28 +614,36 @@ class MeshDriver:
                 }
                 for query in self._queries
             ],
-            "parts": [
-                *(self._part_report(query, query.part) for query in self._queries if query.part),
-                *(
-                    {
-                        "name": step.spec.fqfn,
-                        "kind": "function",
-                        "component": query.name,
-                        "guarantee": step.spec.processing_guarantees.value,
-                        "inputs": [*step.inputs, *step.inner_inputs],
-                        "inner_inputs": list(step.inner_inputs),
-                        "output": step.spec.output,
-                        "group": step.spec.group if step.inputs else "",
-                        **counts.get(step.spec.fqfn, {}),
-                    }
-                    for query in self._queries
-                    if query.component is not None
-                    for step in query.component.steps
-                ),
+            "parts": parts,
+            "edges": [
+                {"part": part["name"], "topic": topic, "rate": edge_rate(part, topic, self._rates)}
+                for part in parts
+                for topic in part["inputs"]
             ],
         }
 
-    def _part_report(self, query: _Query, part: SourcePart | SinkPart) -> dict[str, Any]:
+    def _part_reports(self, counts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            *(self._part_report(query, query.part) for query in self._queries if query.part),
+            *(
+                {
+                    "name": step.spec.fqfn,
+                    "kind": "function",
+                    "component": query.name,
+                    "guarantee": step.spec.processing_guarantees.value,
+                    "inputs": [*step.inputs, *step.inner_inputs],
+                    "inner_inputs": list(step.inner_inputs),
+                    "output": step.spec.output,
+                    "group": step.spec.group if step.inputs else "",
+                    **counts.get(step.spec.fqfn, {}),
+                }
+                for query in self._queries
+                if query.component is not None
+                for step in query.component.steps
+            ),
+        ]
+
+    def _part_report(self, query: _Query, part: Part) -> dict[str, Any]:
         progress = None if query.query is None else query.query.lastProgress
         rows = 0 if progress is None else int(progress["numInputRows"] or 0)
         rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
@@ -573,11 +674,17 @@ class MeshDriver:
         self._state = records.STOPPED
         for query in self._queries:
             query.state = records.STOPPED
-        self._report()
+        if not self._turn.is_lost:
+            self._report()
         for query in self._queries:
             if query.planner is not None:
                 query.planner.close()
         return is_whole
+
+    def _end_queries(self) -> None:
+        """Leave nothing of the queries, once they have ended: others may begin."""
+        self.close(stops_queries=True)
+        self._queries = []
 
     def close(self, *, stops_queries: bool) -> None:
         """End the queries, in a session that goes on, and remove their checkpoints; after `run`."""
@@ -587,6 +694,16 @@ class MeshDriver:
                     query.query.stop()
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+
+def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
+    """Return how many messages a second go along an edge; None if that is not known.
+
+    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
+    """
+    if len(part["inputs"]) == 1:
+        return float(part.get("rate", 0.0))
+    return rates.get((part["name"], topic))
 
 
 def checkpoints_folder() -> Path:

@@ -16,37 +16,44 @@ records before the failed one are committed, and that one holds up its partition
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from typing import Any, Final, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from kop import clock
 from kop.client.batches import NewRecord
 from kop.client.errors import ClientError, NoTransactionsError
-from kop.client.offsets import EARLIEST, Offsets, TopicPartition
+from kop.client.offsets import EARLIEST, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import Identity, WriteClient
 from kop.functions import origins
+from kop.functions.batch_calls import BatchCalls, batch_of, rows_of
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState, KeptState, topic_of
-from kop.functions.committing import BatchEnd, Before, Beside, InOneTransaction, WithState
+from kop.functions.committing import batch_end
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import input_of
-from kop.functions.instance import TRANSACTION_TIMEOUT_MS, logger_of, read_secrets
+from kop.functions.instance import TRANSACTION_TIMEOUT_MS, check_batches, logger_of, read_secrets
 from kop.functions.reading import READ_COMMITTED, Taken
 from kop.functions.serdes import input_serde, of_class_name, output_serde
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import Stats
 from kop.functions.triggers import Triggers
-from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.records.batch import Codec
 from kop.records.partitioning import partition_of
+from kop.spark.mesh.calls_file import CallsFile
 from kop.spark.mesh.component import Step, TaskComponent
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
+AnyCalls: TypeAlias = Calls | BatchCalls
 ID_PREFIX: Final = "kop.mesh"
 PIECE_SECONDS: Final = 0.01
 """How long the calls for the records take about that go through the functions together."""
@@ -61,12 +68,14 @@ _kept: OrderedDict[TopicPartition, KeptState] = OrderedDict()
 class _Places(dict[TopicPartition, int]):
     """The numbers by which `kop.functions.watch` knows partitions; each gets one when it is first called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Sequence[TopicPartition]], None]) -> None:
         super().__init__()
         self.known: list[TopicPartition] = []
+        self._told = told
 
     def __missing__(self, place: TopicPartition) -> int:
         self.known.append(place)
+        self._told(self.known)
         self[place] = len(self.known) - 1
         return self[place]
 
@@ -77,23 +86,23 @@ class ReadyStep:
     Raises SerdeError and ClientError for a serde or a secret that cannot be had.
     """
 
-    def __init__(self, step: Step, code: FunctionCode) -> None:
-        if code.is_batch:
-            raise ClientError(
-                f"let {step.spec.name} have process in the place of process_batch: a mesh calls with single messages"
-            )
+    def __init__(self, step: Step, code: FunctionCode, calls_file: CallsFile, number: int) -> None:
+        """`number`: which of the functions of `calls_file` it is."""
         self.step = step
         self.spec: FunctionSpec = step.spec
         self.code = code
-        self.inputs = {name: input_serde(step.spec, name, code) for name in step.spec.inputs}
-        self.output = output_serde(step.spec, code)
+        if code.is_batch:
+            check_batches(step.spec)
+        else:
+            self.inputs = {name: input_serde(step.spec, name, code) for name in step.spec.inputs}
+            self.output = output_serde(step.spec, code)
         self.secrets = read_secrets(step.spec)
         self.logger = logger_of(step.spec, 0)
-        self.calling: MutableSequence[int] = [0, NOT_CALLING, 0]
-        self.places = _Places()
+        self.calling: MutableSequence[int] = calls_file.calling(number)
+        self.places = _Places(partial(calls_file.known, number))
         self.stats = Stats(self.places.known, self.calling)
 
-    def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> Calls:
+    def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
         """Return what calls the function for the records of one lane, whose state is that of its input partition."""
         spec, code = self.spec, self.code
 
@@ -109,20 +118,18 @@ class ReadyStep:
                 state=lambda _: state.changes(place),
             )
 
-        return Calls(
-            spec,
-            code,
-            outputs,
-            context=context,
-            stopping=lambda: False,  # records that were begun with go through all functions
-            calling=self.calling,
-            partitions=self.places,
-            logger=self.logger,
-            stats=self.stats,
-            triggers=Triggers(),
-            inputs=_Serdes(spec, self.inputs),
-            output=self.output,
-        )
+        common: dict[str, Any] = {
+            "context": context,
+            "stopping": lambda: False,  # records that were begun with go through all functions
+            "calling": self.calling,
+            "partitions": self.places,
+            "logger": self.logger,
+            "stats": self.stats,
+            "triggers": Triggers(),
+        }
+        if code.is_batch:
+            return BatchCalls(spec, code, outputs, **common)
+        return Calls(spec, code, outputs, inputs=_Serdes(spec, self.inputs), output=self.output, **common)
 
 
 class _Serdes(dict[str, Any]):
@@ -216,6 +223,21 @@ class ChainOutputs(Outputs):
             for value, offset in zip(values, offsets, strict=True):
                 self._pass(place, now, None, value, OriginHeaders(source, offset))
 
+    def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
+        """Take a batch of rows for a partition."""
+        topic, number = place
+        if topic not in self._private:
+            super().add_batch(place, source, batch)
+        if topic in self._readers:
+            inner = topic, source if topic in self._private else number
+            now = clock.wall_ms()
+            for key, value, headers, timestamp in rows_of(batch):
+                self._pass(inner, now if timestamp is None else timestamp, key, value, headers)
+
+    def count(self, topic: str) -> int:
+        """Return how many partitions a topic has; what is private stays in the partition that its input came from."""
+        return 1 if topic in self._private else super().count(topic)
+
     def _partition(self, topic: str, source: int, key: bytes | None) -> int:
         if topic in self._private:
             return source
@@ -275,6 +297,7 @@ class Lane:
         new_writer: Callable[[], WriteClient],
         new_reader: Callable[[], ReadClient],
         patience: Callable[[], float],
+        calls_file: CallsFile,
         suspect: int = -1,
     ) -> None:
         """`suspect`: the record at which an earlier process has ended."""
@@ -289,6 +312,8 @@ class Lane:
         self._new_writer = new_writer
         self._new_reader = new_reader
         self._patience = patience
+        self._calls_file = calls_file
+        self._process = os.getpid()
         self._failure: BaseException | None = None
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
@@ -321,7 +346,17 @@ class Lane:
         for state in self._states:
             state.find()
         self._calls = self._new_calls()
-        self._end = self._new_end(groups, identity)
+        self._end = batch_end(
+            component.guarantee,
+            self._writer,
+            identity,
+            groups,
+            self._outputs,
+            {self.place: self.position},
+            _States(self._states),
+            new_writer=self._new_writer,
+            failed=self._fail,
+        )
 
     def _reads(self, step: ReadyStep) -> bool:
         return self.place[0] in step.step.inputs
@@ -371,42 +406,19 @@ class Lane:
     def _state_place(self, spec: FunctionSpec) -> TopicPartition:
         return topic_of(spec), self.place[1] if spec.state_scope == "partition" else 0
 
-    def _new_calls(self) -> list[Calls]:
+    def _new_calls(self) -> list[AnyCalls]:
         return [
             step.calls(self._outputs, state, self.place) for step, state in zip(self._steps, self._states, strict=True)
         ]
-
-    def _new_end(self, groups: Sequence[str], identity: Identity | None) -> BatchEnd:
-        writer, outputs = self._writer, self._outputs
-        positions: Offsets = {self.place: self.position}
-        guarantee = self._component.guarantee
-        end: BatchEnd
-        if guarantee is Guarantee.EFFECTIVELY_ONCE:
-            assert identity is not None
-            end = InOneTransaction(writer, identity, groups, outputs, positions)
-        elif guarantee is Guarantee.ATMOST_ONCE:
-            end = Before(writer, identity, groups, outputs, positions)
-        else:
-            end = Beside(self._new_writer(), identity, groups, outputs, positions, self._fail)
-
-        def switch(committed: Offsets) -> BatchEnd:
-            assert identity is not None
-            if guarantee is Guarantee.EFFECTIVELY_ONCE:
-                return end
-            if guarantee is not Guarantee.ATMOST_ONCE:
-                end.close()
-            outputs.use(identity)
-            if guarantee is Guarantee.ATMOST_ONCE:
-                return end
-            return InOneTransaction(writer, identity, groups, outputs, committed)
-
-        return WithState(end, _States(self._states), outputs, positions, switch)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
 
     def _check(self) -> None:
+        """End a copy of this process that a function has made by forking itself: what it did is not the lane's."""
+        if os.getpid() != self._process:
+            os._exit(0)
         if self._failure is not None:
             raise self._failure
 
@@ -416,6 +428,15 @@ class Lane:
     def has_work(self) -> bool:
         """True if there are records that may be begun with."""
         return bool(self._pending) and not self.is_held
+
+    @property
+    def gives_up_later(self) -> bool:
+        """True while a record is tried again so many times: a batch that ended meanwhile would begin to count anew."""
+        return self.is_held and all(
+            step.spec.max_message_retries is not None
+            for step, calls in zip(self._steps, self._calls, strict=True)
+            if calls.next_due() is not None
+        )
 
     def next_due(self) -> float | None:
         """Return when a record is to be tried again."""
@@ -494,6 +515,7 @@ class Lane:
 
     def _through(self, piece: Taken) -> None:
         """Let records go through all functions."""
+        self._calls_file.piece(self.place, piece.next_offset - 1)
         if piece.records:
             self._outputs.floor = piece.records[0][0]
         for step, calls in zip(self._steps, self._calls, strict=True):
@@ -538,9 +560,13 @@ class Lane:
             calls.written()
 
 
-def _take_all(calls: Calls, taken: Taken) -> None:
+def _take_all(calls: AnyCalls, taken: Taken) -> None:
     """Call all of some records; those behind one that failed wait in `calls`."""
     records = taken.records
+    if isinstance(calls, BatchCalls):
+        records = batch_of(taken.partition, records)
+        calls.take(taken._replace(records=records), float("inf"))
+        return
     while records:
         done = calls.take(taken._replace(records=records), float("inf"))
         records = records[done:]

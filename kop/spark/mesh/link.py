@@ -3,8 +3,9 @@
 Owns: the socket that the driver listens on, the token that tasks show, the lines of JSON in both directions.
 Must not know: what is counted, what runs.
 
-A task tells what it has done each second and at its end. The driver says one thing: end now. The end of a line is the
-end of the task, or of the driver; a task without a driver ends, too, so nothing goes on that nobody has started.
+A task waits until the driver lets it begin, and tells what it has done each second and at its end. The driver says one
+thing more: end now. The end of a line is the end of the task, or of the driver; a task without a driver ends, too, so
+nothing goes on that nobody has started.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import Any, Final
 from kop import clock
 
 CONNECT_SECONDS: Final = 10.0
+BEGIN_SECONDS: Final = 30.0
+"""How long a task waits until it may begin: a driver that is paused says nothing."""
+_BEGIN: Final = b'{"begin": true}\n'
 _LINE_BYTES: Final = 1 << 20
+
+
+class NoDriverError(Exception):
+    """The driver does not let a task begin: another one has the mesh, or nobody."""
 
 
 class TaskLine:
@@ -31,6 +39,11 @@ class TaskLine:
         self.component = ""
         self.told: Mapping[str, Any] = {}
         """What it told last."""
+
+    def begin(self) -> None:
+        """Let the task begin."""
+        with suppress(OSError):
+            self._connection.sendall(_BEGIN)
 
     def end(self) -> None:
         """Let the task end."""
@@ -44,12 +57,21 @@ class TaskLine:
 
 
 class Hub:
-    """The driver's end. `told` is called with what a task tells, `over` when its line has ended; on threads of here."""
+    """The driver's end. `told` is called with what a task tells, `over` when its line has ended; `may_begin` before one
+    begins, and may take its time. All on threads of here.
+    """
 
-    def __init__(self, host: str, told: Callable[[TaskLine], None], over: Callable[[TaskLine], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        told: Callable[[TaskLine], None],
+        over: Callable[[TaskLine], None],
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.token = clock.token_hex(16)
         self._told = told
         self._over = over
+        self._may_begin = may_begin
         self._lines: set[TaskLine] = set()
         self._changed = threading.Condition()
         self._ending: set[str] = set()
@@ -99,11 +121,14 @@ class Hub:
             if not hmac.compare_digest(str(first["token"]), self.token):
                 return
             connection.settimeout(None)
+            if not self._may_begin():
+                return
             line.component = str(first["component"])
             with self._changed:
                 self._lines.add(line)
                 ends = line.component in self._ending
             try:
+                line.begin()
                 if ends:
                     line.end()
                 while text := lines.readline(_LINE_BYTES):
@@ -117,14 +142,28 @@ class Hub:
 
 
 class DriverLink:
-    """A task's end. `ended` is called once it shall end, on a thread of here."""
+    """A task's end. `ended` is called once it shall end, on a thread of here.
+
+    Made once the driver lets the task begin; NoDriverError if it does not.
+    """
 
     def __init__(self, hub: tuple[str, int], token: str, component: str, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._lock = threading.Lock()
         self._connection = socket.create_connection(hub, CONNECT_SECONDS)
-        self._connection.settimeout(None)
+        self._connection.settimeout(BEGIN_SECONDS)
         self.tell(token=token, component=component)
+        self._lines = self._connection.makefile("rb")
+        try:
+            may_begin = self._lines.readline() == _BEGIN
+        except OSError:
+            may_begin = False
+        if not may_begin:
+            self.close()
+            raise NoDriverError(
+                f"the driver of {component} does not let this task begin: it has lost the mesh, or is gone"
+            )
+        self._connection.settimeout(None)
         threading.Thread(target=self._listen, name="kop-mesh-link", daemon=True).start()
 
     def tell(self, **values: Any) -> None:
@@ -140,6 +179,6 @@ class DriverLink:
         self._connection.close()
 
     def _listen(self) -> None:
-        with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
+        with suppress(OSError, ValueError), self._lines as lines:
             lines.readline()
         self._ended()

@@ -17,6 +17,7 @@ from kop.errors import without_frames
 from kop.functions.localrun import names_of
 from kop.mesh.file import read_mesh
 from kop.spark.mesh.driver import MeshDriver
+from kop.spark.mesh.followed import FollowedMesh
 
 _KAFKA = "kafka."
 
@@ -28,8 +29,9 @@ def _say(text: str) -> None:
 class RunningMesh:
     """A mesh that runs beside whoever has started it."""
 
-    def __init__(self, driver: MeshDriver) -> None:
+    def __init__(self, driver: MeshDriver, followed: FollowedMesh) -> None:
         self._driver = driver
+        self._followed = followed
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True)
         self._thread.start()
@@ -63,6 +65,7 @@ class RunningMesh:
             self._failure = without_frames(error)
         finally:
             self._driver.close(stops_queries=True)
+            self._followed.close()
 
 
 def run_mesh(
@@ -74,7 +77,7 @@ def run_mesh(
     checkpoints: str = "",
     topic_namespace: str = "public/default",
 ) -> RunningMesh:
-    """Run the mesh of a file in this session; returns at once. MeshError, ClientError for what is wrong.
+    """Run the mesh of a file in this session; returns once it is defined. MeshError, ClientError for what is wrong.
 
     `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; `once`: do what
     there is, in batches, and end; `checkpoints`: the folder for those of sources and sinks.
@@ -83,20 +86,26 @@ def run_mesh(
     made = connection(properties, "kop-mesh")
     settings, patience = dict(made.settings), made.patience_ms / 1000
     text = Path(file).read_text()
-    mesh = read_mesh(text, file, names_of(settings, patience, topic_namespace))
+    names = names_of(settings, patience, topic_namespace)
+    mesh = read_mesh(text, file, names)
     for note in mesh.notes:
         _say(note)
-    return RunningMesh(
-        MeshDriver(
+    followed = FollowedMesh(settings, patience, mesh.full_name, names, file)
+    try:
+        followed.start()
+        followed.ensure(mesh, text)
+        driver = MeshDriver(
             spark,
-            mesh,
+            followed,
             settings,
             patience,
             _say,
             once=once,
-            text=text,
             properties=properties,
             checkpoints=checkpoints,
             spare=1,
         )
-    )
+    except BaseException:
+        followed.close()
+        raise
+    return RunningMesh(driver, followed)

@@ -1,124 +1,253 @@
-"""The sources and sinks of a mesh as streaming queries: from a format of Spark to a topic, and from topics to one.
+"""The sources, sinks and queries of a mesh as streaming queries: between formats of Spark and topics, and from topics
+to a topic.
 
-Owns: which columns go between topics and formats, and what holds for each kind of sink.
+Owns: which columns go between topics and formats, which options of the mesh reach which part.
 Must not know: components, when queries start and end.
 
 Into a topic all is written by the exactly-once sink of `format("kop")`. Out of topics only what is committed is read;
-a format that takes streams keeps its own promise (files have each row once), any other one gets each batch at least
-once.
+a format that takes streams keeps its own promise (files have each row once), a table of a database has each row once
+by its batch and its place (`table_sink`), any other format gets each batch at least once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from kop.client.errors import ClientError
-from kop.mesh.spec import SinkPart, SourcePart
+from kop.mesh.spec import QueryPart, SinkPart, SourcePart, View
+from kop.spark import options as read
+from kop.spark import write_options as write
+from kop.spark.decoding import ERROR
+from kop.spark.formats import PULSAR_OPTIONS, REGISTRY_OPTIONS
+from kop.spark.given import Given, OptionError
 from kop.spark.listener import track_progress
+from kop.spark.mesh import table_sink
 from kop.spark.source import KopDataSource
 from kop.spark.streams import write_stream
+from kop.spark.tables import make_view
 
-_PLAIN: Final = ("", "bytes", "string")
+Part: TypeAlias = SourcePart | SinkPart | QueryPart
+
+TASKS: Final = 2
+"""How many tasks write a batch into a topic; the number is a part of what makes it exactly once."""
+_READ: Final = (*read.OPTIONS, *read.CONNECTION_OPTIONS, *read.FETCH_OPTIONS)
+_WRITE: Final = (*write.OPTIONS, *write.PRODUCER_OPTIONS, *read.CONNECTION_OPTIONS)
+_WITH_REGISTRY: Final = ("avro", "protobuf", "auto")
+"""The formats that have their schemas from a registry that is named for all parts."""
+_TYPED: Final = ("json", *_WITH_REGISTRY)
 _TEXT_FORMATS: Final = ("csv", "json", "text", "xml", "console")
 """Formats in which bytes would be unreadable."""
+_FLAT_FORMATS: Final = ("csv", "text", table_sink.FORMAT)
+"""Formats whose columns hold no other columns."""
+_NESTED: Final = ("struct<", "array<", "map<")
+_PLAIN: Final = ("binary", "string")
+_NO_STREAMS: Final = ("does not support streamed writing", "STREAMED_OPERATOR_UNSUPPORTED")
+_OF_TIME: Final = ("STREAMING_OUTPUT_MODE", "outputMode", "output mode", "watermark")
+"""What Spark's errors name if a query needs another output mode, or a watermark."""
 
 
-def check_formats(part: SourcePart | SinkPart) -> None:
-    """Raise ClientError if columns are wanted that nothing makes yet."""
-    for name, given in (("valueFormat", part.value_format), ("keyFormat", part.key_format)):
-        if given not in _PLAIN:
-            raise ClientError(f"leave {name} of the {part.kind} {part.name} out, or set it to bytes or string: {given} "
-                              "is not there yet")  # fmt: skip
+class PartQueries:
+    """Starts the queries of parts in a session. `kafka` are options of `format("kop")` for the connection, `shared` are
+    those of the mesh.
+    """
 
+    def __init__(self, spark: Any, kafka: Mapping[str, str], shared: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._kafka = dict(kafka)
+        self._shared = dict(shared)
 
-def start_source(
-    spark: Any,
-    part: SourcePart,
-    kafka: Mapping[str, str],
-    checkpoint: str,
-    trigger: dict[str, Any],
-    name: str,
-    tasks: int,
-) -> Any:
-    """Start the query of a source; `kafka` are options of `format("kop")` for the connection."""
-    _register(spark)
-    reader = spark.readStream.format(part.format).options(**part.options)
-    if part.schema:
-        reader = reader.schema(part.schema)
-    options = {
-        **kafka,
-        "topic": part.output,
-        "deliveryGuarantee": "exactly-once",
-        "exactlyOnceTasks": str(tasks),
-        "exactlyOnceId": f"kop.mesh/{name}",
-    }
-    return write_stream(to_rows(reader.load()), options=options, checkpoint=checkpoint, trigger=trigger, name=name)
+    def check(self, part: Part) -> None:
+        """Raise ClientError if an option of `format("kop")` is unknown, or goes with another one not."""
+        known = {name.lower() for name in (*_READ, *_WRITE)}
+        for name in self._shared:
+            if name.lower() not in known:
+                raise ClientError(f'leave {name} out of kopOptions of the mesh: format("kop") has no such option')
+        try:
+            if not isinstance(part, SourcePart):
+                for options in self._reads(part).values():
+                    read.stream_options(options)
+            if not isinstance(part, SinkPart):
+                write.write_options({"exactlyOnceId": "query", **self._write(part)}, streaming=False)
+        except OptionError as error:
+            raise ClientError(f"{part.kind} {part.name}: {error}") from None
 
-
-def to_rows(frame: Any) -> Any:
-    """Return a frame with the columns of a topic: `key` and `value` if it has a value, else each row as JSON."""
-    types = {column.lower(): kind for column, kind in frame.dtypes}
-    plain = {"binary", "string"}
-    if types.get("value") in plain and types.get("key", "string") in plain:
-        return frame.selectExpr(*[column for column in ("key", "value") if column in types])
-    key = ["cast(key as string) AS key"] if "key" in types else []
-    return frame.selectExpr(*key, "to_json(struct(*)) AS value")
-
-
-def start_sink(
-    spark: Any,
-    part: SinkPart,
-    kafka: Mapping[str, str],
-    checkpoint: str,
-    trigger: dict[str, Any],
-    name: str,
-    group: str,
-) -> Any:
-    """Start the query of a sink; what it has done is committed to a group, for people."""
-    _register(spark)
-    options = {
-        **kafka,
-        "subscribe": ",".join(part.inputs),
-        "startingOffsets": "earliest",
-        "kafka.isolation.level": "read_committed",
-    }
-    rows = from_rows(spark.readStream.format("kop").options(**options).load(), part)
-    listener = track_progress(spark, group=group, options=dict(kafka), query_name=name)
-    writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger)
-    try:
-        query = writer.format(part.format).options(**part.options).start()
-    except Exception as error:
-        if not _takes_no_streams(error):
-            spark.streams.removeListener(listener)
+    def start(self, part: Part, *, checkpoint: str, trigger: Mapping[str, Any], name: str, group: str) -> Any:
+        """Start the query of a part. What it has read is committed to `group`, for people."""
+        spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
+        with suppress(PySparkException):  # PySpark 4.0 has it already
+            spark.dataSource.register(KopDataSource)
+        listener = None
+        if not isinstance(part, SourcePart):
+            listener = track_progress(spark, group=group, options=self._kafka, query_name=name)
+        try:
+            if isinstance(part, SinkPart):
+                return self._sink(spark, part, checkpoint, trigger, name)
+            frame = self._source(spark, part) if isinstance(part, SourcePart) else self._query(spark, part)
+            mode = part.output_mode if isinstance(part, QueryPart) else "append"
+            options = {**self._write(part), "exactlyOnceId": f"kop.mesh/{name}"}
+            formats = (Given(options).value(option).lower() for option in ("valueFormat", "keyFormat"))
+            rows = to_rows(frame, *formats)
+            return write_stream(
+                rows, options=options, checkpoint=checkpoint, output_mode=mode, trigger=dict(trigger), name=name
+            )
+        except Exception as error:
+            if listener is not None:
+                spark.streams.removeListener(listener)
+            if isinstance(part, QueryPart) and isinstance(error, AnalysisException):
+                raise ClientError(f"{_remedy(part, str(error))}{error}") from None
             raise
 
-        def write(batch: Any, _number: int) -> None:
-            batch.write.format(part.format).options(**part.options).mode("append").save()
+    # -- each kind
 
-        query = writer.foreachBatch(write).start()
-    return query
+    def _source(self, spark: Any, part: SourcePart) -> Any:
+        reader = spark.readStream.format(part.format).options(**part.options)
+        if part.schema:
+            reader = reader.schema(part.schema)
+        return reader.load()
+
+    def _query(self, spark: Any, part: QueryPart) -> Any:
+        for table, options in self._reads(part).items():
+            make_view(spark.readStream, table, options, part.views[table].watermark)
+        frame = spark.sql(part.sql)
+        if not frame.isStreaming:
+            raise ClientError(f"let sql of the query {part.name} select from a topic: it is no stream")
+        return frame
+
+    def _sink(self, spark: Any, part: SinkPart, checkpoint: str, trigger: Mapping[str, Any], name: str) -> Any:
+        (options,) = self._reads(part).values()
+        read_rows = spark.readStream.format("kop").options(**options).load()
+        rows = from_rows(read_rows, part)
+        rows = table_sink.with_places(rows, read_rows, part) if part.format == table_sink.FORMAT else rows
+        writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger)
+        if part.format == table_sink.FORMAT:
+            return writer.foreachBatch(table_sink.once(part)).start()
+        try:
+            return writer.format(part.format).options(**part.options).start()
+        except Exception as error:
+            if not any(text in str(error) for text in _NO_STREAMS):
+                raise
+
+            def append(batch: Any, _number: int) -> None:
+                batch.write.format(part.format).options(**part.options).mode("append").save()
+
+            return writer.foreachBatch(append).start()
+
+    # -- options
+
+    def _reads(self, part: SinkPart | QueryPart) -> dict[str, dict[str, str]]:
+        """Return the options of each read of a part, by the name of the table, of which a sink has one."""
+        if isinstance(part, SinkPart):
+            formats = {
+                name: value for name, value in _formats(part).items() if value in _TYPED
+            }  # of a text, what is no UTF-8 is no bad record for a sink
+            views = {"": View(",".join(part.inputs), {**formats, **part.kop_options})}
+        else:
+            views = dict(part.views)
+        return {
+            table: {
+                **self._kafka,
+                "startingOffsets": "earliest",
+                "kafka.isolation.level": "read_committed",
+                **self._of_mesh(_READ, view.options),
+                **view.options,
+                "subscribe": view.topic,
+            }
+            for table, view in views.items()
+        }
+
+    def _write(self, part: SourcePart | QueryPart) -> dict[str, str]:
+        own = {**{name: value for name, value in _formats(part).items() if value in _TYPED}, **part.kop_options}
+        return {
+            **self._kafka,
+            **self._of_mesh(_WRITE, own),
+            "deliveryGuarantee": "exactly-once",
+            "exactlyOnceTasks": str(TASKS),
+            **own,
+            "topic": part.output,
+        }
+
+    def _of_mesh(self, known: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of the mesh that a read or a write knows; registries only for formats that need one."""
+        names = {name.lower() for name in known}
+        both = Given({**self._shared, **own})
+        formats = {both.value(option).lower() for option in ("valueFormat", "keyFormat")}
+        if not formats.intersection(_WITH_REGISTRY):
+            names -= {name.lower() for name in (*REGISTRY_OPTIONS, *PULSAR_OPTIONS)}
+        return {name: value for name, value in self._shared.items() if name.lower() in names}
 
 
-def _register(spark: Any) -> None:
-    with suppress(PySparkException):  # PySpark 4.0 has it already
-        spark.dataSource.register(KopDataSource)
+def _own_session(spark: Any) -> Any:
+    """Return a session with the same settings and no views, so that those of a query are its own."""
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if spark.conf.isModifiable(name):
+            session.conf.set(name, value)
+    return session
+
+
+def _formats(part: Part) -> dict[str, str]:
+    given = {"valueFormat": part.value_format, "keyFormat": part.key_format}
+    return {name: value for name, value in given.items() if value}
+
+
+def _remedy(part: QueryPart, error: str) -> str:
+    """Return what to do about an error of Spark, as far as it is about time."""
+    if not any(text in error for text in _OF_TIME):
+        return f"query {part.name}: "
+    table = next(iter(part.views))
+    other = "update, or complete," if part.output_mode == "append" else "append"
+    return (
+        f"let outputMode of the query {part.name} be {other} or give a view a watermark, "
+        f"views: {{{table}: {{watermark: timestamp 10 minutes}}}}, and group by its window: "
+    )
+
+
+def to_rows(frame: Any, value_format: str = "", key_format: str = "") -> Any:
+    """Return a frame with the columns of a topic, `value` and, if it has one, `key`.
+
+    Its column `value` is the value if it is text or bytes, a struct, or of a format that has types; else the value is
+    the row without its key: a struct for such a format, and JSON without one.
+    """
+    types = {column.lower(): kind for column, kind in frame.dtypes}
+    key = []
+    if "key" in types:
+        is_key = key_format in _TYPED or types["key"] in _PLAIN
+        key = ["key"] if is_key else ["cast(key AS string) AS key"]
+    names = [column.replace("`", "``") for column in frame.columns if column.lower() != "key"]
+    row = f"struct({', '.join(f'`{name}`' for name in names)})"
+    value = types.get("value", "")
+    if value_format in _TYPED:
+        return frame.selectExpr(*key, "value" if value else f"{row} AS value")
+    if value in _PLAIN:
+        return frame.selectExpr(*key, "value")
+    return frame.selectExpr(*key, f"to_json({'value' if value.startswith('struct<') else row}) AS value")
 
 
 def from_rows(frame: Any, part: SinkPart) -> Any:
-    """Return the rows of topics with the columns that a sink writes."""
-    texts = part.format in _TEXT_FORMATS
-    value = "string(value)" if part.value_format == "string" or (texts and not part.value_format) else "value"
-    key = "string(key)" if part.key_format == "string" or (texts and not part.key_format) else "key"
-    if part.format == "text":
-        return frame.selectExpr(f"{value} AS value")
-    place = ("topic", "partition", "offset", "timestamp")
-    return frame.selectExpr(f"{key} AS key", f"{value} AS value", *place)
+    """Return the rows of topics with the columns that a sink writes; ClientError if its format does not take them."""
+    types = dict(frame.dtypes)
+    if part.columns:
+        rows = frame.selectExpr(*part.columns)
+    else:
+        key, value = (
+            f"string({name}) AS {name}" if types[name] == "binary" and _is_text(part, given) else name
+            for name, given in (("key", part.key_format), ("value", part.value_format))
+        )
+        if part.format == "text":
+            return frame.selectExpr(f"to_json({value}) AS value" if types["value"].startswith(_NESTED) else value)
+        more = [ERROR] if ERROR in frame.columns else []
+        rows = frame.selectExpr(key, value, "topic", "partition", "offset", "timestamp", *more)
+    if part.format in _FLAT_FORMATS:
+        for name, kind in rows.dtypes:
+            if kind.startswith(_NESTED):
+                told = f"columns: [value.ID, ...] of the sink {part.name}"
+                raise ClientError(f"name fields, {told}: {part.format} has no place for the {kind} of {name}")
+    return rows
 
 
-def _takes_no_streams(error: Exception) -> bool:
-    text = str(error)
-    return "does not support streamed writing" in text or "STREAMED_OPERATOR_UNSUPPORTED" in text
+def _is_text(part: SinkPart, given: str) -> bool:
+    return given == "string" or (part.format in _TEXT_FORMATS and not given)

@@ -12,6 +12,7 @@ from kop.client.offsets import LATEST, Offsets, TopicPartition
 from kop.client.read_client import Fetched, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.reading import READ_COMMITTED
+from kop.functions.spec import Guarantee
 from kop.spark.mesh.component import Share, Work
 
 WAIT_MS: Final = 500
@@ -29,6 +30,8 @@ class Planner:
         self._writer = WriteClient(work.settings, work.patience)
         self._places: list[TopicPartition] = []
         self._looked = float("-inf")
+        self._planned: tuple[Offsets, Offsets] | None = None
+        """Where partitions stood and ended when a batch was planned that calls each message once."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -64,15 +67,24 @@ class Planner:
             return True  # one that came later, or whose offset is being committed
         if not places:
             return False
+        if self._planned is not None and self._planned == (positions, self._ends()):
+            return False  # all was called, and nobody has acknowledged more
         fetch = FetchSettings(isolation=READ_COMMITTED, partition_bytes=1, max_bytes=1, wait_ms=WAIT_MS)
         answers = self._reader.fetch_many(positions, fetch)
         return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
 
     def lag(self) -> int:
         """Return how many offsets of all partitions are not done."""
+        return self.left({})
+
+    def left(self, reached: Offsets) -> int:
+        """Return how many offsets are neither done nor called: a task has come as far as `reached`."""
         positions = self.positions()
-        ends = self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
-        return sum(max(0, end - positions.get(place, 0)) for place, end in ends.items())
+        ends = self._ends().items()
+        return sum(max(0, end - max(positions.get(place, 0), reached.get(place, 0))) for place, end in ends)
+
+    def _ends(self) -> Offsets:
+        return self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
 
     def shares(self) -> list[Share]:
         """Return who has which partitions. Each task of a batch has some."""
@@ -80,7 +92,9 @@ class Planner:
         count = 1 if self._work.component.is_whole else max(1, min(self._work.tasks, len(places)))
         ends: Offsets | None = None
         if self._work.batch_seconds is None:
-            ends = self._reader.list_offsets(dict.fromkeys(places, LATEST), READ_COMMITTED)
+            ends = self._ends()
+            if self._work.once and self._work.component.guarantee is Guarantee.MANUAL:
+                self._planned = self.positions(), ends
         shares = []
         for number in range(count):
             own = tuple(places[number::count])

@@ -8,13 +8,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from kop import clock
+
 ATTEMPTS: Final = 4
 """How often a task is tried; `local[N]` would try it once, so that one lost worker would end the query."""
+CORES_SECONDS: Final = 60.0
+"""How long it is waited for executors of a cluster, which come one after the other."""
+SETTLED_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.1
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -41,6 +47,31 @@ def make_session(name: str, master: str, settings: Mapping[str, str]) -> Any:
     for key, value in (_DEFAULTS | (_LOCAL if master.startswith("local") else {}) | dict(settings)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def is_here(spark: Any) -> bool:
+    """Return if the executors of a session are threads of its JVM."""
+    master = str(spark.conf.get("spark.master", ""))
+    return master.startswith("local[") or master == "local"
+
+
+def cores_of(spark: Any, needed: int, wait: Callable[[float], bool]) -> int:
+    """Return how many cores a session has, on a cluster once no more executors come and those needed are there.
+
+    `wait` waits for so many seconds, and returns if there is no use in waiting longer.
+    """
+    cores = int(spark.sparkContext.defaultParallelism)
+    if is_here(spark):
+        return cores
+    since = began = clock.monotonic()
+    while not wait(_LOOK_SECONDS):
+        before, cores = cores, int(spark.sparkContext.defaultParallelism)
+        now = clock.monotonic()
+        if cores != before:
+            since = now
+        if now >= began + CORES_SECONDS or (cores >= needed and now >= since + SETTLED_SECONDS):
+            break
+    return cores
 
 
 def end_at_once(spark: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kop import clock
 from kop.allocator import resident_bytes
@@ -29,9 +29,10 @@ from kop.functions.instance import BATCH_RECORDS, BATCH_SECONDS, HURRY_SECONDS, 
 from kop.functions.logs import LogTopic
 from kop.functions.packages import read_package, unpack
 from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED, ReadAhead, Taken
-from kop.functions.spec import FunctionSpec
+from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
+from kop.spark.mesh.calls_file import CallsFile, ended_calls
 from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep
 from kop.spark.mesh.link import DriverLink
@@ -39,6 +40,8 @@ from kop.spark.mesh.link import DriverLink
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", WriteClient, ReadClient)
+_Record: TypeAlias = tuple[TopicPartition, int]
+"""A partition and an offset."""
 FETCH_WAIT_MS: Final = 250
 """How long a server holds a Fetch: the end of a batch waits for the one that is under way."""
 TELL_SECONDS: Final = 1.0
@@ -93,7 +96,6 @@ class _Base:
         self._end = float("inf") if share.ends is not None or seconds is None else clock.monotonic() + seconds
         self._told_at = 0.0
         self._link = DriverLink(work.hub, work.token, work.component.name, self._stop)
-        self._own = os.getpid()
 
     @property
     def _component(self) -> TaskComponent:
@@ -125,11 +127,23 @@ class _Base:
             self._told_at = now
             self._link.tell(functions=functions, last=last, task=self._share.number)
 
-    def _kill(self, function: str, at: Any, reason: str) -> None:
-        """End this process: a call in it cannot be ended otherwise."""
+    def _tell_ended(
+        self, function: str, what: str, at: _Record | None, suspect: _Record | None, reason: str = ""
+    ) -> str:
+        """Tell of a call that has ended a process, or is about to; returns it as a text."""
         where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
-        text = f"{function} has to be ended{where}: {reason}"
-        self._link.tell(killed=function, text=text, at=None if at is None else [*at[0], at[1]])
+        text = f"{function} {what}{where}{reason and ': '}{reason}"
+        self._link.tell(
+            killed=function,
+            text=text,
+            at=None if at is None else [*at[0], at[1]],
+            suspect=None if suspect is None else [*suspect[0], suspect[1]],
+        )
+        return text
+
+    def _kill(self, function: str, at: _Record | None, suspect: _Record | None, reason: str) -> None:
+        """End this process: a call in it cannot be ended otherwise."""
+        text = self._tell_ended(function, "has to be ended", at, suspect, reason)
         sys.stderr.write(f"{text}\n")
         faulthandler.dump_traceback(all_threads=False)
         os._exit(70)
@@ -145,7 +159,10 @@ class _Task(_Base):
             stack.callback(self._link.close)
             for part in self._component.steps:
                 stack.enter_context(LogTopic(part.spec, self._work.settings))
-            self._steps = [ReadyStep(step, _load(step)) for step in self._component.steps]
+            calls_file = self._calls_file(stack)
+            self._steps = [
+                ReadyStep(step, _load(step), calls_file, number) for number, step in enumerate(self._component.steps)
+            ]
             self._watch(stack)
             self._failure: BaseException | None = None
             self._whole = False
@@ -162,7 +179,8 @@ class _Task(_Base):
                     self._new_writer,
                     self._new_reader,
                     self._patience,
-                    self._work.suspects.get(place, -1),
+                    calls_file,
+                    max(self._suspects.get(place, -1), self._work.suspects.get(place, -1)),
                 )
             positions = {place: lane.position for place, lane in lanes.items()}
             fetch = FetchSettings(
@@ -182,6 +200,18 @@ class _Task(_Base):
         if self._failure is not None:
             raise self._failure
         return self._counts()
+
+    def _calls_file(self, stack: ExitStack) -> CallsFile:
+        """Tell in which calls processes before this one have ended, and make a file for those of this one."""
+        folder, name = cache_folder().parent / "calls", self._component.full_name
+        self._suspects: dict[TopicPartition, int] = {}
+        for call in ended_calls(folder, name):
+            place, offset = call.suspect
+            self._suspects[place] = max(offset, self._suspects.get(place, -1))
+            self._tell_ended(call.function, "has ended its worker", call.at, call.suspect)
+        self._file = CallsFile(folder, name, [step.spec.fqfn for step in self._component.steps], self._share.partitions)
+        stack.callback(self._file.close)
+        return self._file
 
     def _counts(self) -> list[dict[str, Any]]:
         return [counts(step.spec, step.stats.snapshot()) for step in self._steps]
@@ -213,8 +243,6 @@ class _Task(_Base):
             for lane in lanes.values():
                 if lane.has_work:
                     lane.run(clock.monotonic() + BATCH_SECONDS, self._stopped.is_set)
-                    if os.getpid() != self._own:
-                        os._exit(0)  # the function has forked itself, and what this copy did is not the task's
             self._tell(self._counts())
 
     def _is_over(self, lanes: Mapping[TopicPartition, Lane]) -> bool:
@@ -223,7 +251,7 @@ class _Task(_Base):
         ends = self._share.ends
         if ends is not None:
             return all(lane.position >= ends[place] for place, lane in lanes.items())
-        return clock.monotonic() >= self._end
+        return clock.monotonic() >= self._end and not any(lane.gives_up_later for lane in lanes.values())
 
     def _idle_seconds(self, lanes: Mapping[TopicPartition, Lane], now: float) -> float:
         dues = [due for lane in lanes.values() if (due := lane.next_due()) is not None]
@@ -243,11 +271,16 @@ class _Task(_Base):
             calling = list(step.calling)
             reason = watch.look(calling, resident_bytes(), clock.monotonic())
             if reason is not None:
-                self._kill(step.spec.fqfn, place_of(calling, step.places.known), reason)
+                at, suspect = place_of(calling, step.places.known), self._file.suspect()
+                self._file.close()  # this is told here
+                self._kill(step.spec.fqfn, at, suspect if at else None, reason)
 
 
 class _WholeTask(_Base):
-    """A task with all partitions of one function, which runs as an instance of the function as it does elsewhere."""
+    """A task with all partitions of one function, which runs as an instance of the function as it does elsewhere.
+
+    What a function with MANUAL has not acknowledged holds the end of the batch, for the next one would call it again.
+    """
 
     def run(self) -> list[dict[str, Any]]:
         """Work until the batch ends."""
@@ -276,25 +309,36 @@ class _WholeTask(_Base):
             thread = threading.Thread(target=run, name="kop-mesh-instance", daemon=True)
             thread.start()
             watch = CallWatch(step.spec.timeout_ms, step.spec.ram)
-            while thread.is_alive() and not self._stopped.is_set() and clock.monotonic() < self._end:
-                if instance.started.is_set() and self._is_drained(instance):
-                    break
+            while thread.is_alive() and not self._stopped.is_set() and not self._is_over(instance):
                 calling = list(instance.calling)
                 if (reason := watch.look(calling, resident_bytes(), clock.monotonic())) is not None:
-                    self._kill(step.spec.fqfn, place_of(calling, instance.partitions), reason)
+                    at = place_of(calling, instance.partitions)
+                    self._kill(step.spec.fqfn, at, at, reason)
                 self._tell([counts(step.spec, instance.stats.snapshot())])
                 self._stopped.wait(LOOK_SECONDS)
             instance.stop()
             thread.join()
             told = [counts(step.spec, instance.stats.snapshot())]
+            self._link.tell(reached=[[*place, offset] for place, offset in instance.reached().items()])
             self._tell(told, last=True)
             if failures:
                 raise failures[0]
         return told
 
-    def _is_drained(self, instance: Instance) -> bool:
-        """Return if all is called that there was when the batch was planned."""
-        return self._share.ends is not None and not any(instance.stats.lag().values())
+    def _is_over(self, instance: Instance) -> bool:
+        """Return if the batch has lasted its time, or has called all that there was when it was planned."""
+        if not instance.started.is_set():
+            return False
+        ends, is_manual = self._share.ends, self._component.guarantee is Guarantee.MANUAL
+        if is_manual and self._work.once and ends is not None:
+            reached = instance.reached()
+            return all(reached.get(place, 0) >= end for place, end in ends.items())
+        is_late = clock.monotonic() >= self._end
+        if ends is None and not is_manual:
+            return is_late
+        lag = instance.stats.lag()
+        is_drained = len(lag) == len(instance.partitions) and not any(lag.values())
+        return is_drained and (ends is not None or is_late)
 
 
 def _before(taken: Taken, end: int) -> Taken:

@@ -58,7 +58,7 @@ class LogMemory:
 
     @property
     def problem(self) -> str | None:
-        """One line why batches are refused now; None while they are accepted."""
+        """The reason why batches are refused now, in one line; None while they are accepted."""
         if self.closed:
             return "the storage engine is closed"
         if self._full:

@@ -159,7 +159,7 @@ class Append:
         self.waiter.reserve(size)
 
     def end_as(self, original: Append) -> None:
-        """End when `original` ends, and with the same result: it has the same batch."""
+        """End when `original` ends, and with the same result: both were sent the same batch."""
         if original.same is None:
             original.same = []
         original.same.append(self)

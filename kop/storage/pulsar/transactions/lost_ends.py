@@ -25,7 +25,7 @@ SETTLED_SECONDS: Final = 10.0
 at which a bundle refuses lookups and the one at which its topics are closed lie seconds at most.
 """
 RETRY_SECONDS: Final = 1.0
-"""The seconds after which a partition is looked at again of which Pulsar told nothing, while it may be being loaded."""
+"""The seconds after which a partition is looked at again if Pulsar told nothing of it, and may be loading it."""
 FRESH_SECONDS: Final = 30.0
 """The seconds after an end in which a partition may be being loaded. Later Pulsar tells nothing of it because nobody
 uses it, or because it is deleted.
@@ -33,8 +33,8 @@ uses it, or because it is deleted.
 KEPT_SECONDS: Final = 600.0
 """The seconds for which a partition is looked at if Pulsar tells nothing of it."""
 IDLE_SECONDS: Final = 600.0
-"""The seconds without an end after which a partition, which may be deleted, is forgotten. The next end is in doubt at
-first.
+"""The seconds without an end after which a partition is forgotten, since it may be deleted. If a transaction ends on
+it later, that end is in doubt until the partition has been looked at.
 """
 MOST_AT_ONCE: Final = 10
 """The number of partitions that are looked at in one turn; the others wait for the next one."""

@@ -15,16 +15,8 @@ from kop.functions.packages import Package
 Json: TypeAlias = dict[str, Any]
 
 
-class Service(Protocol):
-    """What a worker does for those who ask it. `fqfn` is TENANT/NAMESPACE/NAME."""
-
-    @property
-    def cluster(self) -> str:
-        """The name of the cluster, for metrics."""
-
-    @property
-    def worker_id(self) -> str:
-        """The name of this worker."""
+class Requests(Protocol):
+    """What is asked of the leader. `fqfn` is TENANT/NAMESPACE/NAME."""
 
     async def request(
         self,
@@ -39,6 +31,42 @@ class Service(Protocol):
     ) -> LeaderAnswer:
         """Ask for a change of a definition, and return what the leader says of it."""
 
+    async def rebalance(self) -> LeaderAnswer:
+        """Deal the instances anew."""
+
+    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
+        """Give the instances of a worker to others; or let it have some again."""
+
+
+class Questions(Protocol):
+    """What is asked of instances, wherever they run."""
+
+    async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
+        """Return the InstanceStatus, as JSON, of all instances or of one, wherever they run."""
+
+    async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
+        """Ask an instance, the one that has the answer if none is named."""
+
+
+class Service(Protocol):
+    """What a worker does for those who ask it. `fqfn` is TENANT/NAMESPACE/NAME."""
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster, for metrics."""
+
+    @property
+    def worker_id(self) -> str:
+        """The name of this worker."""
+
+    @property
+    def requests(self) -> Requests:
+        """The requests to the leader; ClientError until the worker has started."""
+
+    @property
+    def questions(self) -> Questions:
+        """The questions to instances; ClientError until the worker has started."""
+
     def definition(self, fqfn: str) -> Definition | None:
         """Return the definition of a function; None if there is none."""
 
@@ -47,12 +75,6 @@ class Service(Protocol):
 
     def functions(self) -> Sequence[Definition]:
         """Return all definitions."""
-
-    async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
-        """Return the InstanceStatus, as JSON, of all instances or of one, wherever they run."""
-
-    async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
-        """Ask an instance, the one that has the answer if none is named."""
 
     async def history(self, fqfn: str, limit: int) -> Sequence[Json]:
         """Return the last requests for a function and their answers, the oldest of them first."""
@@ -77,12 +99,6 @@ class Service(Protocol):
 
     def drained(self) -> Set[str]:
         """Return the workers that are given no instances."""
-
-    async def rebalance(self) -> LeaderAnswer:
-        """Deal the instances anew."""
-
-    async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Give the instances of a worker to others; or let it have some again."""
 
     def not_ready(self) -> str | None:
         """Return why the worker does not work; None if it does."""

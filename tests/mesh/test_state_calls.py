@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kop.mesh.code import state_call
+from kop.mesh.state_calls import state_call
 
 TEXT = """
 def add(context, word):

@@ -1,0 +1,344 @@
+"""Commands of `kop mesh` that change what a mesh is, or is to do.
+
+Owns: what they print, and what they ask before they change something.
+Must not know: who decides (`kop.functions.leader`), how meshes run.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kop import clock
+from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
+from kop.cli.functions import connection_options, read_connection
+from kop.cli.mesh_files import check_file, facts_of
+from kop.cli.mesh_reports import is_driven, read_reports, report_of, state_of
+
+if TYPE_CHECKING:
+    from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition
+    from kop.functions.topic_requests import TopicRequests
+    from kop.functions.topics import TopicNames
+    from kop.mesh.spec import Mesh
+
+STOP_SECONDS = 40.0
+"""How long a stop waits for the calls that are under way."""
+LOOK_SECONDS = 0.3
+mesh_argument = click.argument("mesh", metavar="MESH")
+file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+code_option = click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
+
+
+@contextmanager
+def _requests(
+    bootstrap: str, client_config: str | None, topic_namespace: str
+) -> Iterator[tuple[TopicRequests, dict[str, Any], float, TopicNames]]:
+    """Yield what asks the leader, and the connection; what goes wrong is told in a line."""
+    from kop.client.errors import ClientError, UnreachableError
+    from kop.functions.localrun import names_of
+    from kop.functions.packages import PackageError
+    from kop.functions.topic_requests import TopicRequests
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    try:
+        names = names_of(settings, patience, topic_namespace)
+        with TopicRequests(settings, patience, names, f"kop mesh on {socket.gethostname()}") as asking:
+            yield asking, settings, patience, names
+    except (ClientError, UnreachableError, PackageError) as error:
+        fail(str(error))
+
+
+def checked_mesh(file: str, *, looks_at_code: bool = False) -> None:
+    """Say what is wrong with a file, and end."""
+    from kop.mesh.nodes import MeshError
+
+    checked = check_file(file, looks_at_code=looks_at_code)
+    if checked.mistakes:
+        raise CliUsageError(str(MeshError(file, checked.mistakes)))
+    if not checked.mesh.parts:
+        raise CliUsageError(f"{file}: the mesh has nothing to run")
+
+
+def name_of(mesh: str) -> str:
+    """Return the full name of a mesh, which may be given by its file."""
+    from kop.functions.topics import TopicNames
+    from kop.mesh import records
+    from kop.mesh.file import read_mesh
+    from kop.mesh.nodes import MeshError
+
+    if Path(mesh).is_file():
+        try:
+            return read_mesh(Path(mesh).read_text(), mesh, TopicNames(has_namespaces=True)).full_name
+        except MeshError as error:
+            raise CliUsageError(str(error)) from None
+    if mesh.endswith((".yaml", ".yml")):
+        raise CliUsageError(f"{mesh}: there is no such file")
+    return records.full_name(mesh)
+
+
+def _read_file(file: str, names: TopicNames) -> tuple[Mesh, str]:
+    from kop.mesh.file import read_mesh
+    from kop.mesh.nodes import MeshError
+
+    text = Path(file).read_text(encoding="utf-8")
+    try:
+        mesh = read_mesh(text, file, names)
+    except MeshError as error:
+        raise CliUsageError(str(error)) from None
+    for line in mesh.notes:
+        note(line)
+    return mesh, text
+
+
+def _granted(answer: LeaderAnswer) -> LeaderAnswer:
+    if not answer.won:
+        fail(answer.reason)
+    return answer
+
+
+def _done(name: str, what: str, answer: LeaderAnswer, as_json: bool) -> None:
+    if as_json:
+        print_json({"mesh": name, "revision": answer.revision})
+    else:
+        click.echo(f"{name}: {what}" + ("" if answer.revision is None else f" (revision {answer.revision})"))
+
+
+@click.command("create", short_help="Define the mesh of a file, without running it here.")
+@file_argument
+@code_option
+@json_option
+@connection_options
+def create(
+    bootstrap: str, client_config: str | None, topic_namespace: str, file: str, no_code: bool, as_json: bool
+) -> None:
+    """Define the mesh of a file on the server: kop mesh run NAME drives it, on any machine."""
+    from kop.mesh.definition import wanted_mesh
+
+    checked_mesh(file, looks_at_code=not no_code)
+    with _requests(bootstrap, client_config, topic_namespace) as (asking, _, _, names):
+        mesh, text = _read_file(file, names)
+        answer = _granted(asking.apply(mesh.full_name, *wanted_mesh(mesh, text), None))
+        _done(mesh.full_name, f"created; kop mesh run {mesh.full_name} runs it", answer, as_json)
+
+
+@click.command("update", short_help="Change a mesh to what its file says now.")
+@file_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show the change, and leave it.")
+@click.option("--revision", metavar="N", type=click.IntRange(0), help="Only if the mesh is of this revision.")
+@code_option
+@json_option
+@connection_options
+def update(
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    file: str,
+    yes: bool,
+    dry_run: bool,
+    revision: int | None,
+    no_code: bool,
+    as_json: bool,
+) -> None:
+    """Show what changes (parts, components, offsets, state), ask, and change the mesh to what its file says.
+
+    A driver that runs it takes that up at the end of its batch.
+    """
+    from kop.mesh.definition import wanted_mesh
+
+    if as_json and not (yes or dry_run):
+        raise CliUsageError("--json does not ask: add --yes, or --dry-run")
+    checked_mesh(file, looks_at_code=not no_code)
+    with _requests(bootstrap, client_config, topic_namespace) as (asking, settings, patience, names):
+        mesh, text = _read_file(file, names)
+        there, functions = _there(settings, patience, mesh.full_name)
+        wanted, packages = wanted_mesh(mesh, text)
+        rows = _changes(there, functions, text, settings, patience, names)
+        rows += [
+            {"of": "part", "name": fqfn.rpartition("/")[2], "what": "has other code"}
+            for fqfn, function in wanted.functions.items()
+            if fqfn in functions and functions[fqfn].package != function.package
+        ]
+        if not as_json:
+            print_table(["WHAT", "NAME", "CHANGE"], [tuple(row.values()) for row in rows])
+        is_applied = bool(rows) and not dry_run
+        answer = None
+        if is_applied:
+            if not yes:
+                click.confirm(f"Change {mesh.full_name}?", abort=True, err=True)
+            given = there if revision is None else _with_revision(there, revision)
+            answer = _granted(asking.apply(mesh.full_name, wanted, packages, given))
+        if as_json:
+            now = there.revision if answer is None else answer.revision
+            print_json({"mesh": mesh.full_name, "revision": now, "applied": is_applied, "changes": rows})
+        elif answer is not None:
+            _done(mesh.full_name, "updated", answer, as_json)
+        elif not rows:
+            click.echo(f"{mesh.full_name}: nothing changes")
+
+
+def _with_revision(there: MeshDefinition, revision: int) -> MeshDefinition:
+    from dataclasses import replace
+
+    return replace(there, revision=revision)
+
+
+def _there(settings: dict[str, Any], patience: float, name: str) -> tuple[MeshDefinition, dict[str, Definition]]:
+    from kop.functions.topic_requests import read_definitions
+
+    meshes, functions = read_definitions(settings, patience)
+    if name not in meshes:
+        known = ", ".join(sorted(meshes)[:5])
+        fail(
+            f"there is no mesh {name}" + (f"; there is {known}" if known else "; kop mesh run FILE makes the first one")
+        )
+    return meshes[name], functions
+
+
+def _changes(
+    there: MeshDefinition,
+    functions: dict[str, Definition],
+    text: str,
+    settings: dict[str, Any],
+    patience: float,
+    names: TopicNames,
+) -> list[dict[str, Any]]:
+    """Return the rows of what changes."""
+    from kop.mesh.definition import WHERE, defined_mesh
+    from kop.mesh.diff import changes
+    from kop.mesh.file import read_mesh
+    from kop.mesh.nodes import MeshError
+    from kop.mesh.plan import plan
+
+    new = read_mesh(text, WHERE, names)
+    try:
+        old = defined_mesh(there)
+    except MeshError as error:
+        note(f"the mesh that is there cannot be read by this version of kop: {error}")
+        return [{"of": "mesh", "name": there.name, "what": "is made anew"}]
+    facts = facts_of(new, settings, patience)
+    before = facts_of(old, settings, patience)
+    return [
+        {"of": row.of, "name": row.name, "what": row.what}
+        for row in changes(old, plan(old, before), new, plan(new, facts))
+    ]
+
+
+def _changed(
+    kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
+) -> None:
+    """Ask for a change of a mesh that is there, and say what came of it."""
+    name = name_of(mesh)
+    with _requests(*connection) as (asking, settings, patience, _):
+        there, _ = _there(settings, patience, name)
+        answer = _granted(asking.change(kind, name, there.revision, part))
+        report = report_of(settings, patience, name)
+        if kind == "stop":
+            _wait_until_stopped(settings, patience, name)
+        elif not is_driven(report):
+            note(f"{name} has no driver at the moment: kop mesh run {name}")
+        _done(name, what, answer, as_json)
+
+
+def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) -> None:
+    from kop.mesh import records
+
+    end = clock.monotonic() + STOP_SECONDS
+    while clock.monotonic() < end:
+        report = report_of(settings, patience, name)
+        if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
+            return
+        time.sleep(LOOK_SECONDS)
+    fail(f"{name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
+
+
+@click.command("start", short_help="Let a mesh run again that was stopped.")
+@mesh_argument
+@json_option
+@connection_options
+def start(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Start a mesh that was stopped, wherever its driver waits."""
+    _changed("start", "started", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+
+
+@click.command("stop", short_help="Let a mesh commit what it has begun, and stand still.")
+@mesh_argument
+@json_option
+@connection_options
+def stop(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start."""
+    _changed("stop", "stopped", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+
+
+@click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
+@mesh_argument
+@click.argument("part", required=False, default="")
+@json_option
+@connection_options
+def restart(
+    bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
+) -> None:
+    """Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first."""
+    what = f"{part or 'all parts'} will start again in a moment"
+    _changed("restart", what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
+
+
+@click.command("delete", short_help="Forget a mesh that does not run, with its offsets.")
+@mesh_argument
+@json_option
+@connection_options
+def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Delete a mesh that does not run, the offsets of its parts too. Topics and state stay. Its drivers end."""
+    from kop.client.keyed_topic import KeyedTopic
+    from kop.mesh import records
+
+    name = name_of(mesh)
+    with _requests(bootstrap, client_config, topic_namespace) as (asking, settings, patience, _):
+        there, _ = _there(settings, patience, name)
+        report = report_of(settings, patience, name)
+        if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
+            fail(f"{name} runs: kop mesh stop {name} first")
+        answer = _granted(asking.change("delete", name, there.revision))
+        if read_reports(settings, patience):
+            topic = KeyedTopic(settings, records.TOPIC, patience)
+            try:
+                kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
+                topic.put({records.key(kind, name): None for kind in kinds})
+            finally:
+                topic.close()
+        _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
+
+
+@click.command("get", short_help="Print the file of a mesh as it is defined.")
+@mesh_argument
+@json_option
+@connection_options
+def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Print the file of a mesh; with --json its revision, who made it what it is, and the configs of its functions."""
+    name = name_of(mesh)
+    with _requests(bootstrap, client_config, topic_namespace) as (_, settings, patience, _):
+        there, functions = _there(settings, patience, name)
+    if not as_json:
+        click.echo(there.text, nl=False)
+        return
+    print_json(
+        {
+            "mesh": name,
+            "revision": there.revision,
+            "stopped": there.is_stopped,
+            "by": there.by,
+            "at_ms": there.at_ms,
+            "functions": {fqfn: dict(functions[fqfn].config) for fqfn in there.functions if fqfn in functions},
+            "file": there.text,
+        }
+    )
+
+
+COMMANDS = (create, update, start, stop, restart, delete, get)

@@ -1,0 +1,47 @@
+"""What drivers of meshes have reported, read from its topic.
+
+Owns: these reads. Must not know: what is shown of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kop import clock
+
+
+def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict[str, Any]]:
+    """Return the last report of each mesh, by its full name."""
+    from kop.client.keyed_topic import KeyedTopic
+    from kop.mesh import records
+
+    topic = KeyedTopic(settings, records.TOPIC, patience)
+    try:
+        there = {records.split_key(key): value for key, value in topic.read().items()}
+    finally:
+        topic.close()
+    return {name: records.decode(value) for (kind, name), value in there.items() if kind == records.REPORT}
+
+
+def report_of(settings: Mapping[str, Any], patience: float, name: str) -> dict[str, Any] | None:
+    """Return the last report of a mesh; None if no driver has said anything."""
+    return read_reports(settings, patience).get(name)
+
+
+def state_of(report: Mapping[str, Any] | None) -> str:
+    """Return what a report says now; empty if there is none."""
+    from kop.mesh import records
+
+    return "" if not report else records.state_of(report, clock.wall_ms())
+
+
+def is_driven(report: Mapping[str, Any] | None) -> bool:
+    """Return if a driver has said something a moment ago."""
+    from kop.mesh import records
+
+    return (
+        bool(report)
+        and report is not None
+        and clock.wall_ms() - int(report.get("at_ms", 0)) <= records.SILENT_SECONDS * 1000
+    )

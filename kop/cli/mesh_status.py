@@ -1,0 +1,292 @@
+"""Commands of `kop mesh` that show what meshes do: `list`, `status`, `stats`.
+
+Owns: what is shown of definitions, of drivers' reports and of groups' offsets.
+Must not know: how meshes run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kop import clock
+from kop.cli.common import fail, json_option, print_json, print_table, quiet_client
+from kop.cli.functions import connection_options, read_connection
+from kop.cli.mesh_definitions import mesh_argument, name_of
+from kop.cli.mesh_reports import is_driven, read_reports, state_of
+
+if TYPE_CHECKING:
+    from kop.functions.definitions import MeshDefinition
+
+Place = tuple[str, int]
+
+
+class ShownMesh:
+    """A mesh as the server tells of it now."""
+
+    def __init__(self, settings: Mapping[str, Any], patience: float, name: str) -> None:
+        from kop.functions.topic_requests import read_definitions
+
+        meshes, _ = read_definitions(settings, patience)
+        reports = read_reports(settings, patience)
+        self.name = name
+        self.definition = meshes.get(name)
+        self.report: Mapping[str, Any] = reports.get(name, {})
+        if self.definition is None:
+            known = sorted(meshes)
+            hint = f"; there is {', '.join(known[:5])}" if known else "; kop mesh run FILE makes the first one"
+            fail(f"there is no mesh {name}{hint}")
+        self.state = shown_state(self.definition, self.report)
+        self.lags = _lags(settings, patience, self.report)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `status` shows."""
+        report, state = self.report, self.state
+        assert self.definition is not None
+        components = {part["name"]: part for part in report.get("components", ())}
+        parts = [
+            {
+                "name": part["name"],
+                "kind": part["kind"],
+                "component": part["component"],
+                "state": components[part["component"]]["state"] if is_driven(report) else state,
+                "guarantee": part.get("guarantee"),
+                "inputs": part["inputs"],
+                "output": part["output"],
+                "received": part.get("received", 0),
+                "processed": part.get("processed", 0),
+                "exceptions": part.get("user_exceptions", 0) + part.get("system_exceptions", 0),
+                "rate": part.get("rate", 0.0) if state == "running" else 0.0,
+                "lag": self._lag(part),
+                "latest_exceptions": [
+                    *part.get("latest_user_exceptions", ()),
+                    *part.get("latest_system_exceptions", ()),
+                ],
+            }
+            for part in report.get("parts", ())
+        ]
+        return {
+            "mesh": self.name,
+            "state": state,
+            "reason": report.get("reason") or "",
+            "revision": self.definition.revision,
+            **{name: report.get(name) for name in ("host", "pid", "started_ms", "at_ms", "trigger")},
+            "components": list(components.values()),
+            "parts": parts,
+            "edges": self.edges(),
+            "conditions": conditions(state, self.definition, parts),
+        }
+
+    def _lag(self, part: Mapping[str, Any]) -> int | None:
+        lags = [lag for (name, _), lag in self.lags.items() if name == part["name"]]
+        return sum(lags) if lags else None
+
+    def edges(self) -> list[dict[str, Any]]:
+        """Return each topic with each part that reads it: the rate, None if it is not known, and the lag.
+
+        Within a component there is no lag: messages are passed on in memory.
+        """
+        rates = {(edge["part"], edge["topic"]): edge["rate"] for edge in self.report.get("edges", ())}
+        return [
+            {
+                "topic": topic,
+                "part": part["name"],
+                "rate": (rates.get((part["name"], topic)) if self.state == "running" else 0.0),
+                "lag": self.lags.get((part["name"], topic)),
+            }
+            for part in self.report.get("parts", ())
+            for topic in part["inputs"]
+        ]
+
+
+def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
+    """Return what a mesh does now."""
+    from kop.mesh import records
+
+    if definition is not None and definition.is_stopped and state_of(report) not in {records.RUNNING}:
+        return records.STOPPED
+    return state_of(report) or records.WAITING
+
+
+def conditions(state: str, definition: MeshDefinition, parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the conditions that Function Mesh has in the status of a mesh."""
+    told: dict[str, dict[str, Any]] = {"function": {}, "source": {}, "sink": {}, "query": {}}
+    for part in parts:
+        name = part["name"].rpartition("/")[2]
+        told[part["kind"]][name] = _condition(f"{part['kind'].capitalize()}Ready", part["state"])
+    return {
+        "condition": _condition("MeshReady", state),
+        **{f"{kind}Conditions": some for kind, some in told.items()},
+        "observedGeneration": definition.revision,
+    }
+
+
+def _condition(what: str, state: str) -> dict[str, str]:
+    from kop.mesh import records
+
+    status = {records.RUNNING: "True", records.STOPPED: "False", records.FAILED: "False"}.get(state, "Unknown")
+    return {"condition": what, "status": status, "action": "NoAction" if status == "True" else "Wait"}
+
+
+def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """Return how many offsets of each topic each part has not done that reads it."""
+    from kop.client.offsets import LATEST
+    from kop.client.read_client import ReadClient
+    from kop.client.write_client import WriteClient
+
+    reading = [
+        (part, [topic for topic in part["inputs"] if topic not in part["inner_inputs"]])
+        for part in report.get("parts", ())
+        if part["group"]
+    ]
+    topics = {topic for _, inputs in reading for topic in inputs}
+    if not topics:
+        return {}
+    reader, writer = ReadClient(settings, int(patience * 1000)), WriteClient(settings, patience)
+    lags: dict[tuple[str, str], int] = {}
+    try:
+        places = [(name, number) for name, topic in reader.topics(topics).items() for number in topic.leaders]
+        ends = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
+        for part, inputs in reading:
+            own = [place for place in places if place[0] in inputs]
+            done = writer.committed(part["group"], own, may_be_open=own) if own else {}
+            for topic in inputs:
+                lags[part["name"], topic] = sum(
+                    max(0, ends[place] - done.get(place, (0, ""))[0]) for place in own if place[0] == topic
+                )
+    finally:
+        reader.close()
+        writer.close()
+    return lags
+
+
+@click.command("status", short_help="Show the state of a mesh and its functions, and their lag.")
+@mesh_argument
+@json_option
+@connection_options
+def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Show what a mesh does: MESH is its name, or its file.
+
+    The lag of an edge within a component is -, for there the records are passed on in memory.
+    """
+    quiet_client()
+    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh)).as_json()
+    if as_json:
+        print_json(shown)
+        return
+    click.echo(_headline(shown))
+    rows = [
+        (part["name"].rpartition("/")[2], part["kind"], part["component"], part["state"], part["received"],
+         part["processed"], part["exceptions"], f"{part['rate']:.1f}", part["lag"])
+        for part in shown["parts"]
+    ]  # fmt: skip
+    print_table(
+        ["PART", "KIND", "COMPONENT", "STATE", ">RECEIVED", ">PROCESSED", ">EXCEPTIONS", ">RATE/S", ">LAG"], rows
+    )
+    for component in shown["components"]:
+        if component["reason"]:
+            click.echo(f"{component['name']}: {component['reason']}")
+        for text in component["ended_calls"]:
+            click.echo(f"{component['name']}: {text}")
+    for part in shown["parts"]:
+        for failure in part["latest_exceptions"][-1:]:
+            click.echo(f"{part['name'].rpartition('/')[2]}: {failure['text']}")
+
+
+def _headline(shown: Mapping[str, Any]) -> str:
+    state, mesh = shown["state"], f"{shown['mesh']} (revision {shown['revision']})"
+    if shown["at_ms"] is None:
+        return f"{mesh}: {state}, no driver has run it: kop mesh run {shown['mesh']}"
+    where = f"on {shown['host']}, process {shown['pid']}"
+    if not is_driven(shown):
+        seconds = (clock.wall_ms() - shown["at_ms"]) // 1000
+        return f"{mesh}: {state}, no driver; the last one, {where}, has said nothing for {seconds} s"
+    why = f": {shown['reason']}" if shown["reason"] else ""
+    return f"{mesh}: {state} {where}, {shown['trigger']}{why}"
+
+
+@click.command("stats", short_help="Show the counts of a mesh's parts, and what goes along its edges.")
+@mesh_argument
+@json_option
+@connection_options
+def stats(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+    """Show what each part has done since its driver began, and rate and lag of each topic with each part that reads it.
+
+    Within a component an edge has no lag: the records are passed on in memory.
+    """
+    quiet_client()
+    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh))
+    parts = [_stats_of(part) for part in shown.report.get("parts", ())]
+    if as_json:
+        print_json({"mesh": shown.name, "state": shown.state, "parts": parts, "edges": shown.edges()})
+        return
+    print_table(
+        ["PART", "KIND", ">RECEIVED", ">PROCESSED", ">USER EXC.", ">SYSTEM EXC.", ">AVERAGE MS", ">RATE/S"],
+        [
+            (part["name"].rpartition("/")[2], part["kind"], part["received"], part["processed"],
+             part["user_exceptions"], part["system_exceptions"], _rounded(part["average_ms"], 2),
+             _rounded(part["rate"] if shown.state == "running" else 0.0, 1))
+            for part in parts
+        ],
+    )  # fmt: skip
+    click.echo()
+    print_table(
+        ["TOPIC", "PART", ">RATE/S", ">LAG"],
+        [
+            (edge["topic"], edge["part"].rpartition("/")[2], _rounded(edge["rate"], 1), edge["lag"])
+            for edge in shown.edges()
+        ],
+    )
+
+
+def _rounded(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
+
+
+def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    count = part.get("latency_count", 0)
+    metrics = part.get("user_metrics") or {}
+    return {
+        "name": part["name"],
+        "kind": part["kind"],
+        "received": part.get("received", 0),
+        "processed": part.get("processed", 0),
+        "user_exceptions": part.get("user_exceptions", 0),
+        "system_exceptions": part.get("system_exceptions", 0),
+        "average_ms": part.get("latency_sum_ms", 0) / count if count else None,
+        "rate": part.get("rate", 0.0),
+        "last_ms": part.get("last_invocation_ms") or None,
+        "user_metrics": {name: total / number if number else 0.0 for name, (number, total) in metrics.items()},
+    }
+
+
+@click.command("list", short_help="List the meshes that are defined, with their states.")
+@json_option
+@connection_options
+def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str, as_json: bool) -> None:
+    """List the meshes of this server."""
+    from kop.functions.topic_requests import read_definitions
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    meshes, _ = read_definitions(settings, patience)
+    reports = read_reports(settings, patience)
+    rows = [
+        {
+            "mesh": name,
+            "state": shown_state(definition, reports.get(name, {})),
+            "revision": definition.revision,
+            "host": reports.get(name, {}).get("host"),
+            "parts": len(definition.parts),
+        }
+        for name, definition in sorted(meshes.items())
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["MESH", "STATE", ">REVISION", "HOST", ">PARTS"], [tuple(row.values()) for row in rows])
+
+
+COMMANDS = (list_meshes, status, stats)

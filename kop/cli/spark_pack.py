@@ -1,0 +1,93 @@
+"""`kop spark --pack`: this environment as an archive that Spark brings to its executors (`spark.archives`).
+
+Owns: what is in the archive.
+Must not know: clusters, sessions.
+
+It is what venv-pack makes: the venv, with its links to the interpreter, which each machine has to have under the same
+path. kop is in it as files, also if this one is an editable install, of which the executors would find nothing. Spark's
+jars are left out: executors have those of their own Spark.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kop.cli.common import fail, note, size
+
+FOLDER: Final = "environment"
+"""The name under which executors have the archive, in the commands that are told."""
+_LEFT_OUT: Final = ("__pycache__", "pyspark/jars", "pyspark/examples", "pyspark/data")
+_EDITABLE: Final = "__editable__"
+
+
+def pack(file: str) -> None:
+    """Write the archive, and say how it is used; ends with what stands against it."""
+    prefix = Path(sys.prefix)
+    if (prefix / "conda-meta").is_dir():
+        fail(f"{prefix} is an environment of conda: conda-pack makes an archive of it (pip install conda-pack)")
+    if sys.prefix == sys.base_prefix:
+        fail(
+            f"this Python is in no venv, and all of {prefix} would be packed: python -m venv ENV, install kop[spark] "
+            "there, and call its kop"
+        )
+    if not file.endswith((".tar.gz", ".tgz")):
+        fail(f"{file}: Spark unpacks an archive by its name: let that end with .tar.gz")
+    try:
+        count = write_archive(Path(file), prefix, _own_files(prefix))
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}")
+    note(f"{file}: {count} files, {size(Path(file).stat().st_size)}")
+    note(f"each machine needs {os.path.realpath(sys.executable)}, too; executors get the archive by")
+    note(f"  kop spark --conf spark.archives={file}#{FOLDER} --conf spark.pyspark.python=./{FOLDER}/bin/python ...")
+
+
+def _own_files(prefix: Path) -> dict[str, Path]:
+    """Return what of kop lies elsewhere: the name in site-packages, and where it is."""
+    own = {}
+    for name in ("kop", "pyspark_kop"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            fail(f"there is no module {name}: install kop again")
+        path = Path(spec.origin)
+        path = path.parent if path.name == "__init__.py" else path
+        if not path.is_relative_to(prefix):
+            own[path.name] = path
+    return own
+
+
+def write_archive(file: Path, prefix: Path, own: Mapping[str, Path]) -> int:
+    """Write the archive of a venv, with what is to be in its site-packages beside; returns how many files it has."""
+    packages = _site_packages(prefix)
+    there = file.resolve()
+    added = 0
+
+    def keep(where: str) -> Callable[[tarfile.TarInfo], tarfile.TarInfo | None]:
+        def choose(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            nonlocal added
+            name = Path(member.name).name
+            if any(f"/{member.name}/".endswith(f"/{left}/") for left in _LEFT_OUT):
+                return None
+            if where == "" and own and (name.startswith(_EDITABLE) or "kop.egg-link" in name):
+                return None
+            if (prefix / member.name).resolve() == there:
+                return None
+            added += not member.isdir()
+            return member
+
+        return choose
+
+    with tarfile.open(file, "w:gz", compresslevel=6) as archive:
+        archive.add(prefix, ".", filter=keep(""))
+        for name, path in own.items():
+            archive.add(path, f"{packages.relative_to(prefix)}/{name}", filter=keep(name))
+    return added
+
+
+def _site_packages(prefix: Path) -> Path:
+    return prefix / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

@@ -1,0 +1,77 @@
+"""What becomes of a request to the leader: the answer, and what is to be written for it.
+
+Owns: these data, the statuses of answers, who lost to whom.
+Must not know: what kinds of requests do, topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition, Request
+from kop.functions.spec import FunctionSpec
+
+MAX_BYTES: Final = 512 * 1024
+"""How large a definition may be: it has to fit into a record."""
+OK: Final = 200
+WRONG: Final = 400
+NOT_THERE: Final = 404
+LOST: Final = 409
+NO_PACKAGE: Final = 412
+"""The package is not whole in its topic: whoever sent the request has to send both again."""
+
+DEFECT: Final = 500
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What is to be written, in one transaction, for a request."""
+
+    answer: LeaderAnswer
+    definitions: Mapping[str, Definition | None] = field(default_factory=dict)
+    """What a function is from now on; None if it is not there any more."""
+    meshes: Mapping[str, MeshDefinition | None] = field(default_factory=dict)
+    """The same of meshes."""
+    begins: Mapping[str, FunctionSpec | None] = field(default_factory=dict)
+    """Functions with topics that are read from where their definitions say, and not from the first record: those that
+    this one did not read before; None if it read none."""
+    cleaned: Collection[str] = ()
+    """Consumer groups that end with their function, once that is committed."""
+    packages: Collection[str] = ()
+    """Digests that no definition names any more."""
+    drained: Mapping[str, bool] = field(default_factory=dict)
+    """Workers that are given no instances from now on, or some again."""
+    schedules: bool = True
+    """True if assignments may change."""
+
+
+def lost(request: Request, there: Definition | MeshDefinition | None, what: str, name: str) -> tuple[int, str] | None:
+    """Return status and reason of a request that knows another definition than there is; None if it does not."""
+    expects = request.expects
+    if there is None:
+        if request.kind == "create" and expects is None:
+            return None
+        if expects is None:
+            return NOT_THERE, f"there is no {what} {name}"
+        return NOT_THERE, f"{name} was deleted meanwhile: revision {expects} is not there any more"
+    if request.kind == "create" and expects is None:
+        return (
+            LOST,
+            f"{name} exists already: {_who(there)} (revision {there.revision}); update it, or delete it first",
+        )
+    if expects != there.revision:
+        expected = "none" if expects is None else f"revision {expects}"
+        return (
+            LOST,
+            f"{name} was changed meanwhile: {_who(there)}, and it has revision {there.revision} now; expected was "
+            f"{expected}: read it, then try again",
+        )
+    return None
+
+
+def _who(definition: Definition | MeshDefinition) -> str:
+    at = datetime.fromtimestamp(definition.at_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
+    return f"{definition.by or 'somebody'} has sent {definition.kind} at {at}"

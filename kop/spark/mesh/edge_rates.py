@@ -1,0 +1,72 @@
+"""How many messages a second a part of a mesh does of each topic that it reads, by the offsets of its group.
+
+Owns: what groups had committed at which time. Must not know: Spark, what parts do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from kop.client.offsets import TopicPartition
+from kop.client.read_client import ReadClient
+from kop.client.write_client import WriteClient
+
+ASK_SECONDS: Final = 5.0
+"""How often groups are asked."""
+KEPT: Final = 3
+"""How many answers a rate is taken over."""
+PATIENCE_SECONDS: Final = 2.0
+"""Nothing waits for rates."""
+
+
+class ReadingPart(NamedTuple):
+    """A part, by its full name, the group that has its offsets, and the topics that it reads from the server."""
+
+    name: str
+    group: str
+    topics: tuple[str, ...]
+
+
+class EdgeRates:
+    """Rates of all parts that have a group. `settings` are kafka-python's; for one thread."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._reader = ReadClient(settings, int(PATIENCE_SECONDS * 1000))
+        self._writer = WriteClient(settings, PATIENCE_SECONDS)
+        self._past: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=KEPT)
+        self._ask_at = float("-inf")
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in (self._reader, self._writer):
+            with suppress(Exception):
+                client.close()
+
+    def rates(self, parts: Sequence[ReadingPart], now: float) -> dict[tuple[str, str], float]:
+        """Return the rate of each part and topic; those are left out of which too little is known yet."""
+        if not parts:
+            return {}
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_SECONDS
+            with suppress(Exception):  # the server is away, or the group may not be read: no rate is told
+                self._past.append((now, self._done(parts)))
+        if len(self._past) < 2:
+            return {}
+        (before, first), (after, last) = self._past[0], self._past[-1]
+        return {edge: max(0, done - first[edge]) / (after - before) for edge, done in last.items() if edge in first}
+
+    def _done(self, parts: Sequence[ReadingPart]) -> dict[tuple[str, str], int]:
+        """Return up to which offset each part has done each topic, all partitions together."""
+        topics = self._reader.topics({topic for part in parts for topic in part.topics})
+        done: dict[tuple[str, str], int] = {}
+        for part in parts:
+            places: list[TopicPartition] = [
+                (topic, number) for topic in part.topics if topic in topics for number in topics[topic].leaders
+            ]
+            if places:
+                for (topic, _), (offset, _) in self._writer.committed(part.group, places, may_be_open=places).items():
+                    done[part.name, topic] = done.get((part.name, topic), 0) + offset
+        return done

@@ -1,0 +1,97 @@
+"""A mesh as its definition says now, for a driver of it, which may lead the workers, too.
+
+Owns: this driver's view of the topics of workers; code as the definition names it.
+Must not know: Spark, who of several drivers has the mesh, how it runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kop import clock
+from kop.client.errors import ClientError
+from kop.functions.definitions import MeshDefinition
+from kop.functions.packages import Package
+from kop.functions.topic_requests import TopicRequests, new_registry
+from kop.functions.topics import TopicNames
+from kop.mesh.definition import defined_mesh, wanted_mesh
+from kop.mesh.nodes import MeshError
+from kop.mesh.spec import Mesh
+
+SEEN_SECONDS: Final = 30.0
+"""How long it is waited until what the leader has answered is seen here."""
+LOOK_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True)
+class DefinedMesh:
+    """A mesh that is to run."""
+
+    mesh: Mesh
+    packages: Mapping[str, Package]
+    """The code of each function, by its full name."""
+
+
+class FollowedMesh:
+    """What is wanted of one mesh. `settings` are kafka-python's; `file` is where its file is, if it is here."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], patience: float, name: str, topic_names: TopicNames, file: str = ""
+    ) -> None:
+        self.name = name
+        self._settings = dict(settings)
+        self._patience = patience
+        self._topic_names = topic_names
+        self._file = file
+        self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
+        self._registry = new_registry(settings, self._folder.name, topic_names, patience)
+
+    def start(self) -> None:
+        """Begin to follow the topics, and to be one who may lead. ClientError says why that cannot be."""
+        self._registry.start()
+
+    def close(self) -> None:
+        """Lead no more, and end."""
+        self._registry.close()
+        self._folder.cleanup()
+
+    @property
+    def definition(self) -> MeshDefinition | None:
+        """What is wanted now; None if there is no such mesh."""
+        return self._registry.metadata.meshes.get(self.name)
+
+    def ensure(self, mesh: Mesh, text: str) -> None:
+        """Let the mesh be defined as in a file, of this text, and started. ClientError says why that is refused."""
+        by = f"kop mesh run on {socket.gethostname()}"
+        with TopicRequests(self._settings, self._patience, self._topic_names, by, may_lead=False) as requests:
+            answer = requests.ensure(self.name, *wanted_mesh(mesh, text))
+        if not answer.won or answer.revision is None:
+            raise ClientError(f"{self.name} cannot be defined like this: {answer.reason}")
+        end = clock.monotonic() + SEEN_SECONDS
+        while (there := self.definition) is None or there.revision < answer.revision:
+            if clock.monotonic() > end:
+                raise ClientError(f"revision {answer.revision} of {self.name} is not seen within {SEEN_SECONDS:g} s")
+            threading.Event().wait(LOOK_SECONDS)
+
+    def defined(self, definition: MeshDefinition) -> DefinedMesh | None:
+        """Return the mesh of a definition with its code; None if not all of that has come yet.
+
+        ClientError if this version of kop cannot run it.
+        """
+        packages: dict[str, Package] = {}
+        metadata = self._registry.metadata
+        for fqfn in definition.functions:
+            function = metadata.definitions.get(fqfn)
+            package = function and metadata.packages.package(function.package, function.package_name)
+            if not package:
+                return None
+            packages[fqfn] = package
+        try:
+            return DefinedMesh(defined_mesh(definition, self._file), packages)
+        except MeshError as error:
+            raise ClientError(str(error)) from None
