@@ -64,8 +64,9 @@ class CompiledReader:
             return values, {}
         again, failures = self._readable.decode([records[row] for row in rows], start)
         if len(failures) < len(rows):
-            left = [row for row in range(len(records)) if row not in set(rows)]
-            values = in_order(program.kind, len(records), [(left, values.take(pa.array(left))), (rows, again)])
+            left = sorted(set(range(len(records))) - set(rows))
+            kept = values.take(pa.array(left, pa.int64()))
+            values = in_order(program.kind, len(records), [(left, kept), (rows, again)])
         return values, {rows[at]: reason for at, reason in failures.items()}
 
 
