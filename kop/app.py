@@ -558,10 +558,10 @@ def _banner(config: Config, serving: Serving) -> None:
 
     workers = config.kop_workers
     addresses: list[tuple[str, int] | Address] = [*serving.listeners]
+    listening = endpoints(config.of(ServerSettings))
     if workers > 1:  # `config` has the shared addresses, `serving` the part of one worker
-        shared = endpoints(config.of(ServerSettings))
-        host, port = shared[0].address
-        addresses = [endpoint.address for endpoint in shared]
+        host, port = listening[0].address
+        addresses = [endpoint.address for endpoint in listening]
         addresses += [Address(host, port + 1 + index) for index in range(workers)]
     first = addresses[0]
     reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
@@ -580,11 +580,13 @@ def _banner(config: Config, serving: Serving) -> None:
         pages = [f"http://{shown((config.http.host, port))}/metrics" for port in ports]
         lines.append(f"  metrics     {', '.join(pages)}")
     promises = engine.promises
+    to_try = [f"  kop check --bootstrap {shown(reachable)}", f"  kcat -b {shown(reachable)} -L"]
+    if listening[0].has_tls or listening[0].has_sasl or config.authorizer_class_name:
+        to_try = [f"{to_try[0]} --client-config FILE", "  (FILE says how to log in: docs/security.md)"]
     lines += [
         "",
         "Try, in another terminal:",
-        f"  kop check --bootstrap {shown(reachable)}",
-        f"  kcat -b {shown(reachable)} -L",
+        *to_try,
         "",
         "Ctrl-C stops the broker. " + ("Data stays." if promises.durable else "Its records are gone then."),
     ]

@@ -40,6 +40,7 @@ from conformance.checker.workload import (
     partitions_of,
 )
 from conformance.harness import tenants
+from conformance.harness.admin import patiently
 from conformance.harness.processes import Processes
 from conformance.harness.run import (
     Length,
@@ -172,8 +173,7 @@ class Run:
     def _make_topics(self) -> None:
         admin = AdminClient({**self._connection, "log_level": 0})
         made = [NewTopic(self._names.of(topic.name), topic.partitions, 1) for topic in TOPICS]
-        for future in admin.create_topics(made).values():
-            future.result(60)
+        patiently(lambda: admin.create_topics(made).values())
 
     def forget_topics(self) -> None:
         """For those who go on using this server."""

@@ -124,6 +124,13 @@ def pulsar(stack: ExitStack, folder: Path, name: str) -> OverPulsar:
     return OverPulsar(server, urls, rest, namespace, f"{namespace}-kop", port)
 
 
+def make_namespaces(over: OverPulsar) -> None:
+    """Make those namespaces of tenants that are not there."""
+    there = over.rest.call("GET", "namespaces/public")
+    for namespace in {of_tenants.namespace_of(tenant) for tenant in of_tenants.TENANTS} - set(there):
+        over.rest.call("PUT", f"namespaces/{namespace}")
+
+
 def gateways(
     over: OverPulsar, stack: ExitStack, folder: Path, count: int, links: Links | None, *, tenants: bool = False
 ) -> list[KopOverPulsar]:
@@ -134,8 +141,8 @@ def gateways(
         home.mkdir()
         settings = SETTINGS | {"node.id": str(number)}
         port = free_port()
-        if links is not None:
-            settings |= _listener(port, f"127.0.0.1:{links.add(port)}", tenants)
+        if links is not None or tenants:
+            settings |= _listener(port, f"127.0.0.1:{links.add(port) if links is not None else port}", tenants)
         gateway = KopOverPulsar(over.urls, over.namespace, over.cluster, folder=home, settings=settings)
         gateway.address = f"127.0.0.1:{port}"
         made.append(gateway)
@@ -146,9 +153,8 @@ def gateways(
 def over_pulsar(stack: ExitStack, folder: Path, count: int, restart: bool, *, tenants: bool = False) -> Target:
     """Gateways of this checkout over an Apache Pulsar, behind links; `tenants`: clients log in, and are of two."""
     over = pulsar(stack, folder, "checker")
-    there = over.rest.call("GET", "namespaces/public") if tenants else ()
-    for namespace in {of_tenants.namespace_of(tenant) for tenant in of_tenants.TENANTS if tenants} - set(there or ()):
-        over.rest.call("PUT", f"namespaces/{namespace}")
+    if tenants:
+        make_namespaces(over)
     links = stack.enter_context(Links())
     servers = gateways(over, stack, folder, count, links, tenants=tenants)
     kinds = SERVER_KINDS + PULSAR_KINDS + (SEVERAL_KINDS if count > 1 else ())

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from conformance.servers import StartFailed, free_ports
 from conformance.suites import HERE
@@ -48,7 +49,7 @@ def kill(numbers: Iterable[int]) -> int:
     return count
 
 
-def end_session(process: subprocess.Popen[bytes]) -> None:
+def end_session(process: subprocess.Popen[Any]) -> None:
     """End every process of a session by SIGKILL."""
     while left := of_sessions([process.pid]):
         kill(left)

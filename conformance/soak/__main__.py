@@ -1,4 +1,4 @@
-"""Run a soak: python -m conformance.soak [--seconds N] [--seed N] [--fast].
+"""Run a soak: python -m conformance.soak [--tenants] [--seconds N] [--seed N] [--fast].
 
 Owns: the order of a run (Pulsar, topics, gateways, writers, faults, readers, checker) and what it prints.
 Must not know: what is right (checker.py).
@@ -14,8 +14,11 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +28,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.table import Table
 
-from conformance.harness.faults import Disturbance
+from conformance.harness import tenants
+from conformance.harness.admin import patiently
+from conformance.harness.faults import Disturbance, Rest
 from conformance.harness.processes import Processes
 from conformance.harness.run import (
     Length,
@@ -42,14 +47,14 @@ from conformance.harness.run import (
     wide_console,
     write_details,
 )
-from conformance.harness.targets import OverPulsar, gateways, pulsar
+from conformance.harness.targets import OverPulsar, gateways, make_namespaces, pulsar
 from conformance.progress import ProgressLine
 from conformance.servers import HERE, KopOverPulsar, StartFailed
 from conformance.soak.checker import Anomaly, check, latencies
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, SPACING, Executor, plan
 from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
-from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Topic, Writer, specification
+from conformance.soak.workload import SIZE_LIMIT, TOPICS, Topic, Writer, specification, writers_of
 from kop.pulsar_client import Client, TxnId
 from kop.pulsar_client.admin import Admin
 
@@ -71,20 +76,32 @@ _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class Soak:
-    """One run over one Pulsar."""
+    """All writers and readers of one namespace."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, over: OverPulsar) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        folder: Path,
+        over: OverPulsar,
+        gateways: list[KopOverPulsar],
+        disturbances: list[Disturbance],
+        *,
+        user: str = "",
+    ) -> None:
+        """`gateways` are started, and `disturbances` noted, by others. `user`: the tenant whose namespace it is; empty:
+        there are no tenants.
+        """
         self._options = options
         self._folder = folder
-        self._over = over
         self._service, self._admin = over.urls
-        self._namespace = over.namespace
+        self._user = user
+        self.namespace = tenants.namespace_of(user) if user else over.namespace
         self._rest = over.rest
-        self.gateways: list[KopOverPulsar] = []
+        self._gateways = gateways
+        self._disturbances = disturbances
+        self._table = writers_of(user)
         self._writers: Processes | None = None
-        kinds = KINDS + (BROKER_KINDS if options.kill_broker and over.pulsar.own else ())
-        self.faults = plan(options.seed, options.seconds, options.spacing, [topic.name for topic in TOPICS], kinds)
-        self.executor = Executor(self.gateways, over, TOPICS)
+        self._mark: tenants.Mark | None = None
         self.problems: list[str] = []
         """What keeps the run from saying what it should: a writer that died, a partition that could not be read."""
         self.notes: list[str] = []
@@ -94,33 +111,39 @@ class Soak:
     @property
     def bootstrap(self) -> str:
         """Both gateways."""
-        return ",".join(gateway.address for gateway in self.gateways)
+        return ",".join(gateway.address for gateway in self._gateways)
 
-    def prepare(self, stack: ExitStack) -> None:
-        """Gateways, topics, writers. StartFailed."""
-        stack.callback(self._forget_namespaces)
+    @property
+    def _connection(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap} | tenants.librdkafka(self._user)
+
+    def make_native(self) -> None:
+        """Make the topics that are there before the gateways."""
         for topic in TOPICS:
             if topic.native:
-                path = f"persistent/{self._namespace}/{topic.name}"
+                path = f"persistent/{self.namespace}/{topic.name}"
                 if topic.partitions:
                     self._rest.call("PUT", f"{path}/partitions", topic.partitions)
                 else:
                     self._rest.call("PUT", path)
                 self._set_policies(topic)
-        self.gateways += gateways(self._over, stack, self._folder, 2, None)
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+    def prepare(self) -> None:
+        """Make all other topics. StartFailed."""
+        admin = AdminClient({**self._connection, "log_level": 0})
         ours = [topic for topic in TOPICS if not topic.native]
         made = [NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs)) for topic in ours]
-        for future in admin.create_topics(made).values():
-            future.result(60)
+        patiently(lambda: admin.create_topics(made).values())
         for topic in ours:
             self._set_policies(topic)
         self._await_topics(admin)
-        self._start_writers(stack)
+        if self._user:
+            self._mark = tenants.Mark(self.bootstrap, self._user)
+            self._mark.leave()
 
     def _set_policies(self, topic: Topic) -> None:
         for name, value in topic.policies.items():
-            self._rest.call("POST", f"persistent/{self._namespace}/{topic.name}/{name}", value)
+            self._rest.call("POST", f"persistent/{self.namespace}/{topic.name}/{name}", value)
 
     def _await_topics(self, admin: AdminClient) -> None:
         end = time.monotonic() + 60
@@ -134,30 +157,15 @@ class Soak:
             time.sleep(0.5)
         raise StartFailed("the gateways do not find all topics within 60 s")
 
-    def _forget_namespaces(self) -> None:
-        """For those who go on using this Pulsar; one of our own goes with all that is in it."""
-        for namespace in (self._namespace, self._over.cluster):
-            try:
-                for topic in self._rest.call("GET", f"persistent/{namespace}/partitioned"):
-                    path = topic.replace("://", "/")
-                    self._rest.call("DELETE", f"{path}/partitions?force=true", seconds=10)
-                for topic in self._rest.call("GET", f"persistent/{namespace}"):
-                    self._rest.call("DELETE", f"{topic.replace('://', '/')}?force=true", seconds=10)
-                self._rest.call("DELETE", f"namespaces/{namespace}", seconds=10)
-            except OSError as error:
-                print(f"the namespace {namespace} stays: {error}", file=sys.stderr)
-
     # --- writers
 
-    def _start_writers(self, stack: ExitStack) -> None:
+    def start_writers(self, stack: ExitStack) -> None:
+        """Let them write until `stop`."""
         families: dict[str, list[Writer]] = {}
-        for writer in WRITERS:
+        for writer in self._table:
             families.setdefault(writer.family, []).append(writer)
         # All are compiled before the first one writes.
         commands = {family: self._writer_command(family, writers) for family, writers in families.items()}
-        # At first everything attaches at once, while the clients' own processes start.
-        begin = time.time()
-        self.executor.disturbances.append(Disturbance("start", "", begin, begin + AFTERMATH_SECONDS))
         self._writers = Processes(stack, self._folder, "writers")
         for family, writers in families.items():
             self._writers.start(family, commands[family])
@@ -174,9 +182,10 @@ class Soak:
     def _specification(self) -> dict[str, Any]:
         return {
             "bootstrap": self.bootstrap,
+            "user": self._user,
             "service_url": self._service,
             "admin_url": self._admin,
-            "namespace": self._namespace,
+            "namespace": self.namespace,
             "seed": self._options.seed,
             "topics": [asdict(topic) for topic in TOPICS],
         }
@@ -184,10 +193,13 @@ class Soak:
     def _java_command(self, family: str, path: Path, writers: list[Writer]) -> list[str]:
         """Compiles what it starts, where that was changed."""
         if family == "java":
-            main, first, more = "KafkaWriters", self.bootstrap, []
+            connection = self._folder / "java.properties"
+            properties = {"bootstrap.servers": self.bootstrap} | tenants.java(self._user)
+            connection.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+            main, first, more = "KafkaWriters", str(connection), []
             libraries = _output(str(HERE / "java" / "fetch.sh"), JAVA_CLIENTS)
         else:
-            main, first, more = "TransactionWriters", self._service, [self._namespace]
+            main, first, more = "TransactionWriters", self._service, [self.namespace]
             libraries = _output(str(HERE / "pulsar_server.sh"), "home") + "/lib"
         sources = HERE / "soak" / "src"
         classes = HERE / ".cache" / "soak" / family
@@ -203,22 +215,24 @@ class Soak:
 
     # --- the run
 
-    def load(self, progress: ProgressLine) -> None:
-        """Write while faults are performed, then stop the writers."""
+    def sample(self, stop: threading.Event) -> None:
+        """Compare acknowledgements with what is stored until `stop`."""
+        self.sampler = Sampler(self._connection, self._paths(), self._options.seed)
+        self.sampler.run(stop)
+
+    def state(self) -> str:
+        """How far it is, in a few words."""
+        compared, wrong = (self.sampler.compared, len(self.sampler.anomalies)) if self.sampler else (0, 0)
+        return f"{self.acknowledged()} answered, {compared} sampled ({wrong} wrong)"
+
+    def stop(self) -> None:
+        """Let the writers finish."""
         assert self._writers is not None
-        self.sampler = sampler = Sampler(self.bootstrap, self._paths(), self._options.seed)
-
-        def state() -> str:
-            wrong = len(sampler.anomalies)
-            return f"{self.acknowledged()} answered, {sampler.compared} sampled ({wrong} wrong)"
-
-        under_faults(self._options.seconds, self.executor, self.faults, progress, state, sampler.run)
-        progress.say("writers finish")
         self._writers.stop(STOP_SECONDS)
         self.problems += self._writers.problems
 
     def _paths(self) -> list[Path]:
-        families = dict.fromkeys(writer.family for writer in WRITERS)
+        families = dict.fromkeys(writer.family for writer in self._table)
         return [self._folder / f"writes-{family}.jsonl" for family in families]
 
     def acknowledged(self) -> int:
@@ -229,7 +243,7 @@ class Soak:
         """What each reader finds, one after the other, once no rate holds them back."""
         for name in ("dispatchRate", "publishRate"):
             for topic in TOPICS:
-                self._rest.call("DELETE", f"persistent/{self._namespace}/{topic.name}/{name}")
+                self._rest.call("DELETE", f"persistent/{self.namespace}/{topic.name}/{name}")
         progress.say("open transactions end")
         self._await_transactions()
         views = {}
@@ -237,7 +251,7 @@ class Soak:
             progress.say(f"reading by {name}")
             path = self._folder / f"stored-{name}.jsonl"
             # Each Kafka consumer asks another gateway first; the partitions' leaders answer it.
-            bootstrap = self.gateways[number % 2].address
+            bootstrap = self._gateways[number % 2].address
             with (self._folder / f"reader-{name}.log").open("w") as errors:
                 try:
                     done = subprocess.run(
@@ -260,13 +274,15 @@ class Soak:
             for topic, partition, why in told["unread"]:
                 self.problems.append(f"{name} could not read {topic} {partition}: {why}")
             views[name] = (stored_in(path), [(topic, partition) for topic, partition in told["read"]])
+        if self._mark is not None:
+            self.problems += self._mark.look({topic.name for topic in TOPICS})
         return views
 
     def _await_transactions(self) -> None:
         """Until no transaction hides what lies behind its first record."""
-        names = {name for writer in WRITERS if writer.family == "transactions" for name in writer.topics}
+        names = {name for writer in self._table if writer.family == "transactions" for name in writer.topics}
         partitions = [
-            topic.native_name(self._namespace, number)
+            topic.native_name(self.namespace, number)
             for topic in TOPICS
             for number in topic.numbers
             if topic.name in names
@@ -325,17 +341,19 @@ class Soak:
         stored, read = views.pop("entries", ([], []))
         known = set(read)
         return History(
-            idempotent={writer.name for writer in WRITERS if writer.idempotent},
-            tells_offsets={writer.name for writer in WRITERS if writer.tells_offsets},
-            references={writer.name for writer in WRITERS if writer.family == "native" and writer.sizes != "chunked"},
+            idempotent={writer.name for writer in self._table if writer.idempotent},
+            tells_offsets={writer.name for writer in self._table if writer.tells_offsets},
+            references={
+                writer.name for writer in self._table if writer.family == "native" and writer.sizes != "chunked"
+            },
             limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
-            | {disturbance.target for disturbance in self.executor.disturbances if disturbance.kind == "size_limit"},
-            bumps_epoch={writer.name for writer in WRITERS if writer.idempotent and writer.family == "librdkafka"},
+            | {disturbance.target for disturbance in self._disturbances if disturbance.kind == "size_limit"},
+            bumps_epoch={writer.name for writer in self._table if writer.idempotent and writer.family == "librdkafka"},
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
             views={name: rows for name, (rows, _) in views.items()},
             view_partitions={name: known & set(partitions) for name, (_, partitions) in views.items()},
-            disturbances=self.executor.disturbances,
+            disturbances=self._disturbances,
         )
 
 
@@ -365,7 +383,7 @@ def _output(*command: str) -> str:
 # --- the report
 
 
-def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None:
+def print_report(history: History, anomalies: list[Anomaly], problems: list[str], notes: list[str]) -> None:
     """The tables of a run."""
     console = wide_console(120)
     counts: Counter[tuple[str, str]] = Counter()
@@ -393,7 +411,7 @@ def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None
         f"{sum(counts[name, 'acknowledged'] for name in {name for name, _ in counts})} acknowledged, "
         f"{len(history.stored)} stored, compared with {', '.join(history.views) or 'no other reader'}"
     )
-    say_end(console, [*soak.problems, *unperformed(soak.executor)], anomalies, soak.notes)
+    say_end(console, problems, anomalies, notes)
 
 
 def details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
@@ -414,29 +432,93 @@ def details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
     write_details(path, history.disturbances, anomalies, at, told)
 
 
+def forget_namespaces(rest: Rest, namespaces: Iterable[str]) -> None:
+    """For those who go on using this Pulsar; one of our own goes with all that is in it."""
+    for namespace in namespaces:
+        try:
+            for topic in rest.call("GET", f"persistent/{namespace}/partitioned"):
+                path = topic.replace("://", "/")
+                rest.call("DELETE", f"{path}/partitions?force=true", seconds=10)
+            for topic in rest.call("GET", f"persistent/{namespace}"):
+                rest.call("DELETE", f"{topic.replace('://', '/')}?force=true", seconds=10)
+            rest.call("DELETE", f"namespaces/{namespace}", seconds=10)
+        except OSError as error:
+            print(f"the namespace {namespace} stays: {error}", file=sys.stderr)
+
+
 def run(options: argparse.Namespace, folder: Path) -> int:
     """All of it; the exit code."""
+    users = tenants.TENANTS if options.tenants else ("",)
+    servers: list[KopOverPulsar] = []
     with ExitStack() as stack:
-        soak = Soak(options, folder, pulsar(stack, folder, "soak"))
+        over = pulsar(stack, folder, "soak")
         progress = stack.enter_context(ProgressLine())
-        soak.prepare(stack)
-        soak.load(progress)
-        views = soak.read(progress)
-    soak.problems += tracebacks(soak.gateways)
+        if options.tenants:
+            make_namespaces(over)
+        namespaces = [tenants.namespace_of(user) if user else over.namespace for user in users]
+        stack.callback(forget_namespaces, over.rest, {*namespaces, over.namespace, over.cluster})
+        kinds = KINDS + (BROKER_KINDS if options.kill_broker and over.pulsar.own else ())
+        faults = plan(options.seed, options.seconds, options.spacing, [topic.name for topic in TOPICS], kinds)
+        executor = Executor(servers, over, TOPICS, namespaces)
+        soaks = []
+        for user in users:
+            place = folder / user
+            place.mkdir(exist_ok=True)
+            soaks.append(Soak(options, place, over, servers, executor.disturbances, user=user))
+        for soak in soaks:
+            soak.make_native()
+        servers += gateways(over, stack, folder, 2, None, tenants=options.tenants)
+        if options.tenants:
+            tenants.admit(soaks[0].bootstrap)
+        for soak in soaks:
+            soak.prepare()
+        # At first everything attaches at once, while the clients' own processes start.
+        begin = time.time()
+        executor.disturbances.append(Disturbance("start", "", begin, begin + AFTERMATH_SECONDS))
+        for soak in soaks:
+            soak.start_writers(stack)
+
+        def state() -> str:
+            return "; ".join(soak.state() for soak in soaks)
+
+        under_faults(options.seconds, executor, faults, progress, state, *(soak.sample for soak in soaks))
+        progress.say("writers finish")
+        with ThreadPoolExecutor(len(soaks)) as threads:
+            for end in [threads.submit(soak.stop) for soak in soaks]:
+                end.result()
+        views = [soak.read(progress) for soak in soaks]
+    (folder / "plan.json").write_text(json.dumps([*faults, *executor.disturbances], indent=1))
+    of_all = [*tracebacks(servers), *unperformed(executor)]
+    failed = False
+    for user, soak, seen in zip(users, soaks, views, strict=True):
+        if user:
+            print(f"tenant {user}, namespace {soak.namespace}:")
+        failed |= judge(soak, seen, of_all, options, folder / user)
+    left = kept(folder, options, failed)
+    if left:
+        print(f"histories and logs of both gateways and of Pulsar: {left}")
+    return int(failed)
+
+
+def judge(
+    soak: Soak,
+    views: dict[str, tuple[list[Stored], list[tuple[str, int]]]],
+    of_all: list[str],
+    options: argparse.Namespace,
+    folder: Path,
+) -> bool:
+    """Print what is wrong; True if anything is. `of_all`: the problems of the servers and of the faults."""
     history = soak.history(views)
     assert soak.sampler is not None
     anomalies = [*check(history), *soak.sampler.anomalies]
     details(folder / "anomalies.jsonl", history, anomalies)
-    (folder / "plan.json").write_text(json.dumps([*soak.faults, *history.disturbances], indent=1))
-    print_report(history, anomalies, soak)
-    failed = bool(anomalies or soak.problems or soak.executor.failures)
-    left = kept(folder, options, failed)
+    problems = [*soak.problems, *of_all]
+    print_report(history, anomalies, problems, soak.notes)
     print(
         f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
         f"seed {options.seed}, {options.seconds:g} s"
-        + (f"; histories and logs of both gateways and of Pulsar: {left}" if left else "")
     )
-    return int(failed)
+    return bool(anomalies or problems)
 
 
 def main() -> int:
@@ -446,6 +528,7 @@ def main() -> int:
         epilog="Starts an Apache Pulsar (Java 17, and Maven once), or takes KOP_TEST_PULSAR=pulsar://...,http://...",
     )
     parser.add_argument("--kill-broker", action="store_true", help="kill -9 the broker too, where it is our own")
+    parser.add_argument("--tenants", action="store_true", help="two tenants with equal names side by side")
     add_options(parser, LENGTH)
     options = parser.parse_args()
     return perform("soak", options, LENGTH, lambda folder: run(options, folder))

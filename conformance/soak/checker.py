@@ -13,7 +13,7 @@ Must not know: clients, servers, where a history comes from.
 | invented | stored, and never sent to that partition |
 | refused_stored | the writer was told a final refusal, and the record is stored |
 | unexpected_error | an error that no fault of the run explains, such as DUPLICATE_SEQUENCE_NUMBER |
-| slow | acknowledged after more than SLOW_SECONDS though nothing was broken but, at most, dispatch rates |
+| slow | acknowledged to a Kafka writer after more than SLOW_SECONDS, and nothing broken but, at most, dispatch rates |
 | unanswered | the writer still waited for a gateway's answer when all faults were over and its time to finish, too |
 | silent | a Kafka writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
@@ -204,6 +204,8 @@ def _slow(history: History) -> Iterator[Anomaly]:
         seconds = write.done - write.sent
         if write.outcome != "acknowledged" or seconds <= SLOW_SECONDS:
             continue
+        if writer_of(write.writer) not in history.tells_offsets:
+            continue  # no gateway is before Pulsar's own
         during = _during(history.disturbances, write)
         if any(disturbance.kind not in HARMLESS for disturbance in during):
             continue

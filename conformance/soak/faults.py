@@ -61,13 +61,15 @@ def plan(seed: int, seconds: float, spacing: float, topics: Iterable[str], kinds
 
 
 class Executor(faults.Executor):
-    """Performs a plan. Disturbances are by topics."""
+    """Performs a plan, in each of the namespaces that have the topics. Disturbances are by topics."""
 
-    def __init__(self, servers: Sequence[Server], over: OverPulsar, topics: Iterable[Topic]) -> None:
+    def __init__(
+        self, servers: Sequence[Server], over: OverPulsar, topics: Iterable[Topic], namespaces: Sequence[str]
+    ) -> None:
         super().__init__(servers, overlapping=SPACING.overlapping, aftermath=AFTERMATH_SECONDS)
         self._over = over
         self._rest = over.rest
-        self._namespace = over.namespace
+        self._namespaces = namespaces
         self._topics = {topic.name: topic for topic in topics}
 
     def _concerned(self, fault: Fault) -> str:
@@ -76,13 +78,16 @@ class Executor(faults.Executor):
     def _begin(self, fault: Fault) -> None:
         kind = fault.kind
         if kind == "unload_topic":
-            self._rest.call("PUT", f"persistent/{self._namespace}/{fault.target}/unload")
+            for namespace in self._namespaces:
+                self._rest.call("PUT", f"persistent/{namespace}/{fault.target}/unload")
         elif kind == "unload_namespace":
-            self._rest.call("PUT", f"namespaces/{self._namespace}/unload")
+            for namespace in self._namespaces:
+                self._rest.call("PUT", f"namespaces/{namespace}/unload")
         elif kind == "unload_gateways_namespace":
             self._rest.call("PUT", f"namespaces/{self._over.cluster}/unload")
         elif kind == "unload_bundle":
-            self._unload_bundle()
+            for namespace in self._namespaces:
+                self._unload_bundle(namespace)
         elif kind == "dispatch_rate":
             self._policy("POST", fault.target, "dispatchRate", DISPATCH_POLICY)
         elif kind == "publish_rate":
@@ -115,9 +120,10 @@ class Executor(faults.Executor):
             self._go_on(int(fault.target))
 
     def _policy(self, method: str, topic: str, name: str, value: Any) -> None:
-        self._rest.call(method, f"persistent/{self._namespace}/{topic}/{name}", value)
+        for namespace in self._namespaces:
+            self._rest.call(method, f"persistent/{namespace}/{topic}/{name}", value)
 
-    def _unload_bundle(self) -> None:
-        topic = self._topics["kafka"].native_name(self._namespace, 0).removeprefix("persistent://")
+    def _unload_bundle(self, namespace: str) -> None:
+        topic = self._topics["kafka"].native_name(namespace, 0).removeprefix("persistent://")
         bundle = self._rest.call("GET", f"topic/persistent/{topic}/bundle", root="lookup/v2")
-        self._rest.call("PUT", f"namespaces/{self._namespace}/{str(bundle).strip(chr(34))}/unload")
+        self._rest.call("PUT", f"namespaces/{namespace}/{str(bundle).strip(chr(34))}/unload")

@@ -1,6 +1,6 @@
 """Readers of everything that is stored, each as a process: `python -m conformance.soak.readers READER FILE`.
 
-Standard input is JSON: bootstrap, service_url, namespace, topics. FILE gets a line for each record (history.Stored),
+Standard input is JSON: bootstrap, user, service_url, namespace, topics. FILE gets a line for each record (Stored),
 standard output one JSON object: the partitions that were read, and those that could not be. Readers: `entries`
 (kop/pulsar_client: every entry with the broker's index), `pulsar` (pulsar-client, which skips raw topics),
 `confluent`, `aiokafka`.
@@ -28,6 +28,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioPartition
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from conformance.harness import tenants
 from conformance.soak.history import UNREADABLE, Stored, dump, record_of
 from conformance.soak.workload import Topic
 from kop.background import retried
@@ -221,6 +222,7 @@ def confluent(run: dict[str, Any], report: Report) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": run["bootstrap"],
+            **tenants.librdkafka(run["user"]),
             "group.id": "soak",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -278,6 +280,7 @@ async def aiokafka(run: dict[str, Any], report: Report) -> None:
         max_partition_fetch_bytes=_LARGEST,
         fetch_max_bytes=_LARGEST,
         request_timeout_ms=60_000,
+        **tenants.aiokafka(run["user"]),
     )
     await consumer.start()
     try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -23,8 +25,9 @@ FETCH_SECONDS = 5.0
 class Sampler:
     """`compared` counts the records that came, `anomalies` has those that were others."""
 
-    def __init__(self, bootstrap: str, paths: list[Path], seed: int) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, connection: Mapping[str, Any], paths: list[Path], seed: int) -> None:
+        """`connection`: librdkafka's settings that lead to the gateways."""
+        self._connection = connection
         self._paths = paths
         self._rng = random.Random(seed)
         self.compared = 0
@@ -34,7 +37,7 @@ class Sampler:
         """Until `stop`."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self._bootstrap,
+                **self._connection,
                 "group.id": "soak-sampler",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",

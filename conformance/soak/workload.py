@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 SIZE_LIMIT = 100 * 1024
@@ -131,6 +131,13 @@ WRITERS = (
     Writer("pulsar-transactions", "transactions", ("transactions",), burst=5, pause=2.0, sizes="small"),
 )
 """Kafka answers a connection in order: what is slow has writers of its own, and delays no other."""
+
+
+def writers_of(user: str) -> tuple[Writer, ...]:
+    """The writers of a run; those of a tenant have its name in theirs, and half the load: there are two tenants."""
+    if not user:
+        return WRITERS
+    return tuple(replace(writer, name=f"{user}-{writer.name}", pause=2 * writer.pause) for writer in WRITERS)
 
 
 class Record(NamedTuple):

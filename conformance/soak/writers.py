@@ -1,7 +1,7 @@
 """The writers of one Python client, as a process: `python -m conformance.soak.writers FAMILY FILE`.
 
-The first line of stdin is JSON: bootstrap, service_url, namespace, seed, writers, topics. The process writes until
-stdin ends, gives its clients FLUSH_SECONDS to finish, and leaves one line for each record in FILE (history.Write).
+The first line of stdin is JSON: bootstrap, user, service_url, namespace, seed, writers, topics. The process writes
+until stdin ends, gives its clients FLUSH_SECONDS to finish, and leaves a line for each record in FILE (history.Write).
 
 Owns: how each Python client is driven and what it calls an error.
 Must not know: what is broken meanwhile, and what is right.
@@ -25,6 +25,7 @@ import pulsar
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from conformance.harness import tenants
 from conformance.soak.history import UNANSWERED, Write, value_of
 from conformance.soak.workload import Record, Topic, Writer, records, specified
 
@@ -74,6 +75,7 @@ class Run:
 
     def __init__(self, specification: dict[str, Any], log: Log) -> None:
         self.bootstrap: str = specification["bootstrap"]
+        self.user: str = specification["user"]
         self.service_url: str = specification["service_url"]
         self.namespace: str = specification["namespace"]
         self.seed: int = specification["seed"]
@@ -131,6 +133,7 @@ def _librdkafka_until_fatal(run: Run, writer: Writer, name: str, supply: Iterato
     producer = Producer(
         {
             "bootstrap.servers": run.bootstrap,
+            **tenants.librdkafka(run.user),
             "enable.idempotence": writer.idempotent,
             "acks": "all",
             "message.timeout.ms": int(RECORD_SECONDS * 1000),
@@ -190,6 +193,7 @@ async def _aiokafka(run: Run, writer: Writer) -> None:
         request_timeout_ms=int(REQUEST_SECONDS * 1000),
         retry_backoff_ms=100,
         metadata_max_age_ms=5000,
+        **tenants.aiokafka(run.user),
         **writer.settings,
     )
     await producer.start()

@@ -220,10 +220,13 @@ def _salted(mechanism: int, password: str, salt: bytes, iterations: int) -> byte
 
 async def _write(security: Any, changes: Iterable[Change], iterations: int) -> None:
     from kop.security.records import of_user
+    from kop.security.sasl.exchange import LONGEST_NAME
     from kop.security.users import Mechanism, ScramCredential
 
     records = []
     for name, code, password in changes:
+        if password is not None and len(name) > LONGEST_NAME:
+            fail(f"{name}: Username is longer than {LONGEST_NAME} characters")
         mechanism = Mechanism(code)
         made = None if password is None else ScramCredential.of_password(mechanism, password, iterations)
         records.append(of_user(name, mechanism, made))

@@ -40,7 +40,7 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
             )
         return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
     conn.login = login
-    code = login.handshake(request.mechanism, ctx.version)
+    code = login.handshake(request.mechanism, ctx.version, conn.client_host)
     response = ctx.response(error_code=code, mechanisms=login.mechanisms)
     if code is NONE:
         if login.has_failed:

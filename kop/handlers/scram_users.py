@@ -16,14 +16,13 @@ from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.security.records import KeyValue, of_user
 from kop.security.rights import AclOperation, ResourceType
+from kop.security.sasl.exchange import LONGEST_NAME
 from kop.security.users import LEAST_ITERATIONS, MOST_ITERATIONS, Mechanism, ScramCredential
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
 _LONGEST_SALT: Final = 1024
 """The most bytes of a salt, which each client that names the user is told."""
-_LONGEST_NAME: Final = 32_767
-"""The most bytes of a user's name."""
 _LIBRDKAFKA_SLACK: Final = 1
 """librdkafka ends AlterUserScramCredentials with the tagged fields of the request twice."""
 
@@ -148,10 +147,10 @@ def _refusal(ctx: Context, change: _Change) -> KopError | None:
         unacceptable = "Username must not be empty"
     elif change.mechanism not in set(Mechanism):
         return PeerError("Unknown SCRAM mechanism", ErrorCode.UNSUPPORTED_SASL_MECHANISM)
-    elif len(change.name.encode()) > _LONGEST_NAME:
-        unacceptable = f"Username is longer than {_LONGEST_NAME} bytes"
     elif (row := change.upsertion) is not None:
-        if row.iterations < LEAST_ITERATIONS:
+        if len(change.name) > LONGEST_NAME:  # who has it could not log in
+            unacceptable = f"Username is longer than {LONGEST_NAME} characters"
+        elif row.iterations < LEAST_ITERATIONS:
             unacceptable = "Too few iterations"
         elif row.iterations > MOST_ITERATIONS:
             unacceptable = "Too many iterations"

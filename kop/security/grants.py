@@ -67,10 +67,11 @@ class GrantsAuthorizer:
             return known
         if resource is ResourceType.TOPIC and self._is_internal(name):
             return False
-        # It may be of a namespace that is not followed; and what is remembered has a bound.
-        if "/" in name or len(name) > LONGEST_REMEMBERED:
-            return bool(self._grant(principal, operation, resource, name))
         allowed = bool(self._grant(principal, operation, resource, name))
+        # Elsewhere what is known changes without the version; and what is remembered has a bound.
+        namespace = self.namespace_of(resource, name)
+        if len(name) > LONGEST_REMEMBERED or (namespace and not self._grants.follows(namespace)):
+            return allowed
         if self._known_of != version or len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
             self._known_of = version

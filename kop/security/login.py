@@ -32,8 +32,8 @@ _LEAST_MS_BETWEEN: Final = 1000
 class Offer:
     """A mechanism that a listener has."""
 
-    begin: Callable[[], Exchange]
-    """Begins an exchange."""
+    begin: Callable[[str], Exchange]
+    """Begins an exchange with a client at an address."""
     longest_ms: int = 0
     """Milliseconds after which a client has to log in again; 0: it need not."""
 
@@ -137,8 +137,10 @@ class Login:
         self._again_ms = now_ms
         return True
 
-    def handshake(self, mechanism: str, version: int) -> ErrorCode:
-        """Begin an exchange; UNSUPPORTED_SASL_MECHANISM if the listener does not have the mechanism."""
+    def handshake(self, mechanism: str, version: int, host: str) -> ErrorCode:
+        """Begin an exchange with a client at an address; UNSUPPORTED_SASL_MECHANISM if the listener does not have the
+        mechanism.
+        """
         self.claimed = None
         offer = self._mechanisms.get(mechanism)
         if offer is None:
@@ -148,7 +150,7 @@ class Login:
             self._has_failed = True  # as Kafka, which lets the next step end it
             return ErrorCode.NONE
         self._mechanism = mechanism
-        self._exchange = offer.begin()
+        self._exchange = offer.begin(host)
         self._raw = version == 0
         return ErrorCode.NONE
 

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import Final
 
 from kop import clock
+from kop.security.login_turns import LoginTurns
 from kop.security.sasl.exchange import ClientIdentity
 from kop.security.sasl.scram import SALT_BYTES
 from kop.security.users import LEAST_ITERATIONS, Mechanism, ScramCredential, Users
-from kop.turns import Turns
 
 _AT_ONCE: Final = 2
 """Passwords that are hashed side by side: one takes milliseconds of a core."""
-_SLOW_SECONDS: Final = 30.0
 _MOST_KNOWN: Final = 1000
 """Users who have come in and are known again."""
 
@@ -28,7 +27,7 @@ _MOST_KNOWN: Final = 1000
 class Passwords:
     """The passwords of a listener. `of_settings` gives the password that settings have for a user, or None."""
 
-    def __init__(self, users: Users, of_settings: Callable[[str], str | None], turns: Turns) -> None:
+    def __init__(self, users: Users, of_settings: Callable[[str], str | None], turns: LoginTurns) -> None:
         self._users = users
         self._of_settings = of_settings
         self._turns = turns
@@ -38,8 +37,8 @@ class Passwords:
         it is of. They need not wait for a turn again, which strangers with wrong passwords would make a long wait.
         """
 
-    async def check(self, name: str, password: str) -> ClientIdentity | None:
-        """Return who has this name and password; None if nobody has."""
+    async def check(self, name: str, password: str, host: str = "") -> ClientIdentity | None:
+        """Return who has this name and password, for a client at an address; None if nobody has."""
         own = self._of_settings(name)
         if own is not None and _same(own, password):
             return ClientIdentity(f"User:{name}", is_valid=lambda: self._of_settings(name) == own)
@@ -51,7 +50,7 @@ class Passwords:
                 del self._known[name]
         # Each other attempt costs the same: those of users that there are not, and of those in the settings.
         credentials = {mechanism: self._users.of(name).get(mechanism, _NOBODYS) for mechanism in Mechanism}
-        async with self._turns.turn():
+        async with self._turns.turn(host, name):
             hashing = asyncio.ensure_future(asyncio.to_thread(_right, credentials, password))
             try:
                 right = await asyncio.shield(hashing)
@@ -73,9 +72,9 @@ class Passwords:
         return ClientIdentity(f"User:{name}", is_valid=lambda: self._users.scram(mechanism, name) == credential)
 
 
-def checks_at_once() -> Turns:
+def checks_at_once() -> LoginTurns:
     """Return the places for checks of passwords, for all listeners together."""
-    return Turns(_AT_ONCE, _SLOW_SECONDS)
+    return LoginTurns(_AT_ONCE)
 
 
 def _same(known: str, other: str) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from kop.security.delegation_tokens import DelegationToken, TokenIssuer
+from kop.security.login_turns import LoginTurns
 from kop.security.sasl.scram import LEAST_ITERATIONS
 from kop.security.users import Mechanism, ScramCredential
-from kop.turns import Turns
 
 _MECHANISMS: Final = {mechanism.text: mechanism for mechanism in Mechanism}
 
@@ -22,7 +22,7 @@ _MECHANISMS: Final = {mechanism.text: mechanism for mechanism in Mechanism}
 class Bearers:
     """Who bears a token: the `TokenLogins` of SCRAM. `wall_ms` gives milliseconds since the epoch."""
 
-    def __init__(self, issuer: TokenIssuer, turns: Turns, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, issuer: TokenIssuer, turns: LoginTurns, wall_ms: Callable[[], int]) -> None:
         self._issuer = issuer
         self._turns = turns
         self._wall_ms = wall_ms
@@ -31,10 +31,12 @@ class Bearers:
         """Return the token of that id; None if there is none that has not expired."""
         return self._issuer.valid(token_id, self._wall_ms())
 
-    async def verifier(self, mechanism: str, token_id: str, salt: bytes) -> ScramCredential:
-        """Return what the password of any id is checked by, also of one that no token has."""
+    async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramCredential:
+        """Return what the password of any id is checked by, also of one that no token has, for a client at an
+        address.
+        """
         password = b64encode(self._issuer.hmac(token_id)).decode()
-        async with self._turns.turn():
+        async with self._turns.turn(host, token_id):
             return await asyncio.to_thread(
                 ScramCredential.of_password, _MECHANISMS[mechanism], password, LEAST_ITERATIONS, salt
             )

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from kop.security.sasl.exchange import ClientIdentity, NamespaceClaim
+from kop.security.sasl.exchange import LONGEST_NAME, ClientIdentity, NamespaceClaim
 from kop.security.sasl.oauthbearer import TokenError
 from kop.security.tenants import space_of
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from jwt.types import Options
 
 LONGEST_TOKEN: Final = 65_536
-_LONGEST_NAME: Final = 1024
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a character, which JSON can write and UTF-8 cannot."""
 _MOST_KEYS: Final = 100
@@ -235,7 +234,7 @@ def _header(token: str) -> Mapping[str, Any]:
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
     """Return who has a token with these claims. TokenError if they name nobody."""
     name = claims.get(rules.name_claim)
-    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or _SURROGATE.search(name):
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")
     if rules.issuer is not None and claims.get("iss") != rules.issuer:
         raise TokenError("it has another issuer")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kop.errors import ConfigError
 from kop.security.records import KeyValue, of_user
+from kop.security.sasl.exchange import LONGEST_NAME
 from kop.security.state import SecurityState
 from kop.security.users import Mechanism, ScramCredential
 
@@ -30,6 +31,8 @@ def parse_users(text: str) -> dict[str, str]:
         name, _, password = line.partition(":")
         if not name or not password or name in users:
             raise ValueError(f"line {number} is not NAME:PASSWORD of a user that is there once")
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"line {number} has a name of {len(name)} characters, and {LONGEST_NAME} is the most")
         users[name] = password
     return users
 

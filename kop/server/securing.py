@@ -20,6 +20,7 @@ from kop.security.jaas import parse_jaas
 from kop.security.keystores import Store
 from kop.security.listener import ListenerSecurity
 from kop.security.login import Offer
+from kop.security.login_turns import LoginTurns
 from kop.security.passwords import Passwords
 from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import ClientIdentity, Exchange
@@ -34,7 +35,6 @@ from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
-from kop.turns import Turns
 from kop.values import MECHANISMS
 
 _nonce = partial(clock.token_hex, 18)
@@ -48,7 +48,7 @@ class LoginParts:
     """What the logins of all listeners share."""
 
     security: SecurityState
-    passwords_at_once: Turns
+    passwords_at_once: LoginTurns
     keys: KeySources
     check_pulsar_token: TokenCheck | None = None
     """Says whose a token of Pulsar is; None: none is taken."""
@@ -111,17 +111,20 @@ def _mechanisms(
 
     security = parts.security
 
-    def scram(mechanism: Mechanism) -> Exchange:
+    def scram(mechanism: Mechanism, host: str) -> Exchange:
         find = partial(security.users.scram, mechanism)
-        return ScramExchange(mechanism.text, find, security.secret, _nonce(), parts.bearers)
+        return ScramExchange(mechanism.text, find, security.secret, _nonce(), parts.bearers, host)
 
-    begins: dict[str, Callable[[], Exchange]] = {mechanism.text: partial(scram, mechanism) for mechanism in Mechanism}
+    begins: dict[str, Callable[[str], Exchange]] = {
+        mechanism.text: partial(scram, mechanism) for mechanism in Mechanism
+    }
     if "PLAIN" in names:
         own = _plain_users(endpoint, of_mechanism("PLAIN").sasl_jaas_config)
         check = Passwords(security.users, own.get, parts.passwords_at_once).check
-        begins["PLAIN"] = partial(PlainExchange, check, parts.check_pulsar_token)
+        begins["PLAIN"] = lambda host: PlainExchange(partial(check, host=host), parts.check_pulsar_token)
     if "OAUTHBEARER" in names:
-        begins["OAUTHBEARER"] = partial(OAuthBearerExchange, _token_check(endpoint, settings, parts))
+        check_token = _token_check(endpoint, settings, parts)
+        begins["OAUTHBEARER"] = lambda _: OAuthBearerExchange(check_token)
     return {name: Offer(begins[name], of_mechanism(name).connections_max_reauth_ms) for name in names}
 
 

@@ -608,7 +608,7 @@ class Grants(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of what is known."""
+        """A number that grows with each change of what is known of the namespaces that are followed."""
 
     @property
     def home(self) -> str:
@@ -634,6 +634,9 @@ class Grants(Protocol):
 
     def follow(self, namespace: str) -> None:
         """Read the grants of a namespace from now on until the engine is closed."""
+
+    def follows(self, namespace: str) -> bool:
+        """Return true if the grants of a namespace are read again and again."""
 
 
 @dataclass(frozen=True, slots=True)

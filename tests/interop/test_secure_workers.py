@@ -111,6 +111,9 @@ def code(call: Any) -> int:
 
 def test_clients_of_both_workers_log_in_and_do_what_acls_allow(served: Served) -> None:
     own = [served.child.port + 1 + worker for worker in range(WORKERS)]
+    wait_until(
+        lambda: f"kop check --bootstrap 127.0.0.1:{served.child.port} --client-config FILE\n" in served.child.log
+    )
     topic, hidden = "orders", "hidden"
     for future in served.admins[0].create_topics([NewTopic(name, PARTITIONS) for name in (topic, hidden)]).values():
         future.result(SECONDS)

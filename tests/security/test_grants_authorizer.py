@@ -175,9 +175,22 @@ def test_a_remembered_decision_asks_nothing_of_topics() -> None:
         asked.append(name)
         return name == "__consumer_offsets"
 
-    decides = GrantsAuthorizer(GIVEN, ["User:root"], is_internal)
+    grants = Known(app=NamespaceGrants(roles={"writer": PRODUCE}), sales=NamespaceGrants(roles={"writer": PRODUCE}))
+    decides = GrantsAuthorizer(grants, ["User:root"], is_internal)
+    grants.follow("team/sales")
+    names = ("orders", "team/app/orders", "team/sales/orders")
     for _ in range(3):
-        assert decides.allows("User:writer", "192.0.2.1", WRITE, TOPIC, "orders")
-        assert not decides.allows("User:writer", "192.0.2.1", READ, TOPIC, "orders")
+        for name in names:
+            assert decides.allows("User:writer", "192.0.2.1", WRITE, TOPIC, name)
+            assert not decides.allows("User:writer", "192.0.2.1", READ, TOPIC, name)
         assert not decides.allows("User:boss", "192.0.2.1", READ, TOPIC, "__consumer_offsets")
-    assert asked.count("orders") == 2
+    assert [asked.count(name) for name in names] == [2, 2, 2]
+
+
+def test_what_is_decided_in_namespaces_that_nobody_follows_is_not_remembered() -> None:
+    grants = Known(app=NamespaceGrants())
+    decides = authorizer(grants)
+    for given in (None, NamespaceGrants(roles={"r": PRODUCE}), NamespaceGrants()):
+        if given is not None:
+            grants.namespaces = {"team/asked": given}
+        assert decides.allows("User:r", "192.0.2.1", WRITE, TOPIC, "team/asked/orders") == bool(given and given.roles)

@@ -13,6 +13,7 @@ from kop.security.sasl.exchange import AuthenticationError, Exchange, NamespaceC
 from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import Space
 
+HOST = "192.0.2.1"
 METADATA, HANDSHAKE, VERSIONS, AUTHENTICATE = 3, 17, 18, 36
 
 
@@ -33,7 +34,7 @@ def as_usual() -> Iterator[None]:
 class Accepting:
     """An exchange of two tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, _host: str) -> None:
         self.principal: str | None = None
         self.expires_ms: int | None = EXPIRES[0]
         self.is_by_token = False
@@ -79,13 +80,13 @@ def test_the_order_of_requests(requests: list[int], turns: list[Turn]) -> None:
     for api in requests:
         seen.append(it.turn(api))
         if api == HANDSHAKE and seen[-1] is Turn.SERVE:
-            assert it.handshake("M", 1) is ErrorCode.NONE
+            assert it.handshake("M", 1, HOST) is ErrorCode.NONE
     assert seen == turns
 
 
 def test_an_unknown_mechanism_begins_nothing() -> None:
     it = login()
-    assert it.handshake("N", 1) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    assert it.handshake("N", 1, HOST) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert it.turn(AUTHENTICATE) is Turn.CLOSE
     with pytest.raises(AuthenticationError):
         take(it, b"a")
@@ -94,10 +95,10 @@ def test_an_unknown_mechanism_begins_nothing() -> None:
 def test_tokens_without_headers_follow_the_oldest_handshake() -> None:
     it = login()
     assert not it.takes_raw_tokens
-    it.handshake("M", 0)
+    it.handshake("M", 0, HOST)
     assert it.takes_raw_tokens
     newer = login()
-    newer.handshake("M", 1)
+    newer.handshake("M", 1, HOST)
     assert not newer.takes_raw_tokens
 
 
@@ -105,7 +106,7 @@ def test_completion_is_told_once() -> None:
     it = login()
     told: list[int] = []
     it.completed = lambda: told.append(1)
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     answer, exchange = take(it, b"a")
     assert (answer, exchange, told) == (b"A", None, [])
     answer, exchange = take(it, b"b")
@@ -123,7 +124,7 @@ def test_a_version_that_is_not_served_may_be_asked_for_again() -> None:
 
 def test_nothing_is_served_behind_a_failure() -> None:
     it = login()
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     with pytest.raises(AuthenticationError):
         take(it, b"wrong")
     assert {it.turn(api) for api in (VERSIONS, HANDSHAKE, AUTHENTICATE)} == {Turn.CLOSE}
@@ -137,7 +138,7 @@ def test_nothing_is_served_behind_a_failure() -> None:
 def logged_in(longest_ms: int = 0) -> Login:
     it = login(longest_ms)
     assert it.may_begin(0)
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     take(it, b"a")
     take(it, b"b", 1000)
     return it
@@ -173,7 +174,7 @@ def test_the_same_user_goes_on() -> None:
         assert it.may_begin(begins_ms) is may
     told: list[int] = []
     it.completed = lambda: told.append(1)
-    assert it.handshake("M", 1) is ErrorCode.NONE
+    assert it.handshake("M", 1, HOST) is ErrorCode.NONE
     assert it.turn(METADATA) is Turn.REFUSE
     take(it, b"a")
     _, exchange = take(it, b"b")
@@ -182,7 +183,7 @@ def test_the_same_user_goes_on() -> None:
 
 def test_another_user_does_not() -> None:
     it = logged_in(500)
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     take(it, b"a")
     NAMES[0] = "User:v"
     with pytest.raises(AuthenticationError, match="Cannot change principals"):
@@ -192,7 +193,7 @@ def test_another_user_does_not() -> None:
 
 def test_nor_does_another_mechanism_after_its_handshake() -> None:
     it = logged_in(500)
-    assert it.handshake("O", 0) is ErrorCode.NONE
+    assert it.handshake("O", 0, HOST) is ErrorCode.NONE
     assert not it.takes_raw_tokens
     assert it.turn(AUTHENTICATE) is Turn.CLOSE
 
@@ -212,13 +213,13 @@ def test_a_session_does_not_move_to_another_namespace(again: str | None) -> None
     membership = TenantMembership("", (), "", (), InSpaces())
     it = Login({"M": Offer(Accepting, 1000)}, membership)
     CLAIMS[0] = NamespaceClaim("acme/sales")
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     take(it, b"a")
     take(it, b"b")
     assert it.space.name == "acme/sales"
 
     CLAIMS[0] = None if again is None else NamespaceClaim(again)
-    it.handshake("M", 1)
+    it.handshake("M", 1, HOST)
     take(it, b"a")
     if again == "acme/sales":
         assert take(it, b"b")[1] is not None

@@ -201,6 +201,32 @@ def test_who_has_come_in_does_not_wait_for_guesses_of_others(monkeypatch: pytest
     asyncio.run(main())
 
 
+def test_who_never_came_in_waits_for_a_turn_of_each_address_and_not_for_each_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, known, made = threading.Event(), users(), ScramCredential.of_password
+    hashed: list[str] = []
+
+    def of_password(mechanism: Any, password: str, *rest: Any) -> ScramCredential:
+        hashed.append(password)
+        go_on.wait(SECONDS)
+        return made(mechanism, password, *rest)
+
+    async def main() -> None:
+        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        guesses = [asyncio.create_task(passwords.check("bob", f"guess {n}", "192.0.2.9")) for n in range(40)]
+        await until(lambda: len(hashed) == 2)
+        honest = asyncio.create_task(passwords.check("bob", "b512", "192.0.2.1"))
+        await asyncio.sleep(0)  # it asks
+        go_on.set()
+        assert await honest is not None
+        assert len({password for password in hashed if password != "b512"}) < 10
+        await asyncio.gather(*guesses)
+
+    monkeypatch.setattr(ScramCredential, "of_password", of_password)
+    asyncio.run(main())
+
+
 # -- Kafka's text
 
 

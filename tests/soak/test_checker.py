@@ -191,6 +191,7 @@ def test_what_is_allowed_is_no_anomaly() -> None:
         write(0, writer="transactions", error="Execution"),  # Pulsar's own have no gateway before them
     ]
     history.writes[4] = write(4, seconds=20)
+    history.writes[16] = write(1, -1, writer="native", seconds=20)
     history.disturbances.append(Disturbance("kill_gateway", "", 1010.0, 1012.0))
     assert check(same_views(history)) == []
 

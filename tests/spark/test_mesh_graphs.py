@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
 from kop.functions.localrun import Running, load_here
+from kop.functions.packages import read_package
 from kop.functions.topics import TopicNames
 from kop.mesh.file import read_mesh
 from kop.mesh.spec import Mesh
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.followed import DefinedMesh
 from kop.spark.mesh.link import Hub
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.task import run_task
@@ -55,7 +58,8 @@ class Graphs:
 
     def components(self, mesh: Mesh, made: ChanceMesh) -> None:
         """Run all components until nothing is left, a batch of each in turn."""
-        components = components_of(mesh, made.partitions)
+        packages = {part.spec.fqfn: read_package(part.spec.py) for part in mesh.functions}
+        components = components_of(DefinedMesh(mesh, packages), made.partitions)
         self.fused_calls += sum(len(part.steps) - 1 for part in components)
         with ExitStack() as stack:
             works = [
@@ -81,7 +85,7 @@ class Graphs:
                 stack.callback(running.start().stop)
             for part in sorted(mesh.functions, key=lambda part: int(part.name.rpartition("f")[2])):
                 places = [(topic, n) for topic in part.inputs for n in range(made.partitions[topic])]
-                wait_for(lambda part=part, places=places: _left(reader, writer, part.spec.group, places) == 0)
+                wait_for(partial(_is_done, reader, writer, part.spec.group, places))
 
     def topics(self, made: ChanceMesh) -> Topics:
         """The committed records of the outputs, by the end of their names."""
@@ -93,10 +97,10 @@ class Graphs:
         }
 
 
-def _left(reader: ReadClient, writer: WriteClient, group: str, places: list[tuple[str, int]]) -> int:
+def _is_done(reader: ReadClient, writer: WriteClient, group: str, places: list[tuple[str, int]]) -> bool:
     ends: Offsets = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
     done = writer.committed(group, places, may_be_open=places)
-    return sum(max(0, end - done.get(place, (0, ""))[0]) for place, end in ends.items())
+    return all(end <= done.get(place, (0, ""))[0] for place, end in ends.items())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

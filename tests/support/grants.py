@@ -39,3 +39,7 @@ class Known:
     def follow(self, namespace: str) -> None:
         """Remember that the namespace is followed."""
         self.followed.add(namespace)
+
+    def follows(self, namespace: str) -> bool:
+        """True for the home namespace, and those that are followed."""
+        return namespace == self.home or namespace in self.followed

@@ -1,9 +1,12 @@
 // Java producers of the soak: one line for each record once its outcome is known, until standard input ends.
 //
-//   KafkaWriters BOOTSTRAP FILE SEED "name=...;topics=a:2,b:1;idempotent=true;burst=10;pause=500;sizes=mixed;set.X=Y"...
+//   KafkaWriters PROPERTIES FILE SEED "name=...;topics=a:2,b:1;idempotent=true;burst=10;pause=500;sizes=mixed;set.X=Y"...
 //
 // Owns: how the Java client is driven and what it calls an error.
 // Must not know: what is broken meanwhile, and what is right.
+import java.io.Reader;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.Properties;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
@@ -14,31 +17,34 @@ import org.apache.kafka.common.serialization.StringSerializer;
 
 public final class KafkaWriters {
     public static void main(String[] args) throws Exception {
-        String bootstrap = args[0];
+        Properties connection = new Properties();
+        try (Reader from = Files.newBufferedReader(Path.of(args[0]))) {
+            connection.load(from);
+        }
         try (SoakLog log = new SoakLog(args[1])) {
             Thread[] threads = new Thread[args.length - 3];
             for (int i = 3; i < args.length; i++) {
                 SoakWriter writer = new SoakWriter(args[i], Long.parseLong(args[2]));
-                threads[i - 3] = new Thread(() -> write(bootstrap, log, writer));
+                threads[i - 3] = new Thread(() -> write(connection, log, writer));
             }
             log.run(threads);
         }
         Runtime.getRuntime().halt(0);
     }
 
-    private static void write(String bootstrap, SoakLog log, SoakWriter writer) {
+    private static void write(Properties connection, SoakLog log, SoakWriter writer) {
         int generation = 1;
         while (!log.stopped()) {
             String name = generation == 1 ? writer.name : writer.name + "#" + generation;
-            untilFatal(bootstrap, log, writer, name);
+            untilFatal(connection, log, writer, name);
             generation++;
         }
     }
 
     /** Writes with one producer, until the end or until it takes nothing more. */
-    private static void untilFatal(String bootstrap, SoakLog log, SoakWriter writer, String name) {
+    private static void untilFatal(Properties connection, SoakLog log, SoakWriter writer, String name) {
         Properties settings = new Properties();
-        settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(connection);
         settings.put("enable.idempotence", String.valueOf(writer.idempotent));
         settings.put("delivery.timeout.ms", "300000"); // longer than any fault, see writers.py
         settings.put("request.timeout.ms", "20000");

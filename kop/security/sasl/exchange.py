@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+LONGEST_NAME: Final = 1024
+"""Characters of a user name."""
 
 
 class AuthenticationError(Exception):

@@ -11,13 +11,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange, NamespaceClaim
+from kop.security.sasl.exchange import (
+    LONGEST_NAME,
+    AuthenticationError,
+    ClientIdentity,
+    IdentityExchange,
+    NamespaceClaim,
+)
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
 LONGEST_MESSAGE: Final = 65_536
 """The most bytes of the message: a password may be a token."""
-_LONGEST_NAME: Final = 1024
-"""Characters of a user name."""
 _TOKEN: Final = "token:"
 """What a password begins with that is a token of Pulsar, as in KoP."""
 _NAMESPACE: Final = re.compile(r"[-\w.=:]+/[-\w.=:]+")
@@ -80,7 +84,7 @@ def _read(message: bytes) -> tuple[str, str]:
         raise AuthenticationError("Authentication failed: username not specified")
     if not password:
         raise AuthenticationError("Authentication failed: password not specified")
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         raise AuthenticationError(f"a user name of {len(name)} characters")
     if authorization and authorization != name:
         raise AuthenticationError(

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import AuthenticationError, NamespaceClaim
+from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, NamespaceClaim
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism, by the names of `hashlib`."""
@@ -34,8 +34,6 @@ LEAST_ITERATIONS: Final = 4096
 _REFUSED: Final = "Authentication failed during authentication due to invalid credentials with SASL mechanism {}"
 _FIRST: Final = re.compile(r"([^,]*),(?:a=([^,]*))?,((?:m=[^,]*,)?n=([^,]*),r=([\x21-\x2b\x2d-\x7e]+))(?:,(.*))?", re.S)
 _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p=([^,]*)", re.S)
-_LONGEST_NAME: Final = 1024
-"""Characters of a user name."""
 
 
 class ScramVerifier(Protocol):
@@ -64,9 +62,9 @@ class TokenLogins(Protocol):
     def valid(self, token_id: str) -> DelegationToken | None:
         """Return the token of that id; None if there is none that has not expired."""
 
-    async def verifier(self, mechanism: str, token_id: str, salt: bytes) -> ScramVerifier:
-        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token
-        has.
+    async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramVerifier:
+        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token has,
+        for a client at an address.
         """
 
 
@@ -80,7 +78,7 @@ def _xor(left: bytes, right: bytes) -> bytes:
 
 class ScramExchange:
     """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh. `tokens`
-    of None: no client logs in by a delegation token.
+    of None: no client logs in by a delegation token. `host` is the client's address.
     """
 
     def __init__(
@@ -90,7 +88,9 @@ class ScramExchange:
         secret: bytes,
         nonce: str,
         tokens: TokenLogins | None = None,
+        host: str = "",
     ) -> None:
+        self._host = host
         self.principal: str | None = None
         self.is_by_token = False
         self.claim: NamespaceClaim | None = None
@@ -145,7 +145,7 @@ class ScramExchange:
         if self.is_by_token and self._tokens is None:
             raise AuthenticationError("delegation tokens are not served")
         self._name = self.claimed = _unescaped(name)
-        if not self._name or len(self._name) > _LONGEST_NAME:
+        if not self._name or len(self._name) > LONGEST_NAME:
             raise AuthenticationError(f"a user name of {len(self._name)} characters")
         if authorization and _unescaped(authorization) != self._name:
             raise AuthenticationError("the authorization id has to be empty or the user name")
@@ -166,7 +166,7 @@ class ScramExchange:
 
     async def _take_final_of_token(self, text: str) -> bytes:
         assert self._tokens is not None
-        verifier = await self._tokens.verifier(self._mechanism, self._name, self._salt_of_name())
+        verifier = await self._tokens.verifier(self._mechanism, self._name, self._salt_of_name(), self._host)
         token = self._tokens.valid(self._name)
         self._verifier = None if token is None else verifier
         answer = self._take_final(text)

@@ -95,7 +95,7 @@ class PulsarGrants:
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of what is known."""
+        """A number that grows with each change of what is known of the namespaces that are followed."""
         return self._version
 
     @property
@@ -270,6 +270,11 @@ class PulsarGrants:
             self._spaces.add(namespace)
             self._follow(namespace)
 
+    def follows(self, namespace: str) -> bool:
+        """Return true if the grants of a namespace are read each second."""
+        sources = map(self._sources.get, _keys_of(namespace))
+        return all(source is not None and source.following is not None for source in sources)
+
     def _follow(self, namespace: str) -> None:
         for key in _keys_of(namespace):
             source = self._source(key)
@@ -295,6 +300,7 @@ class PulsarGrants:
                 if source is not None and source.following is not None:
                     source.following.cancel()
                     source.following = None
+                    self._version += 1  # from now on it may change without
 
     def collect(self) -> Iterable[Metric]:
         """Return how many namespaces and tenants are read each second, and the age of the oldest answer."""
