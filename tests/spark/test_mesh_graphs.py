@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +84,10 @@ class Graphs:
                 stack.callback(running.start().stop)
             for part in sorted(mesh.functions, key=lambda part: int(part.name.rpartition("f")[2])):
                 places = [(topic, n) for topic in part.inputs for n in range(made.partitions[topic])]
-                wait_for(lambda part=part, places=places: _left(reader, writer, part.spec.group, places) == 0)
+                end = time.monotonic() + 120
+                while _left(reader, writer, part.spec.group, places):
+                    assert time.monotonic() < end, part.name
+                    time.sleep(0.01)  # groups do not say when they have committed
 
     def topics(self, made: ChanceMesh) -> Topics:
         """The committed records of the outputs, by the end of their names."""
@@ -100,14 +103,6 @@ def _left(reader: ReadClient, writer: WriteClient, group: str, places: list[tupl
     ends: Offsets = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
     done = writer.committed(group, places, may_be_open=places)
     return sum(max(0, end - done.get(place, (0, ""))[0]) for place, end in ends.items())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)  # groups do not say when they have committed
 
 
 @pytest.fixture(scope="module")
