@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from conformance.mesh.__main__ import SECONDS
 from conformance.mesh.processes import Driver
@@ -84,7 +85,7 @@ def run(python: str) -> bool:
         (folder / "orders.yaml").write_text(text)
         (folder / "orders.py").write_text(page_block("# Meshes", "python"))
         authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-        settings = {"authorizer.class.name": authorizer, "super.users": "User:admin"}
+        settings: dict[str, Any] = {"authorizer.class.name": authorizer, "super.users": "User:admin"}
         with Broker(users=PASSWORDS, **settings) as broker:
             admin = properties(folder, broker.bootstrap, "admin")
             for topic in ("orders", "clean-orders", "totals"):

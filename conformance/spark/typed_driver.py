@@ -106,7 +106,7 @@ def fill(bootstrap: str, registry: str, records: int) -> None:
     client = ConfluentRegistry(RegistryAccess(registry))
     schema, kind = protobuf()
     avro = frame(client.register("avro-value", Schema("AVRO", json.dumps(AVRO))))
-    proto = frame(client.register("protobuf-value", Schema("PROTOBUF", schema))) + b"\0"
+    proto = frame(client.register("protobuf-value", Schema("PROTOBUF", schema))) + b"\2\2"  # the second message
     orders = [order(number) for number in range(DIFFERENT)]
     values = {
         "avro": [avro + as_avro(value) for value in orders],

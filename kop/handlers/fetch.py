@@ -145,6 +145,7 @@ class _Fetch:
         ahead may not.
         """
         self.of_entries = self.places or self.schemas
+        """True if reads from storage have to bring what only Pulsar's entries tell."""
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
         if ctx.meter is not None and (room := ctx.meter.room()) is not None:
             self.budget = min(self.budget, int(room))

@@ -64,8 +64,9 @@ class CompiledReader:
             return values, {}
         again, failures = self._readable.decode([records[row] for row in rows], start)
         if len(failures) < len(rows):
-            left = [row for row in range(len(records)) if row not in set(rows)]
-            values = in_order(program.kind, len(records), [(left, values.take(pa.array(left))), (rows, again)])
+            left = sorted(set(range(len(records))) - set(rows))
+            kept = values.take(pa.array(left, pa.int64()))
+            values = in_order(program.kind, len(records), [(left, kept), (rows, again)])
         return values, {rows[at]: reason for at, reason in failures.items()}
 
 
@@ -73,20 +74,16 @@ def _column(kind: pa.DataType, columns: list[tuple[Any, ...]], parts: list[tuple
     """Return a column of the compiled reader's buffers."""
     rows, nulls, buffers = parts[at]
     own = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
-    children: list[pa.Array] = []
+    inner: list[pa.DataType] = []
     if types.is_struct(kind):
-        children = [_column(field.type, columns, parts, part) for field, part in zip(kind, columns[at][1], strict=True)]
+        inner = [field.type for field in kind]
     elif types.is_map(kind):
-        keys, items = (
-            _column(inner, columns, parts, part)
-            for inner, part in zip((kind.key_type, kind.item_type), columns[at][1:], strict=True)
-        )
-        return pa.MapArray.from_buffers(kind, rows, own, nulls, children=[_entries(kind, keys, items)])
+        inner = [kind.key_type, kind.item_type]
     elif types.is_list(kind):
-        children = [_column(kind.value_type, columns, parts, columns[at][1])]
+        inner = [kind.value_type]
+    described = columns[at][1:]
+    numbers = described[0] if types.is_struct(kind) else described
+    children = [_column(of_part, columns, parts, part) for of_part, part in zip(inner, numbers, strict=True)]
+    if types.is_map(kind):
+        children = [pa.StructArray.from_arrays(children, fields=[kind.key_field, kind.item_field])]
     return pa.Array.from_buffers(kind, rows, own, nulls, children=children)
-
-
-def _entries(kind: pa.DataType, keys: pa.Array, items: pa.Array) -> pa.Array:
-    fields = [kind.key_field, kind.item_field]
-    return pa.StructArray.from_arrays([keys, items], fields=fields)

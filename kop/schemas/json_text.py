@@ -32,6 +32,17 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _INTEGERS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 _PLAIN: Final = {pa.bool_(), pa.float64(), pa.string(), *_INTEGERS}
+_DAY: Final = r"^\d{4}-\d\d-\d\d"
+_CLOCK: Final = r"T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?"
+_MICROSECONDS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_TIMES: Final = {
+    pa.date32(): (_DAY + "$", -719_162, 2_932_896),
+    pa.timestamp("us"): (_DAY + _CLOCK + "$", *_MICROSECONDS),
+    pa.timestamp("us", tz="UTC"): (_DAY + _CLOCK + r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$", *_MICROSECONDS),
+}
+"""Of each type of times the form in which pyarrow may read them, and the first and last that Python has, in years 1 to
+9999.
+"""
 
 Convert = Callable[[Any], Any]
 """A function from a value of JSON, which is not null, to one that builders take; BadRecordError."""
@@ -44,7 +55,9 @@ class JsonReader:
         self.kind = kind
         self._convert = _conversion(kind, "")
         self._into = builder(kind)
-        self._schema = pa.schema(list(kind)) if types.is_struct(kind) and kind.num_fields and _is_plain(kind) else None
+        self._schema = (
+            pa.schema(list(_as_texts(kind))) if types.is_struct(kind) and kind.num_fields and _is_plain(kind) else None
+        )
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each text, which begins at `start`, and what is wrong with those that are null
@@ -86,7 +99,9 @@ class JsonReader:
         columns = [_one(column) for column in table.select(self._schema.names).columns]
         if not all(map(_is_finite, columns)):  # pyarrow takes NaN, and numbers that are too large
             return None
-        made = pa.StructArray.from_arrays(columns, fields=list(self.kind))
+        made = _with_times(pa.StructArray.from_arrays(columns, fields=list(self._schema)), self.kind)
+        if made is None:
+            return None
         if len(present) == len(texts):
             return made
         places = compute.cumulative_sum(pa.array([1 if text else 0 for text in texts], pa.int64()))
@@ -143,7 +158,43 @@ def _is_plain(kind: pa.DataType) -> bool:
         return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
     if types.is_list(kind):
         return _is_plain(kind.value_type)
-    return kind in _PLAIN
+    return kind in _PLAIN or kind in _TIMES
+
+
+def _as_texts(kind: pa.DataType) -> pa.DataType:
+    """Return the type with texts in the place of times, which pyarrow reads from JSON in more forms than are times
+    here.
+    """
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _as_texts(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", _as_texts(kind.value_type)))
+    return pa.string() if kind in _TIMES else kind
+
+
+def _with_times(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Return a column that has texts in the place of times as one of its type; None if a text is not surely a time as
+    `_conversion` reads it.
+    """
+    if column.type.equals(kind):
+        return column
+    mask = column.is_null() if column.null_count else None
+    if types.is_struct(kind):
+        fields = [_with_times(column.field(at), field.type) for at, field in enumerate(kind)]
+        return None if None in fields else pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask)
+    if types.is_list(kind):
+        items = _with_times(column.values, kind.value_type)
+        return None if items is None else pa.ListArray.from_arrays(column.offsets, items, type=kind, mask=mask)
+    pattern, least, most = _TIMES[kind]
+    if compute.all(compute.match_substring_regex(column, pattern)).as_py() is False:
+        return None
+    try:
+        made = column.cast(kind)
+    except pa.ArrowInvalid:  # a day that no month has
+        return None
+    bounds = compute.min_max(made.cast(pa.int32() if types.is_date32(kind) else pa.int64())).as_py()
+    inside = bounds["min"] is None or (least <= bounds["min"] and bounds["max"] <= most)
+    return made if inside else None
 
 
 def _conversion(kind: pa.DataType, path: str) -> Convert:

@@ -271,3 +271,39 @@ def test_a_schema_that_is_deeper_than_any_is_left_to_the_reader_in_python() -> N
     for _ in range(70):
         text = {"type": "array", "items": text}  # type: ignore[assignment]
     assert program_of(parse(json.dumps(text)), parse(json.dumps(text))) is None
+
+
+class Refusing:
+    """A compiled module that takes no number but the second."""
+
+    class AvroDecoder:
+        def __init__(self, columns: list[Any], step: Any) -> None:
+            assert columns == [("int32",)]
+            assert step == ("whole", 0, -(2**31), 2**31 - 1, 1)
+
+        def decode(self, records: list[bytes], start: int) -> Any:
+            taken = [row == 1 for row in range(len(records))]
+            values = b"".join(b"\x09\0\0\0" if row else bytes(4) for row in taken)
+            valid = bytes([sum(row << at for at, row in enumerate(taken))])
+            return [row for row, is_taken in enumerate(taken) if not is_taken], [
+                (len(records), taken.count(False), [valid, values])
+            ]
+
+
+@pytest.mark.parametrize(
+    ("records", "rows", "bad"),
+    [
+        ((b"\x02", b"\x12", b"\x04", b""), [1, 9, 2, None], {3}),
+        ((b"\x02",), [1], set()),
+        ((b"", b"\x12", b"\xff", b""), [None, 9, None, None], {0, 2, 3}),
+    ],
+)
+def test_what_the_compiled_reader_does_not_take_is_read_again(
+    records: tuple[bytes, ...], rows: list[int | None], bad: set[int]
+) -> None:
+    schema = parse('"int"')
+    program = program_of(schema, schema)
+    assert program is not None
+    values, failures = CompiledReader(Refusing, program, AvroReader(schema, schema)).decode(records)
+    assert values.to_pylist() == rows
+    assert failures.keys() == bad

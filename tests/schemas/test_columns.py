@@ -143,7 +143,7 @@ def test_a_version_that_comes_later_is_asked_for_and_one_that_is_known_is_not(
     asked: list[str] = []
     refused: list[str] = []
 
-    def schemas(options: PulsarAccess, topic: str) -> list[PulsarSchema]:
+    def schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
         asked.append(topic)
         if refused:
             raise SchemaError(refused[0])

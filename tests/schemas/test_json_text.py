@@ -245,3 +245,55 @@ def test_a_json_schema_is_a_type() -> None:
 def test_json_schemas_that_are_no_type_are_told(schema: str, told: str) -> None:
     with pytest.raises(SchemaError, match=told):
         json_schema.arrow_type(schema)
+
+
+TIMES = [
+    "2026-01-31T12:30:00Z",
+    "2026-01-31T12:30:00",
+    "2026-01-31",
+    "2026-01-31T12:30:00.1Z",
+    "2026-01-31T12:30:00.123456+01:30",
+    "2026-01-31T12:30:00.1234567Z",
+    "2026-01-31T23:59:60Z",
+    "2026-01-31T24:00:00Z",
+    "2026-02-30T00:00:00Z",
+    "2026-02-30",
+    "2024-02-29",
+    "1969-12-31T23:59:59.999999Z",
+    "0001-01-01T00:00:00Z",
+    "0001-01-01T00:00:00+00:01",
+    "0000-01-01T00:00:00Z",
+    "0000-12-31",
+    "0001-01-01",
+    "9999-12-31T23:59:59.999999Z",
+    "9999-12-31T23:59:59-00:01",
+    "9999-12-31",
+    "2026-01-31T12:30:00-23:59",
+    "2026-01-31T12:30:00+24:00",
+    "2026-01-31T12:30:00z",
+    "2026-01-31 12:30:00Z",
+    "2026-01-31T12:30Z",
+    "20260131T123000Z",
+    "2026-01-31T12:30:00Z\n",
+    " 2026-01-31",
+    "٢٠٢٦-01-31",
+    "",
+    5,
+    None,
+]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", tz="UTC"), pa.timestamp("us"), pa.date32()], ids=str)
+def test_times_are_the_same_one_by_one_and_at_once(kind: pa.DataType) -> None:
+    inner = pa.struct([("a", kind), ("l", pa.list_(pa.field("element", pa.struct([("t", kind)]))))])
+    reader = JsonReader(pa.struct([("n", pa.int64()), ("s", inner)]))
+    for value in TIMES:
+        text = json.dumps({"n": 1, "s": {"a": value, "l": [{"t": value}, None]}}).encode()
+        others = [b'{"n": 2}', b'{"s": {"l": null}}', b""]
+        alone, failures = reader.decode([text, *others])
+        alone.validate(full=True)
+        assert alone.type.equals(reader.kind)
+        beside, told = reader.decode([text, *others, b"[]"])  # which makes it read one text after the other
+        assert alone.to_pylist() == beside.to_pylist()[:-1]
+        assert told.keys() - failures.keys() == {4}
+        assert alone.to_pylist()[1:] == [{"n": 2, "s": None}, {"n": None, "s": {"a": None, "l": None}}, None]

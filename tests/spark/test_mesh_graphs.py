@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,7 @@ class Graphs:
                 stack.callback(running.start().stop)
             for part in sorted(mesh.functions, key=lambda part: int(part.name.rpartition("f")[2])):
                 places = [(topic, n) for topic in part.inputs for n in range(made.partitions[topic])]
-                end = time.monotonic() + 120
-                while _left(reader, writer, part.spec.group, places):
-                    assert time.monotonic() < end, part.name
-                    time.sleep(0.01)  # groups do not say when they have committed
+                wait_for(partial(_is_done, reader, writer, part.spec.group, places))
 
     def topics(self, made: ChanceMesh) -> Topics:
         """The committed records of the outputs, by the end of their names."""
@@ -99,10 +97,18 @@ class Graphs:
         }
 
 
-def _left(reader: ReadClient, writer: WriteClient, group: str, places: list[tuple[str, int]]) -> int:
+def _is_done(reader: ReadClient, writer: WriteClient, group: str, places: list[tuple[str, int]]) -> bool:
     ends: Offsets = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
     done = writer.committed(group, places, may_be_open=places)
-    return sum(max(0, end - done.get(place, (0, ""))[0]) for place, end in ends.items())
+    return all(end <= done.get(place, (0, ""))[0] for place, end in ends.items())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)  # groups do not say when they have committed
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.spark.mesh.component import Step, TaskComponent, Work
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
@@ -386,6 +387,23 @@ def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(mes
             assert hub.tasks() == 0
     finally:
         refusing.close()
+
+
+def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in13", partitions=1)
+    settings = {"bootstrap_servers": [meshes.broker.bootstrap]}
+    rates, writer = EdgeRates(settings), WriteClient(settings, 20.0)
+    part = ReadingPart("public/default/a", "rates", ("in13", "gone13"))
+    try:
+        for seconds, done, told in ((0.0, 1, {}), (1.0, 2, {}), (10.0, 3, {("public/default/a", "in13"): 0.2})):
+            writer.commit("rates", {("in13", 0): done})
+            assert rates.rates([part], seconds) == told
+        assert rates.rates([], 20.0) == {}
+    finally:
+        rates.close()
+        writer.close()
+    assert edge_rate({"name": "a", "inputs": ["x"], "rate": 2.0}, "x", {}) == 2.0
+    assert edge_rate({"name": "a", "inputs": ["x", "y"], "rate": 2.0}, "x", {("a", "x"): 0.5}) == 0.5
 
 
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
