@@ -248,7 +248,10 @@ def test_only_storage_knows_sqlite() -> None:
 def test_only_one_module_of_records_knows_pyarrow_and_loads_it_when_called() -> None:
     """The gateway is installed without pyarrow."""
     for path in modules():
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if "pyarrow" not in text:
+            continue
+        tree = ast.parse(text)
         names = {"pyarrow"} & {
             alias.name.partition(".")[0] if isinstance(node, ast.Import) else (node.module or "").partition(".")[0]
             for node in ast.walk(tree)
@@ -346,7 +349,9 @@ OF_EVERY_NAMED_TUPLE = {"_replace", "_make", "_asdict", "_fields"}
 def private_members_reached(path: Path) -> list[str]:
     """Where a module uses `x._name` of an object that is neither `self`, nor `cls`, nor of the class it stands in."""
     reached: list[str] = []
-    if str(path.relative_to(ROOT)) in KNOWS_INTERNALS_OF_KAFKA_PYTHON:
+    text = path.read_text()
+    is_excepted = str(path.relative_to(ROOT)) in KNOWS_INTERNALS_OF_KAFKA_PYTHON
+    if is_excepted or not re.search(r"(?<!\bself)(?<!\bcls)\._(?!_)\w", text):
         return reached
 
     def made_here(function: ast.AST, name: str) -> bool:
@@ -374,7 +379,7 @@ def private_members_reached(path: Path) -> list[str]:
         for child in ast.iter_child_nodes(node):
             walk(child, classes, function)
 
-    walk(ast.parse(path.read_text()), (), None)
+    walk(ast.parse(text), (), None)
     return reached
 
 
@@ -523,7 +528,10 @@ ASKS_FOR_TIME_OR_CHANCE = re.compile(
 
 
 def asks_for_time_or_chance(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text())
+    text = path.read_text()
+    if not re.search(r"time|random|secrets|uuid", text):
+        return []
+    tree = ast.parse(text)
     for node in ast.walk(tree):  # texts may name what they are about
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""

@@ -124,6 +124,7 @@ def _session() -> SparkSession:
     connector = {"spark.jars.packages": CONNECTOR, "spark.jars.ivy": str(JARS)}
     for name, value in ({} if KOP else connector).items() | {
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-Dderby.stream.error.file=/dev/null",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

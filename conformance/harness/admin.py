@@ -14,6 +14,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 PATIENT_SECONDS = 180.0
+_AGAIN = {KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_CONTROLLER, KafkaError.KAFKA_STORAGE_ERROR}
+"""Errors that may pass. `KafkaError.retriable` speaks of transactions alone."""
 
 
 def patiently(ask: Callable[[], Iterable[Future[Any]]]) -> None:
@@ -31,7 +33,7 @@ def patiently(ask: Callable[[], Iterable[Future[Any]]]) -> None:
                 code = error.args[0].code()
                 if code == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
-                if not (error.args[0].retriable() or code < 0):
+                if code >= 0 and code not in _AGAIN:
                     raise
                 left = error
         if left is None:

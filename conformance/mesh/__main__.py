@@ -46,7 +46,7 @@ RATE = 100
 PARTITIONS = 2
 BETWEEN = 100
 """How many records have to come out between two kills."""
-SECONDS = 300.0
+SECONDS = 600.0
 """How long it may take until so many have come out."""
 LOCAL = "local[2,8]"
 CHECKPOINT = "checkpoint"
@@ -211,6 +211,7 @@ class Crashes:
             self._batches = Batches(self._driver.checkpoints)
             numbers = Numbers(bootstrap)
             stack.callback(numbers.stop)
+            stack.push(self._tell_so_far)
             self._kill_all(server)
             if not self._blind:
                 self._wait(self._output.read() + BETWEEN, asked.batches)
@@ -221,6 +222,12 @@ class Crashes:
             faults = faults_of(self._output.values, sent)
             self._tell(sent, faults, seconds)
         return faults
+
+    def _tell_so_far(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Say what has come out until now if the run ends before its end; what is missing is not known then."""
+        if kind is not None:
+            so_far = {name: count for name, count in faults_of(self._output.values, 0).items() if name != "missing"}
+            self._tell(self._output.read(), so_far, 0.0)
 
     def _tell(self, sent: int, faults: Mapping[str, int], seconds: float) -> None:
         asked = self._asked

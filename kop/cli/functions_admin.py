@@ -38,7 +38,7 @@ partition_option = click.option(
 
 
 STDERR_LINES = 10
-"""How many lines of an instance the table shows; --json has all that are kept."""
+"""The number of lines of an instance that the table shows; --json has all that are kept."""
 
 
 # -- definitions

@@ -3,15 +3,14 @@
 Owns: what is in the archive.
 Must not know: clusters, sessions.
 
-It is what venv-pack makes: the venv, with its links to the interpreter, which each machine has to have under the same
-path. kop is in it as files, also if this one is an editable install, of which the executors would find nothing. Spark's
+It is what venv-pack makes: the venv, without the Python that it was made of, which each machine has to have under the
+same path. kop is in it as files, also if this one is an editable install, of which the executors would find nothing. Spark's
 jars are left out: executors have those of their own Spark.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
@@ -43,7 +42,7 @@ def pack(file: str) -> None:
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
     note(f"{file}: {count} files, {size(Path(file).stat().st_size)}")
-    note(f"each machine needs {os.path.realpath(sys.executable)}, too; executors get the archive by")
+    note(f"each machine needs the Python of {sys.base_prefix}, too; executors get the archive by")
     note(f"  kop spark --conf spark.archives={file}#{FOLDER} --conf spark.pyspark.python=./{FOLDER}/bin/python ...")
 
 

@@ -25,18 +25,20 @@ from kop.client.errors import UnreachableError
 log = logging.getLogger(__name__)
 
 GROUP: Final = 0
+"""The number of the coordinators of groups in FindCoordinator."""
 TRANSACTION: Final = 1
-"""The kinds of coordinators, as FindCoordinator numbers them."""
+"""The number of the coordinators of transactions in FindCoordinator."""
 RETRY_SECONDS: Final = 0.1
 END_SECONDS: Final = 0.02
 """After how long it is asked again that waits for the end of a transaction, as in Java."""
 IN_FLIGHT: Final = 4
-"""How many requests a server is sent before it has answered. kafka-python takes five, of which it may need one."""
+"""The number of requests that a server is sent before it has answered. kafka-python takes five, and may need one of
+them itself."""
 SETTLE_SECONDS: Final = 3.0
 """How long what a server says may be out of date: it hears a moment later of a topic that another one made, and may not
 know the end of a partition yet that it takes over."""
 LOGIN_ATTEMPTS: Final = 10
-"""How many connections are made to hear why a login fails."""
+"""The number of connections that are made to hear why a login fails."""
 ATTEMPT_SECONDS: Final = 5.0
 """How long an attempt takes at most that is made for the reason of a failure."""
 TEMPORARY: Final = (errors.RetriableError, errors.UnknownBrokerIdError)

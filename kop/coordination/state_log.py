@@ -45,7 +45,7 @@ _LARGEST_BATCH: Final = 256 * 1024 * 1024
 LOOK_SECONDS: Final = 0.5
 """How often storage is asked for the end of a followed partition that others write, too: its tail may bring nothing."""
 LOOK_LIMIT_SECONDS: Final = 30.0
-"""How long such a look may take."""
+"""The seconds that such a look may take."""
 FORGET_SECONDS: Final = 30.0
 """Without a look for so long a partition is read from its beginning: compaction may have taken tombstones since."""
 _PASSING: Final = frozenset(

@@ -16,7 +16,7 @@ from typing import Final
 from kop.functions.context import TopicPartition
 
 FIRST_SECONDS: Final = 0.2
-"""How long a message waits that has failed once; twice as long after each further time."""
+"""The seconds that a message waits which has failed once; twice as long after each further time."""
 LONGEST_SECONDS: Final = 60.0
 
 
@@ -31,7 +31,7 @@ class _Partition:
     next: int = -1
     """The offset behind all that was taken."""
     count: int = 0
-    """How many messages were taken."""
+    """The number of messages that were taken."""
     open: dict[int, int] = field(default_factory=dict)
     """The offsets that are not done, in their order, and how many were taken before each."""
     told: int = -1

@@ -22,7 +22,7 @@ from kop.functions.state import StateChanges, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 
 AHEAD_RECORDS: Final = 1_000
-"""How many messages of a partition at most are called behind one that is not done yet."""
+"""The most messages of a partition that are called behind one that is not done yet."""
 
 Unit: TypeAlias = tuple[TopicPartition, bytes | None]
 """What waits while a message of it is tried again: a whole partition, or a key of one."""

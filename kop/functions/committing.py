@@ -21,10 +21,10 @@ from kop.functions.spec import Guarantee
 from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
-"""How much time lies between two commits at least that are made beside the work."""
+"""The least seconds between two commits that are made beside the work."""
 RENEW_SECONDS: Final = 60.0
-"""When offsets are committed again that did not change: so those of idle functions do not expire, and an instance that
-was replaced notices it though it has nothing to do."""
+"""The seconds after which offsets are committed again that did not change: so those of idle functions do not expire,
+and an instance that was replaced notices it though it has nothing to do."""
 
 
 class WrittenState(Protocol):

@@ -60,17 +60,17 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", WriteClient, ReadClient)
 ID_PREFIX: Final = "kop.functions"
 PATIENCE_SECONDS: Final = 120.0
-"""How long requests are tried again that fail for a time."""
+"""The seconds for which requests are tried again that fail for a time."""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """Transactions are open while a batch is written, not while the function is called."""
 BATCH_RECORDS: Final = 10_000
-"""How many messages at most are called before what they gave is written."""
+"""The most messages that are called before what they gave is written."""
 BATCH_SECONDS: Final = 0.05
-"""For how long at most messages are called before what they gave is written."""
+"""The most seconds for which messages are called before what they gave is written."""
 HURRY_SECONDS: Final = 8.0
-"""How long it is tried again what fails for a time, once the instance is to end: less than a worker waits for that."""
+"""The seconds for which requests are tried again once the instance is to end: less than a worker waits for that."""
 END_SECONDS: Final = 2.0
-"""How long an end waits for the thread that reads, which may be in the middle of a Fetch."""
+"""The seconds that an end waits for the thread that reads, which may be in the middle of a Fetch."""
 
 
 _NO_STATE: Final = (
@@ -115,7 +115,7 @@ class Instance:
         self._settings = dict(settings)
         self.partitions = sorted(partitions)
         self.calling: MutableSequence[int] = [0, NOT_CALLING, 0] if calling is None else calling
-        """Where it is, for kop.functions.watch, in memory that others may share."""
+        """The place in its work, see `kop.functions.watch`, in memory that others may share."""
         self.stats = Stats(self.partitions, self.calling)
         self._triggers = Triggers()
         self._logger = logger_of(spec, instance_id)

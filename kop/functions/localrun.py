@@ -102,12 +102,12 @@ class Running:
 
     @property
     def processed(self) -> int:
-        """How many messages are done."""
+        """The number of messages that are done."""
         return 0 if self._instance is None else self._instance.stats.processed
 
     @property
     def failures(self) -> int:
-        """How many calls have failed."""
+        """The number of calls that have failed."""
         return 0 if self._instance is None else self._instance.stats.failures
 
     @property

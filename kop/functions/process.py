@@ -79,7 +79,7 @@ class InstanceStatus:
 
     running: bool
     error: str
-    """Why it ended by itself; empty again once it has run well."""
+    """The reason why the instance ended by itself; empty again once it has run well."""
     at: tuple[str, int, int] | None
     """Topic, partition and offset of the record that was being called then; without an error, that is called now."""
     since_ms: int

@@ -41,7 +41,7 @@ VALUE_BYTES: Final = 1 << 20
 """As large may the message of a trigger be, and a value of the state."""
 TRIGGER_SECONDS: Final = 60.0
 HISTORY_REQUESTS: Final = 100
-"""How many requests a history has, unless another number is asked for."""
+"""The number of requests that a history has, unless another number is asked for."""
 MOST_REQUESTS: Final = 10_000
 ASK_SECONDS: Final = 15.0
 """How long an instance may take to answer for its state."""

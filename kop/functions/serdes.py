@@ -370,7 +370,7 @@ def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:
 
 
 def output_serde(spec: FunctionSpec, code: FunctionCode) -> Serde:
-    """Return what writes results; SerdeError says why there is none."""
+    """Return the serde that writes results; SerdeError says why there is none."""
     if spec.output_serde_class_name:
         return of_class_name(spec.output_serde_class_name, code)
     if spec.output_schema_type:

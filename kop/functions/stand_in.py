@@ -35,7 +35,7 @@ class Result(Enum):
 
 
 class CompressionType(Enum):
-    """What `publish` takes as `compression_type`."""
+    """The codecs that `publish` takes as `compression_type`."""
 
     NONE = 0
     LZ4 = 1

@@ -28,7 +28,7 @@ Record: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
 
 KIND: Final = "kop.state"
 MOST_ENTRIES: Final = 100_000
-"""How many entries of all partitions are in memory at most once a batch has ended."""
+"""The most entries, of all partitions, that are in memory once a batch has ended."""
 MOST_BYTES: Final = 64 << 20
 """How many bytes their keys and values may have."""
 VALUE_BYTES: Final = 880_000

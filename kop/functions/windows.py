@@ -59,7 +59,7 @@ class CountWindows:
 
     def __init__(self, length: int, slide: int) -> None:
         self.new = 0
-        """How many messages came after the last window."""
+        """The number of messages that came after the last window."""
         self._length = length
         self._slide = slide
         self._kept: deque[Element] = deque()
@@ -411,7 +411,7 @@ class _Mark:
         self.first_new = first_new
         """Which of the runs is the first that came after the last window."""
         self.new_ones_over = new_ones_over
-        """How many messages came after the last window, and were not kept."""
+        """The number of messages that came after the last window, and were not kept."""
         self._by_partition: dict[TopicPartition, list[tuple[int, int, int, int]]] = {}
         for place, run in enumerate(runs):
             self._by_partition.setdefault(run.partition, []).append((run.first, run.last, place, run.time))

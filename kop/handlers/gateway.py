@@ -87,7 +87,7 @@ class Gateway:
     acls_decide: bool = field(init=False)
     """True if ACLs decide what clients may do."""
     tokens: TokenIssuer = field(init=False)
-    """Makes and changes delegation tokens."""
+    """The part that makes and changes delegation tokens."""
     topic_limits: TopicLimits = field(init=False)
     """The limits on new topics and partitions."""
     auto_creation: AutoCreation = field(init=False)

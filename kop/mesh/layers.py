@@ -21,7 +21,7 @@ _ALL_ORDERS: Final = 4000
 _SWEEPS: Final = 12
 _PASSES: Final = 20
 _WORK: Final = 2_000
-"""How many links are ordered, about, before the best order so far is taken."""
+"""The number of links, about, that are ordered before the best order so far is taken."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _FIELD: Final = re.compile(r"(?P<indent> *)(?:- +)?[\w.-]+:(?: |$)")
 _ITEM: Final = re.compile(r"(?P<indent> *)- +[^\s#:{\[][^#:{\[]*$")
 _PROBLEM: Final = "mapping values are not allowed here"
 _MOST: Final = 100
-"""How many places of one file are mended."""
+"""The number of places of one file that are mended."""
 
 
 def is_mendable(problem: str) -> bool:

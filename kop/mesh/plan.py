@@ -63,7 +63,7 @@ class Component:
     is_whole: bool
     """True if one task has to have all partitions: state or windows of a function as a whole are in it."""
     parallelism: int
-    """How many tasks it may have, if there are so many partitions."""
+    """The number of tasks that the component may have, if there are so many partitions."""
     cuts: tuple[Cut, ...] = ()
     """Why it begins where it does."""
 

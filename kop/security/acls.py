@@ -104,7 +104,7 @@ class Acls:
         """ACLs with these very names, by type and name of the resource, and by principal."""
         self._prefixed: dict[_Place, dict[str, list[Acl]]] = {}
         self._lengths: dict[int, Counter[int]] = {}
-        """How many prefixes of each length there are, by the type of the resource."""
+        """The number of prefixes of each length that there are, by the type of the resource."""
 
     def __len__(self) -> int:
         return len(self._all)

@@ -55,7 +55,7 @@ class AclAuthorizer:
 
     @property
     def remembered(self) -> int:
-        """How many decisions are remembered."""
+        """The number of decisions that are remembered."""
         return len(self._known)
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:

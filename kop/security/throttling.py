@@ -330,7 +330,7 @@ class Throttling:
 
     @property
     def counted(self) -> int:
-        """How many counts are kept."""
+        """The number of counts that are kept."""
         of_clients = sum(map(len, self._rates)) + sum(map(len, self._buckets))
         return of_clients + len(self._hosts)
 

@@ -586,9 +586,9 @@ class NamespaceGrants:
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The actions that a role may do with each topic of the namespace: "produce", "consume" and others."""
     topics: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
-    """By the name of a topic in its namespace, the actions that a role may do with that one."""
+    """The actions that a role may do with a topic, by the topic's name in its namespace."""
     subscriptions: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By the name of a subscription, the only roles that may use it. One that is not here is anybody's."""
+    """The roles that alone may use a subscription, by its name. Any role may use one that is not here."""
     begins_with_role: bool = False
     """True if the name of each subscription has to begin with the role that uses it."""
     is_there: bool = True

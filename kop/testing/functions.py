@@ -37,12 +37,12 @@ class TestFunction:
 
     @property
     def processed(self) -> int:
-        """How many messages are done."""
+        """The number of messages that are done."""
         return self._running.processed
 
     @property
     def failures(self) -> int:
-        """How many calls have failed."""
+        """The number of calls that have failed."""
         return self._running.failures
 
     def trigger(

@@ -171,7 +171,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def refused_without_a_trace(client: RawClient, name: str, **configs: str) -> None:
-    """Forty refusals take no more memory than one batch at a time, and leave none of it taken.
+    """Ten refusals take no more memory than one batch at a time, and leave none of it taken.
 
     The cyclic garbage collector stands still: an error that is kept with its frames waits for it.
     """
@@ -184,7 +184,7 @@ async def refused_without_a_trace(client: RawClient, name: str, **configs: str) 
             tracemalloc.start()
             try:
                 before, _ = tracemalloc.get_traced_memory()
-                for _ in range(40):
+                for _ in range(10):
                     assert (await produce(client, name, data)).error_code == ErrorCode.INVALID_RECORD
                 after, peak = tracemalloc.get_traced_memory()
             finally:

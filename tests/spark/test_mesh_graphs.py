@@ -122,7 +122,8 @@ def graphs(kop_shared_broker: Broker, tmp_path_factory: pytest.TempPathFactory) 
         stand_in.uninstall()
 
 
-@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 140))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
 def test_a_mesh_by_chance_gives_the_same_each_way(graphs: Graphs, seed: int) -> None:
     results: dict[str, Topics] = {}
     for way in ("fused", "apart", "functions"):

@@ -23,6 +23,7 @@ from kop.functions import stand_in
 from kop.functions.packages import Package
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.spark.mesh.component import Step, TaskComponent, Work
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
@@ -230,10 +231,10 @@ def test_a_task_that_is_killed_before_its_commit_leaves_nothing_behind(
 def test_a_batch_does_not_end_while_a_record_is_tried_so_many_times(meshes: Meshes) -> None:
     meshes.broker.create_topic("in13", partitions=1)
     bad = "def process(text: str) -> str:\n    if text == 'bad':\n        raise ValueError\n    return text\n"
-    step = meshes.step(bad, "in13", "out13", max_message_retries=2, dead_letter_topic="dead13")
+    step = meshes.step(bad, "in13", "out13", max_message_retries=1, dead_letter_topic="dead13")
     meshes.broker.produce("in13", ["bad", "2"])
-    (row,) = meshes.drain(meshes.work(step, seconds=0.3))
-    assert row["user_exceptions"] >= 3
+    (row,) = meshes.drain(meshes.work(step, seconds=0.1))
+    assert row["user_exceptions"] >= 2
     assert [record.value for record in meshes.broker.records("dead13", isolation_level="read_committed")] == [b"bad"]
 
 
@@ -247,7 +248,7 @@ FORKS = """
 import os, signal, sys
 def process(text: str) -> str:
     if "pytest" not in sys.modules and os.fork() == 0:
-        signal.alarm(60)
+        signal.alarm(180)
     return text + "a"
 """
 DEADLY = "import os\ndef process(text: str) -> str:\n    if text == 'xa':\n        os._exit(3)\n    return text\n"
@@ -261,7 +262,7 @@ def test_functions_that_fork_and_end_their_process(meshes: Meshes) -> None:
         meshes.broker.produce("in14", values)
         with closing(Planner(work)) as planner:
             batches += [(work, share) for share in planner.shares()]
-    ended = subprocess.run([sys.executable, "-c", RUN], input=pickle.dumps(batches), check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", RUN], input=pickle.dumps(batches), check=False, timeout=180)
     assert ended.returncode == 3
     assert meshes.values("out14") in (["1a"], ["1a", "2a"]), "once, by the process that has not been forked"
     meshes.hub.end_tasks("c")
@@ -386,6 +387,23 @@ def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(mes
             assert hub.tasks() == 0
     finally:
         refusing.close()
+
+
+def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in13", partitions=1)
+    settings = {"bootstrap_servers": [meshes.broker.bootstrap]}
+    rates, writer = EdgeRates(settings), WriteClient(settings, 20.0)
+    part = ReadingPart("public/default/a", "rates", ("in13", "gone13"))
+    try:
+        for seconds, done, told in ((0.0, 1, {}), (1.0, 2, {}), (10.0, 3, {("public/default/a", "in13"): 0.2})):
+            writer.commit("rates", {("in13", 0): done})
+            assert rates.rates([part], seconds) == told
+        assert rates.rates([], 20.0) == {}
+    finally:
+        rates.close()
+        writer.close()
+    assert edge_rate({"name": "a", "inputs": ["x"], "rate": 2.0}, "x", {}) == 2.0
+    assert edge_rate({"name": "a", "inputs": ["x", "y"], "rate": 2.0}, "x", {("a", "x"): 0.5}) == 0.5
 
 
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:

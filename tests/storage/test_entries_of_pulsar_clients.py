@@ -79,17 +79,17 @@ def sent(vector: dict[str, Any]) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_what_was_sent_is_read_or_refused_by_name(
-    twin: ModuleType, vector: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with using(twin):
-        batches, faults = converted(vector)
-    assert records(batches) == sent(vector)
-    errors = [batch.error for batch in batches if batch.error is not None]
-    assert bool(errors) == bool(vector["refused"])
-    for error, line in zip(errors, caplog.messages, strict=True):
-        assert error.code is ErrorCode.CORRUPT_MESSAGE
-        assert vector["refused"] in error.message
-        assert error.message in line
-    assert faults.counts == ({"entries_unreadable/not_decoded": len(errors)} if errors else {})
+def test_what_was_sent_is_read_or_refused_by_name(twin: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    for vector in VECTORS:
+        caplog.clear()
+        with using(twin):
+            batches, faults = converted(vector)
+        assert records(batches) == sent(vector), vector["name"]
+        errors = [batch.error for batch in batches if batch.error is not None]
+        assert bool(errors) == bool(vector["refused"]), vector["name"]
+        for error, line in zip(errors, caplog.messages, strict=True):
+            assert error.code is ErrorCode.CORRUPT_MESSAGE
+            assert vector["refused"] in error.message
+            assert error.message in line
+        counts = {"entries_unreadable/not_decoded": len(errors)} if errors else {}
+        assert faults.counts == counts, vector["name"]

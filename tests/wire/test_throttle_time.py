@@ -5,32 +5,29 @@ from __future__ import annotations
 import pytest
 
 from kop.handlers import registry
+from kop.handlers.api import Api
 from kop.wire import codec, fetch, produce
 from kop.wire.messages import RESPONSES
 from kop.wire.throttle_time import place, with_throttle_time
 
 WITHOUT = {17, 18, 27, 36, 55}
 """SaslHandshake, ApiVersions (at no fixed place), WriteTxnMarkers, SaslAuthenticate, DescribeQuorum."""
-VERSIONS = [
-    (api.key, version)
-    for api in registry.build().values()
-    for version in range(api.advertised_min, api.max_version + 1)
-]
 
 
-@pytest.mark.parametrize(("key", "version"), VERSIONS)
-def test_the_time_is_at_its_place(key: int, version: int) -> None:
-    response_class = RESPONSES[key]
-    at = place(response_class, version)
-    if at is None:
-        since = {**dict.fromkeys(WITHOUT, 99), 0: 1, 1: 1, 2: 2, 3: 3, 8: 3, 9: 3, 10: 1, 11: 2, 20: 1, 23: 2}
-        assert version < since.get(key, 1)
-        return
-    frame = codec.encode_response(7, response_class(version=version))
-    (changed,) = with_throttle_time((frame,), at, 123_456)
-    assert len(changed) == len(frame)
-    begin = 9 if response_class.flexible_version_q(version) else 8
-    assert codec.decode(response_class, version, memoryview(changed), begin).throttle_time_ms == 123_456
+@pytest.mark.parametrize("api", registry.build().values(), ids=lambda api: str(api.key))
+def test_the_time_is_at_its_place(api: Api) -> None:
+    response_class = RESPONSES[api.key]
+    since = {**dict.fromkeys(WITHOUT, 99), 0: 1, 1: 1, 2: 2, 3: 3, 8: 3, 9: 3, 10: 1, 11: 2, 20: 1, 23: 2}
+    for version in range(api.advertised_min, api.max_version + 1):
+        at = place(response_class, version)
+        if at is None:
+            assert version < since.get(api.key, 1)
+            continue
+        frame = codec.encode_response(7, response_class(version=version))
+        (changed,) = with_throttle_time((frame,), at, 123_456)
+        assert len(changed) == len(frame), version
+        begin = 9 if response_class.flexible_version_q(version) else 8
+        assert codec.decode(response_class, version, memoryview(changed), begin).throttle_time_ms == 123_456, version
 
 
 @pytest.mark.parametrize("version", range(1, 14))

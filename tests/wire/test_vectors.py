@@ -45,10 +45,10 @@ def class_of(vector: dict[str, Any]) -> Any:
 
 
 def groups() -> list[Any]:
-    """One test a class and version, each with all its vectors."""
+    """One test a class, each with the vectors of all its versions."""
     by_message: dict[str, list[dict[str, Any]]] = {}
     for vector in MESSAGES:
-        by_message.setdefault(f"{vector['api']}-{vector['kind']}-v{vector['version']}", []).append(vector)
+        by_message.setdefault(f"{vector['api']}-{vector['kind']}", []).append(vector)
     return [pytest.param(vectors, id=name) for name, vectors in by_message.items()]
 
 
@@ -98,9 +98,18 @@ def test_reads_what_java_wrote_and_writes_the_same_bytes(vectors: list[dict[str,
     for vector in vectors:
         raw = base64.b64decode(vector["bytes"])
         message = decode(class_of(vector), vector["version"], memoryview(raw))
-        assert differences(message, vector["json"]) == []
+        assert differences(message, vector["json"], f"v{vector['version']}") == []
         if not vector["unknown_tags"]:  # the decoder steps over those: it has no use for them
-            assert encode_body(message).hex() == raw.hex()
+            assert encode_body(message).hex() == raw.hex(), vector["version"]
+
+
+def is_read(cls: Any, version: int, data: memoryview) -> bool:
+    """Return false for a message that is refused."""
+    try:
+        decode(cls, version, data)
+    except DecodeError:
+        return False
+    return True
 
 
 def test_every_served_api_and_version_has_vectors() -> None:
@@ -118,11 +127,9 @@ def test_every_served_api_and_version_has_vectors() -> None:
 def test_a_message_cut_short_or_followed_by_a_byte_is_refused(vectors: list[dict[str, Any]]) -> None:
     for vector in vectors:
         raw, cls, version = base64.b64decode(vector["bytes"]), class_of(vector), vector["version"]
-        for size in range(0, len(raw), 1 + len(raw) // 40):
-            with pytest.raises(DecodeError):
-                decode(cls, version, memoryview(raw)[:size])
-        with pytest.raises(DecodeError):
-            decode(cls, version, memoryview(raw + b"\x00"))
+        wrong = [memoryview(raw)[:size] for size in range(0, len(raw), 1 + len(raw) // 40)]
+        for data in (*wrong, memoryview(raw + b"\x00")):
+            assert not is_read(cls, version, data), f"v{version}: {len(data)} bytes of {len(raw)}"
 
 
 # --- headers

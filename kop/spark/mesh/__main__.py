@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from kop.client.errors import ClientError, FencedError, UnreachableError
+from kop.client.errors import RIGHTS, ClientError, FencedError, UnreachableError
 from kop.client.properties import connection, parse_properties
 from kop.functions.localrun import names_of
 from kop.functions.packages import PackageError
@@ -75,6 +75,8 @@ class Run:
             self.code = self._do()
         except (ClientError, FencedError, UnreachableError, MeshError, PackageError) as error:
             say(str(error))
+        except RIGHTS as error:
+            say(f"let this user use what the mesh needs: {error}; docs/mesh.md says which rights that are")
         except BaseException:
             traceback.print_exc()
         finally:

@@ -3,7 +3,8 @@
 Owns: the file, and who may read it. Must not know: what a task does, who is told.
 
 A task holds the lock of its file as long as it lives, so a file that can be locked is one of a process that has ended.
-If it was in a call then, that call has ended it, or somebody has killed it meanwhile.
+If it was in a call then, that call has ended it, or somebody has killed it meanwhile. The lock is one of those that a
+process does not give to others that it forks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class CallsFile:
         self._places: list[Sequence[TopicPartition]] = [()] * len(functions)
         new = self._path.with_suffix(".new")
         self._file = new.open("x+b")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
         self._size = _WORD * (_HEAD + _CALLING * len(functions))
         self._file.truncate(self._size)
         self._map = mmap.mmap(self._file.fileno(), self._size)
@@ -102,7 +103,7 @@ def ended_calls(folder: Path, component: str) -> list[EndedCall]:
     found = []
     for path in folder.glob(f"{_mark(component)}.*{_SUFFIX}"):
         with suppress(OSError, ValueError, KeyError, IndexError), path.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()  # before it is read, so that it is told once
             found += _read(file)
     return found

@@ -36,7 +36,7 @@ from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of
-from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart
+from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
@@ -45,7 +45,7 @@ from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.session import cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
-from kop.spark.mesh.turn import SESSION_SECONDS, Turn
+from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class MeshDriver:
         """The version of the definition that cannot be run."""
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
-        self._turn = Turn(settings, patience, self._name)
+        self._turn = DriverTurn(settings, patience, self._name)
         self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
         self._address = host, self._hub.port
         # of what runs now
@@ -694,16 +694,6 @@ class MeshDriver:
                     query.query.stop()
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
-
-
-def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
-    """Return how many messages a second go along an edge; None if that is not known.
-
-    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
-    """
-    if len(part["inputs"]) == 1:
-        return float(part.get("rate", 0.0))
-    return rates.get((part["name"], topic))
 
 
 def checkpoints_folder() -> Path:

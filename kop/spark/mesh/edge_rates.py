@@ -70,3 +70,13 @@ class EdgeRates:
                 for (topic, _), (offset, _) in self._writer.committed(part.group, places, may_be_open=places).items():
                     done[part.name, topic] = done.get((part.name, topic), 0) + offset
         return done
+
+
+def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
+    """Return how many messages a second go along an edge; None if that is not known.
+
+    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
+    """
+    if len(part["inputs"]) == 1:
+        return float(part.get("rate", 0.0))
+    return rates.get((part["name"], topic))
