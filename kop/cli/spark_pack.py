@@ -4,8 +4,8 @@ Owns: what is in the archive.
 Must not know: clusters, sessions.
 
 It is what venv-pack makes: the venv, without the Python that it was made of, which each machine has to have under the
-same path. kop is in it as files, also if this one is an editable install, of which the executors would find nothing. Spark's
-jars are left out: executors have those of their own Spark.
+same path. kop is in it as files, also if this one is an editable install, of which executors would find nothing.
+Spark's jars are left out: executors have those of their own Spark.
 """
 
 from __future__ import annotations
