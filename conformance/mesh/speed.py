@@ -252,7 +252,7 @@ def rounds_of(made: Session, works: tuple[str, ...], asked: argparse.Namespace) 
             if number:
                 took[work].append(some)
     return {
-        work: {of: statistics.median(one[of] for one in some) for of in ("seconds", "spark", "gateway")}
+        work: {of: statistics.median(each[of] for each in some) for of in ("seconds", "spark", "gateway")}
         for work, some in took.items()
     }
 

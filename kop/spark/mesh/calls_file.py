@@ -100,13 +100,13 @@ class CallsFile:
 
 def ended_calls(folder: Path, component: str) -> list[EndedCall]:
     """Return the calls in which tasks of a component have ended on this machine since this was asked last."""
-    found = []
+    calls = []
     for path in folder.glob(f"{_mark(component)}.*{_SUFFIX}"):
         with suppress(OSError, ValueError, KeyError, IndexError), path.open("r+b") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()  # before it is read, so that it is told once
-            found += _read(file)
-    return found
+            calls += _read(file)
+    return calls
 
 
 def _read(file: BinaryIO) -> list[EndedCall]:
