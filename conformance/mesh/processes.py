@@ -29,14 +29,14 @@ _CLASSES = "org.apache.spark.deploy"
 def of_sessions(leaders: Iterable[int]) -> dict[int, tuple[int, str]]:
     """The living processes of some sessions: their parents, and their command lines."""
     wanted = set(map(str, leaders))
-    living: dict[int, tuple[int, str]] = {}
+    there: dict[int, tuple[int, str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             if fields[3] in wanted and fields[0] != "Z":
                 command = (stat.parent / "cmdline").read_text().replace("\0", " ")
-                living[int(stat.parent.name)] = int(fields[1]), command
-    return living
+                there[int(stat.parent.name)] = int(fields[1]), command
+    return there
 
 
 def kill(numbers: Iterable[int]) -> int:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -229,16 +230,17 @@ def test_a_task_that_is_killed_before_its_commit_leaves_nothing_behind(
 
 
 def test_a_batch_does_not_end_while_a_record_is_tried_so_many_times(meshes: Meshes) -> None:
-    meshes.broker.create_topic("in13", partitions=1)
+    meshes.broker.create_topic("in-tried", partitions=1)
     bad = "def process(text: str) -> str:\n    if text == 'bad':\n        raise ValueError\n    return text\n"
-    step = meshes.step(bad, "in13", "out13", max_message_retries=1, dead_letter_topic="dead13")
-    meshes.broker.produce("in13", ["bad", "2"])
-    work, failures = meshes.work(step, seconds=0.1), 0
-    while not failures:  # a batch may end before the first record comes
-        (row,) = meshes.drain(work)
-        failures = row["user_exceptions"]
-    assert failures >= 2
-    assert [record.value for record in meshes.broker.records("dead13", isolation_level="read_committed")] == [b"bad"]
+    step = meshes.step(bad, "in-tried", "out-tried", max_message_retries=1, dead_letter_topic="dead-tried")
+    meshes.broker.produce("in-tried", ["bad", "2"])
+    work = meshes.work(step, seconds=0.15)  # less than what lies between two attempts
+    end = time.monotonic() + 60
+    while not (told := meshes.drain(work)[0]["user_exceptions"]):  # the batch in which it was fetched
+        assert time.monotonic() < end
+    assert told == 2
+    dead = meshes.broker.records("dead-tried", isolation_level="read_committed")
+    assert [record.value for record in dead] == [b"bad"]
 
 
 RUN = """
