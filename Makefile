@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 QUICK  := -m "not slow and not pulsar"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-example mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -105,9 +105,11 @@ mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused i
 mesh-acls: $(VENV)/.test ## the driver of a mesh with the rights that docs/mesh.md gives it, and no others (Java 17)
 	$(BIN)/python -m conformance.mesh.acls $(ARGS)
 
-mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous, and the example with its short form (Java 17)
+mesh-example: $(VENV)/.test ## the example of meshes and its short form: the results that they have to have (Java 17)
+	$(BIN)/python -m conformance.mesh.example $(ARGS)
+
+mesh-fast: $(VENV)/.test ## five kills of it with the trigger continuous (Java 17)
 	$(BIN)/python -m conformance.mesh $(ARGS)
-	$(BIN)/python -m conformance.mesh.example
 
 bench-mesh: $(VENV)/.test ## a mesh beside functions without Spark and beside Spark's own ways, as ratios: half an hour (Java 17)
 	$(BIN)/python -m conformance.mesh.speed $(ARGS)
