@@ -50,9 +50,6 @@ REPORT = {
 
 def test_a_wrong_file_is_told_before_spark_starts(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
-    path.write_text("name: a\nqueries:\n  - {name: q, sql: SELECT * FROM t, output: o}\n")
-    result = invoke("mesh", "run", str(path))
-    assert (result.exit_code, "queries are not run yet" in result.stderr) == (2, True)
     path.write_text("name: a\nfunction: []\n")
     result = invoke("mesh", "run", str(path))
     assert (result.exit_code, "line 2" in result.stderr) == (2, True)
