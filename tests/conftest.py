@@ -23,7 +23,7 @@ pytest_plugins = ("support.async_tests", "support.pulsar", "support.time_limits"
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay for the whole run: each look of the garbage collector at them would be in vain."""
+    """Let the garbage collector pass by thousands of tests that stay for the whole run."""
     gc.collect()
     gc.freeze()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]  # the venv of PySpark has it
+import pandas as pd  # the venv of PySpark has it
 import pyarrow as pa
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
