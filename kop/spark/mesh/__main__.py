@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
+from kafka.errors import KafkaError
+
 from kop.client.errors import RIGHTS, ClientError, FencedError, UnreachableError
 from kop.client.properties import connection, parse_properties
 from kop.functions.localrun import names_of
@@ -77,6 +79,8 @@ class Run:
             say(str(error))
         except RIGHTS as error:
             say(f"let this user use what the mesh needs: {error}; docs/mesh.md says which rights that are")
+        except KafkaError as error:
+            say(f"the server did not do what the mesh needs: {error}; run it again once the server is well")
         except BaseException:
             traceback.print_exc()
         finally:
