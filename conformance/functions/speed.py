@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -423,14 +424,18 @@ def _until_it_works(command: list[str]) -> None:
 
 
 def _until_quiet(pid: int, instances: int) -> list[int]:
-    """Return the worker and all that it started, when so many instances run and their start is over."""
+    """Return the worker and all that it started, when so many instances run and cost no less from look to look."""
     until = time.monotonic() + WAIT_SECONDS
+    last = math.inf
     while time.monotonic() < until:
         family = _family(pid)
         before = sum(map(cpu_seconds, family))
-        time.sleep(10)  # their start is over when a while costs little
-        if len(family) >= instances + 2 and sum(map(cpu_seconds, family)) - before < 0.1 * 10:
+        time.sleep(10)  # what they cost in it is what is looked at
+        used = sum(map(cpu_seconds, family)) - before
+        there = len(family) >= instances + 2
+        if there and used > 0.9 * last:
             return family
+        last = used if there else math.inf
     raise Failed(f"{len(_family(pid))} processes of {instances} instances, or they do not come to rest")
 
 
