@@ -300,32 +300,39 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         target = start(options, stack, folder, gateways=count, restart=restart, tenants=options.tenants)
         names = Names(f"checker-{secrets.token_hex(4)}")
         if options.tenants:
-            return _of_tenants(options, folder, target, names, progress)
-        running = Run(options, folder, target, names)
-        write_plan(folder / "plan.json", running.faults)
-        running.all(progress)
-        if options.bootstrap:
-            running.forget_topics()
-    return _end(options, folder, running.problems)
+            problems = _of_tenants(options, folder, target, names, progress)
+        else:
+            running = Run(options, folder, target, names)
+            write_plan(folder / "plan.json", running.faults)
+            running.all(progress)
+            if options.bootstrap:
+                running.forget_topics()
+    return _end_tenants(options, folder, problems) if options.tenants else _end(options, folder, running.problems)
 
 
-def _of_tenants(options: argparse.Namespace, folder: Path, target: Target, names: Names, progress: ProgressLine) -> int:
-    """A run of each tenant at the same time, with equal names; the worst exit code."""
+def _of_tenants(
+    options: argparse.Namespace, folder: Path, target: Target, names: Names, progress: ProgressLine
+) -> dict[str, list[str]]:
+    """A run of each tenant at the same time, with equal names; the problems of each."""
     tenants.admit(target.bootstrap)
-    folders = {tenant: folder / tenant for tenant in tenants.TENANTS}
     runs: list[Run] = []
-    for tenant, of_tenant in folders.items():
-        of_tenant.mkdir()
-        runs.append(Run(options, of_tenant, target, names, user=tenant, breaks=not runs))
+    for tenant in tenants.TENANTS:
+        (folder / tenant).mkdir()
+        runs.append(Run(options, folder / tenant, target, names, user=tenant, breaks=not runs))
     write_plan(folder / "plan.json", runs[0].faults)
     with ThreadPoolExecutor(len(runs)) as threads:
         ends = [threads.submit(run.all, progress if run is runs[0] else Quiet()) for run in runs]
         for end in ends:
             end.result()
+    return {tenant: run.problems for tenant, run in zip(tenants.TENANTS, runs, strict=True)}
+
+
+def _end_tenants(options: argparse.Namespace, folder: Path, problems: dict[str, list[str]]) -> int:
+    """Judge each tenant alone; the worst exit code."""
     codes = []
-    for run, (tenant, of_tenant) in zip(runs, folders.items(), strict=True):
+    for tenant, of_tenant in problems.items():
         print(f"tenant {tenant}, namespace {tenants.namespace_of(tenant)}:")
-        codes.append(_end(options, of_tenant, run.problems))
+        codes.append(_end(options, folder / tenant, of_tenant))
     if not any(codes):
         kept(folder, options, failed=False)
     return max(codes)

@@ -219,7 +219,7 @@ class Bench:
                         first = now
                     # A transaction's marker takes an offset, too: at the end there are at least so many.
                     if end >= messages:
-                        return now, now - first, cpu_seconds(process.pid), first
+                        return now, max(now - first, 0.001), cpu_seconds(process.pid), first
                     if now > WAIT_SECONDS or process.poll() is not None:
                         raise Failed(f"{mode}: {end} of {messages} outputs after {now:.0f} s")
                     time.sleep(0.02)
