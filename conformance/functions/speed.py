@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from conformance.suites import Missing, python_clients
 
 BYTES = 100
 WAIT_SECONDS = 300.0
+IDLE_SECONDS = 75.0
 GUARANTEES = {"at least once": "ATLEAST_ONCE", "effectively once": "EFFECTIVELY_ONCE"}
 ON_VALUES = "def process(text: str) -> str:\n    return text + '!'\n"
 ON_BATCHES = (
@@ -271,7 +271,7 @@ class Bench:
             flags = ["--admin-url", f"http://{at}", "--py", str(self._folder / "values.py"), "--classname", "values"]
             flags += ["--name", "idle", "--inputs", "idle", "--output", "idle-out", "--parallelism", str(instances)]
             _until_it_works([*command, "create", *flags])
-            processes = _until_quiet(worker.pid, instances)
+            processes = _when_idle(worker.pid, instances)
             before = sum(map(cpu_seconds, processes)) + cpu_seconds(self._server.pid)
             time.sleep(seconds)  # it is a share of time
             used = sum(map(cpu_seconds, processes)) + cpu_seconds(self._server.pid) - before
@@ -423,20 +423,15 @@ def _until_it_works(command: list[str]) -> None:
         time.sleep(0.5)
 
 
-def _until_quiet(pid: int, instances: int) -> list[int]:
-    """Return the worker and all that it started, when so many instances run and cost no less from look to look."""
+def _when_idle(pid: int, instances: int) -> list[int]:
+    """Return the worker and all that it started, a while after so many instances run: what begins costs more."""
     until = time.monotonic() + WAIT_SECONDS
-    last = math.inf
-    while time.monotonic() < until:
-        family = _family(pid)
-        before = sum(map(cpu_seconds, family))
-        time.sleep(10)  # what they cost in it is what is looked at
-        used = sum(map(cpu_seconds, family)) - before
-        there = len(family) >= instances + 2
-        if there and used > 0.9 * last:
-            return family
-        last = used if there else math.inf
-    raise Failed(f"{len(_family(pid))} processes of {instances} instances, or they do not come to rest")
+    while len(family := _family(pid)) < instances + 2:
+        if time.monotonic() > until:
+            raise Failed(f"{len(family)} processes of {instances} instances")
+        time.sleep(1)  # a worker does not say when the last one runs
+    time.sleep(IDLE_SECONDS)  # until they have begun
+    return _family(pid)
 
 
 def _family(pid: int) -> list[int]:
