@@ -286,7 +286,7 @@ async def test_what_a_reader_has_read_ahead_is_at_hand() -> None:
         assert result is not None
         assert records(result.buffers)[0].offset == offset - offset % 3
         assert result.size == sum(map(len, result.buffers))
-    assert log.read_cached(6, 1, min_one=False).buffers == []
+    assert log.read_cached(6, 1, min_one=False) == ([], 0, (), None)
     log.close_idle(float("inf"), 0)
     assert log.read_cached(6, 1, min_one=True) is None
     await log.close()
