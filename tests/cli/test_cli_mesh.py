@@ -99,7 +99,7 @@ def test_a_mesh_is_defined_looked_at_and_changed(mesh: OnBroker, tmp_path: Path)
     driver = new_registry(settings, str(tmp_path / "driver"), HOME, 20.0)
     driver.start()
     try:
-        wait_until(lambda: driver.leads, "the driver to lead", 30.0)
+        wait_until(lambda: driver.leads, "the driver to lead", 120.0)
         check_changes(mesh, path)
     finally:
         driver.close()
