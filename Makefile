@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 # Tests start many processes: without compiled modules each of them compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 QUICK  := -m "not slow and not pulsar"
+# pytest, and once more the few tests that failed, which the last line names.
+TWICE  := $(BIN)/python tests/support/second_attempt.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-example mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
@@ -35,7 +37,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: five mi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo $(BIN)/mypy; $(BIN)/python -m pytest -q --collect-only $(QUICK) >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(BIN)/python -m pytest -n 3 $(QUICK) $(ARGS)
+	$(TWICE) -n 3 $(QUICK) $(ARGS)
 
 schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
 	$(BIN)/python -m pip install --quiet ./kop/schemas/_native
@@ -44,7 +46,7 @@ test-schemas: schemas ## the tests of typed columns with the compiled reader, wh
 	KOP_REQUIRE_SCHEMAS=1 KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest tests/schemas -m "not slow and not pulsar" $(ARGS)
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
-	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
+	$(TWICE) -n 3 -m "pulsar and not slow" -r fE $(ARGS)
 
 test-grants: $(VENV)/.test ## Pulsar's grants decide, over an Apache Pulsar with tokens that it starts: a minute (Java, Maven)
 	$(BIN)/python -m pytest tests/interop/test_grants_of_pulsar.py -r fE $(ARGS)
