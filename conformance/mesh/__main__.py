@@ -26,7 +26,6 @@ import itertools
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -38,8 +37,9 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from conformance.mesh.processes import Driver, Standalone, kill_executor, kill_python_workers
+from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kafka, Kop, KopOverPulsar
-from conformance.suites import HERE, Missing, python_clients
+from conformance.suites import HERE
 
 KEYS = 20
 RATE = 100
@@ -55,10 +55,6 @@ VICTIMS = {
     "standalone": "driver executor worker executor gateway worker checkpoint driver executor gateway worker",
 }
 """What is killed, in turns; a checkpoint that is deleted is no kill."""
-VENVS = {
-    "newest": ("venv-spark-newest", "requirements-spark-newest.txt"),
-    "4.0": ("venv-spark", "requirements-spark.txt"),
-}
 MESH = """\
 name: crash
 trigger: {trigger}
@@ -323,14 +319,9 @@ def main() -> int:
     parser.add_argument("--server", choices=["kop", "pulsar", "kafka"], default="kop")
     parser.add_argument("--apart", action="store_true", help="each function is a component")
     parser.add_argument("--proof", action="store_true", help="show that ignored offsets give duplicates, too")
-    parser.add_argument("--pyspark", choices=[*VENVS], default="newest")
-    parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
+    add_options(parser)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
-    try:
-        python = asked.python or str(python_clients(*VENVS[asked.pyspark]))
-    except Missing as error:
-        sys.exit(f"PySpark cannot be installed: {error}")
+    python = python_of(asked)
     faults = Crashes(python, asked, blind=False).run()
     if asked.proof and not Crashes(python, asked, blind=True).run()["twice"]:
         print("the mesh that ignores committed offsets shows no duplicates: this test cannot tell right from wrong")

@@ -14,7 +14,6 @@ import argparse
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from typing import Any
 
 from conformance.mesh.__main__ import SECONDS
 from conformance.mesh.processes import Driver
-from conformance.suites import HERE, Missing, python_clients
+from conformance.mesh.pyspark_python import add_options, python_of
+from conformance.suites import HERE
 from kop.testing import Broker
 
 PAGE = HERE.parent / "docs" / "mesh.md"
@@ -114,13 +114,8 @@ def run(python: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.mesh.acls", description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
-    try:
-        python = asked.python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
-    except Missing as error:
-        sys.exit(f"PySpark cannot be installed: {error}")
+    add_options(parser)
+    python = python_of(parser.parse_args())
     return 0 if run(python) else 1
 
 

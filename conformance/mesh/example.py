@@ -22,8 +22,9 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 
 from conformance.mesh.processes import Driver
+from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kop
-from conformance.suites import HERE, Missing, python_clients
+from conformance.suites import HERE
 
 EXAMPLE = HERE.parent / "deploy" / "examples" / "mesh"
 TOPICS = ("customers", "letters", "items", "bills", "no-orders")
@@ -106,11 +107,8 @@ def values(bootstrap: str, topic: str) -> list[Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.mesh.example", description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
-    try:
-        python = parser.parse_args().python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
-    except Missing as error:
-        sys.exit(f"PySpark cannot be installed: {error}")
+    add_options(parser)
+    python = python_of(parser.parse_args())
     (own, again), (short, _) = results(python, "mesh.yaml"), results(python, "short.yaml")
     other = {name: wanted for name, wanted in WANTED.items() if _sorted(own[name]) != _sorted(wanted)}
     faults = [f"{name}: {own[name]}, not {wanted}" for name, wanted in other.items()]

@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,9 +33,10 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from conformance.mesh.processes import Driver, end_session, of_sessions
+from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kop
 from conformance.spark.speed import cpu
-from conformance.suites import HERE, Missing, python_clients
+from conformance.suites import HERE
 
 RATE = 20
 WARM_SECONDS = 3.0
@@ -326,14 +326,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of a turn of latency, and of idle (15)")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--messages", type=int, default=20_000, help="of a batch of counters (20,000)")
+    add_options(parser)
     asked = parser.parse_args()
     if unknown := set(asked.parts) - PARTS.keys():
         parser.error(f"no part {', '.join(sorted(unknown))}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
-    try:
-        python = str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
-    except Missing as error:
-        sys.exit(f"PySpark cannot be installed: {error}")
+    python = python_of(asked)
     for name, part in PARTS.items():
         if not asked.parts or name in asked.parts:
             with contextlib.ExitStack() as stack:

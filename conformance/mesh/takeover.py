@@ -22,8 +22,9 @@ from pathlib import Path
 
 from conformance.mesh.__main__ import BETWEEN, MESH, PARTITIONS, SECONDS, Numbers, Output, faults_of
 from conformance.mesh.processes import Driver, of_sessions
+from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kop
-from conformance.suites import HERE, Missing, python_clients
+from conformance.suites import HERE
 
 QUIET = 3 * BETWEEN
 """How many records have to come out, once both know who drives, without a failure of a query."""
@@ -130,13 +131,8 @@ def takeovers(python: str) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.mesh.takeover", description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", help="an interpreter with pyspark and what kop needs")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # what it has started ends with it
-    try:
-        python = asked.python or str(python_clients("venv-spark-newest", "requirements-spark-newest.txt"))
-    except Missing as error:
-        sys.exit(f"PySpark cannot be installed: {error}")
+    add_options(parser)
+    python = python_of(parser.parse_args())
     return 1 if any(takeovers(python).values()) else 0
 
 

@@ -22,7 +22,7 @@ from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
 
-POLL_MS: Final = 200
+POLL_MS: Final = 500
 SETTLE_SECONDS: Final = 30.0
 """How long a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0

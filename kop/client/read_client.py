@@ -8,7 +8,7 @@ Must not know: who reads, what is in the records (`kop.client.batches`), how req
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kafka import errors
@@ -26,6 +26,12 @@ from kop.records.entry_schemas import SchemaRun
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 _BY_ID: Final = 13
 """The first version of Fetch that names topics by their ids."""
+TOGETHER_MS: Final = 500
+"""The longest wait of a Fetch to several servers: what one of them has is not given before all have answered."""
+_REQUEST_TIMEOUT_MS: Final = 30_000
+"""kafka-python's, after which it closes a connection that does not answer."""
+_WAIT_PART: Final = 5 / 6
+"""The part of it that a server may hold a Fetch for nothing."""
 _BROKER: Final = 4
 _TOPIC: Final = 2
 """The kinds of resources, as DescribeConfigs numbers them."""
@@ -111,6 +117,7 @@ class ReadClient:
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
         self._connection = ClusterConnection(settings, patience_ms / 1000)
+        self._longest_wait_ms = int(settings.get("request_timeout_ms", _REQUEST_TIMEOUT_MS) * _WAIT_PART)
         self._topics: dict[str, TopicMetadata] = {}
         self._turn = 0
 
@@ -275,7 +282,8 @@ class ReadClient:
         An error that passes by itself is in the answer only beside others, and the partition may be asked for again. If
         all partitions have one, all are asked for again, see `ReadClient`. `topic_ids`: see `fetch`; they count if each
         topic has one. Each call begins with another partition: an answer may have no room for the last ones. What
-        several leaders answer is waited for together.
+        several leaders answer is waited for together, for TOGETHER_MS at most. No server is let wait for longer than
+        five sixths of request.timeout.ms.
         """
         ids = topic_ids or {}
         self._turn += 1
@@ -314,6 +322,8 @@ class ReadClient:
         ids: Mapping[str, str],
     ) -> dict[TopicPartition, Any]:
         """Return the part of each partition in what the servers answer, or an error."""
+        longest_ms = min(self._longest_wait_ms, TOGETHER_MS) if len(by_server) > 1 else self._longest_wait_ms
+        settings = replace(settings, wait_ms=min(settings.wait_ms, longest_ms))
         requests = [(server, _fetch_request(places, offsets, settings, ids)) for server, places in by_server.items()]
         names = {topic_id: name for name, topic_id in ids.items()}
         responses: dict[TopicPartition, Any] = {}

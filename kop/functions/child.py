@@ -39,8 +39,9 @@ from kop.functions.triggers import ABSENT
 
 GRACE_SECONDS: Final = 10.0
 """How long a call may go on that is under way when the instance is to end."""
-FETCH_WAIT_MS: Final = 10_000
-"""How long a server holds a Fetch that nothing has come for; idle instances cost that little."""
+FETCH_WAIT_MS: Final = 60_000
+"""How long a server may hold a Fetch that nothing has come for, at most what the client waits for an answer, see
+`ReadClient`: each one more is the cost of an idle instance."""
 _TOLD: Final = (ClientError, UnreachableError, FunctionLoadError, SerdeError)
 """Errors whose text says all."""
 

@@ -22,9 +22,10 @@ from kop.functions.writing import Outputs
 
 INTERVAL_SECONDS: Final = 0.2
 """The least seconds between two commits that are made beside the work."""
-RENEW_SECONDS: Final = 60.0
-"""The seconds after which offsets are committed again that did not change: so those of idle functions do not expire,
-and an instance that was replaced notices it though it has nothing to do."""
+RENEW_SECONDS: Final = 600.0
+"""The seconds after which offsets are committed again that did not change: so those of idle functions do not expire
+(offsets.retention.minutes, a week by default), and an instance that was replaced notices it though it has nothing to
+do."""
 
 
 class WrittenState(Protocol):

@@ -6,9 +6,10 @@ Must not know: how topics are read and written, what is decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
 from kop.functions.definitions import (
     Assignment,
@@ -40,6 +41,9 @@ UPLOAD: Final = "path:"
 WORKER: Final = "worker:"
 """What the key of a drained worker begins with."""
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 Record: TypeAlias = tuple[str, bytes, bytes | None]
 """Topic, key and value of a record that is written."""
 
@@ -70,20 +74,13 @@ class FunctionsMetadata:
         if topic == PACKAGES:
             self._take_package(name, at_ms, value)
         elif topic == DEFINITIONS and (mesh := mesh_of(name)) is not None:
-            self.meshes.pop(mesh, None)
-            if value is not None:
-                self.meshes[mesh] = MeshDefinition.from_json(value)
+            _take(self.meshes, mesh, value, MeshDefinition.from_json)
         elif topic == DEFINITIONS:
-            self.definitions.pop(name, None)  # a damaged one does not leave the one before it
-            if value is not None:
-                self.definitions[name] = _definition(name, value)
+            _take(self.definitions, name, value, partial(_definition, name))
         elif name.startswith(WORKER):
             (self.drained.discard if value is None else self.drained.add)(name.removeprefix(WORKER))
         else:
-            instance = instance_of(key)
-            self.assignments.pop(instance, None)
-            if value is not None:
-                self.assignments[instance] = Assignment.from_json(value)
+            _take(self.assignments, instance_of(key), value, Assignment.from_json)
         return None
 
     def _take_log(self, offset: int, said: Request | LeaderAnswer) -> LeaderAnswer | None:
@@ -115,6 +112,19 @@ class FunctionsMetadata:
     def removable(self, digest: str) -> list[bytes]:
         """Return the keys of a package that no definition names; none if an uploaded file is it."""
         return [] if digest in self.uploads.values() else self.packages.keys(digest)
+
+
+def _take(rows: dict[K, V], key: K, value: bytes | None, read: Callable[[bytes], V]) -> None:
+    """Set or remove a row; other threads find the one before it until then. A damaged one does not leave that."""
+    try:
+        row = None if value is None else read(value)
+    except DamagedRecordError:
+        rows.pop(key, None)
+        raise
+    if row is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = row
 
 
 def _definition(fqfn: str, value: bytes) -> Definition:

@@ -94,17 +94,11 @@ class ReadAhead:
         except BaseException:
             client.close()
             raise
-        self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(number, another if number else lambda: client),
-                name=f"kop-function-read-{number}",
-                daemon=True,
-            )
-            for number in range(max(self._thread_of.values(), default=0) + 1)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._another = another
+        self._threads: list[threading.Thread] = []
+        self._begin(lambda: client)
+        for _ in range(max(self._thread_of.values(), default=0)):
+            self._begin(another)
 
     # -- for the thread that takes
 
@@ -131,12 +125,15 @@ class ReadAhead:
         return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read further partitions from these offsets on. For any thread."""
+        """Read further partitions from these offsets on. For any thread.
+
+        They have a thread of their own: the others may wait for records for long.
+        """
         with self._changed:
             for partition, position in positions.items():
-                self._thread_of.setdefault(partition, 0)
+                self._thread_of.setdefault(partition, len(self._threads))
                 self._ahead.setdefault(partition, _Ahead(position))
-            self._changed.notify_all()
+            self._begin(self._another)
 
     def wake(self) -> None:
         """Let the `take` that waits return now; if none waits, let the next one return at once."""
@@ -182,6 +179,12 @@ class ReadAhead:
         return got
 
     # -- the threads that read
+
+    def _begin(self, make: Callable[[], ReadClient]) -> None:
+        number = len(self._threads)
+        name = f"kop-function-read-{number}"
+        self._threads.append(threading.Thread(target=self._run, args=(number, make), name=name, daemon=True))
+        self._threads[-1].start()
 
     def _run(self, number: int, make: Callable[[], ReadClient]) -> None:
         client = None

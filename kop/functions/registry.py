@@ -41,7 +41,7 @@ SESSION_SECONDS: Final = 6.0
 """As short as Kafka's default allows: so long nobody leads after a leader was killed."""
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 PATIENCE_SECONDS: Final = 30.0
-WAIT_MS: Final = 500
+WAIT_MS: Final = 1000
 """How long a Fetch of the tail waits at most: what comes is known at once, but for what another server leads."""
 WINDOW: Final = 5 * KNOWN_REQUESTS
 """How many offsets before its end the topic of requests is read from: a request takes about three."""

@@ -450,7 +450,7 @@ class WaitingFetch:
     cancelled.
     """
 
-    __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
+    __slots__ = ("answered", "deadline", "due", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
     def __init__(self, fetch: _Fetch, reads: bool) -> None:
         """Wait for max_wait_ms; with `reads`, for at least `_READ_SECONDS`, so that storage has time to answer."""
@@ -479,7 +479,7 @@ class WaitingFetch:
         over.
         """
         if self.looking is None and not self.answered.done():
-            self.looking = self.loop.call_at(self.looked + self.pause, self._look)
+            self.looking = self.loop.call_at(self.looked + self.pause, self._look_at_news)
 
     def _look(self) -> None:
         self.looking = None
@@ -493,9 +493,19 @@ class WaitingFetch:
         if self.fetch.enough(response) or self.looked >= self.deadline:
             self.answered.set_result(self.fetch.frame(response))
 
-    def _set_timer(self) -> asyncio.TimerHandle:
+    def _look_at_news(self) -> None:
+        self._look()
+        if not self.answered.done() and self.due > self._next_time():  # this look has begun a read
+            self.timer.cancel()
+            self.timer = self._set_timer()
+
+    def _next_time(self) -> float:
         # Looking again keeps the reads that this waits for from being taken for ones that nobody wants.
-        return self.loop.call_at(min(self.deadline, self.loop.time() + KEPT_SECONDS / 2), self._time)
+        return min(self.deadline, self.loop.time() + KEPT_SECONDS / 2) if len(self.fetch.reads) else self.deadline
+
+    def _set_timer(self) -> asyncio.TimerHandle:
+        self.due = self._next_time()
+        return self.loop.call_at(self.due, self._time)
 
     def _time(self) -> None:
         if self.looking is not None:

@@ -458,9 +458,10 @@ def test_a_function_that_loses_its_rights_keeps_what_it_has_and_holds_nobody_up(
     assert alone.registry.metadata.assignments.items() >= had.items()
     refused = alone.ask("update", BAD, expects=created.revision, config={"output": "o"})
     assert refused.status == 403
-    assert alone.ask("stop", BAD, expects=created.revision).won
+    stopped = alone.ask("stop", BAD, expects=created.revision)
+    assert stopped.won
     alone.until(lambda metadata: not any(name == BAD for name, _ in metadata.assignments))
-    assert alone.ask("delete", BAD, expects=alone.registry.metadata.definitions[BAD].revision).won
+    assert alone.ask("delete", BAD, expects=stopped.revision).won
 
 
 def test_partitions_move_though_the_id_of_an_instance_is_not_the_workers(
