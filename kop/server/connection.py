@@ -173,7 +173,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # What goes out.
         self._responses = ResponseOrder()
         self._meters: dict[Answer, Meter] = {}
-        """What requests that are not answered yet take of quotas."""
+        """The quota use of each request that is not answered yet, by its answer."""
         self._flushing = False
         """True if a call of `flush` is planned for the loop's next turn."""
         self._polling = False

@@ -1,4 +1,4 @@
-"""Which listeners a broker has, made of its settings in either form.
+"""The listeners of a broker, made of its settings in either form.
 
 Owns: the names, protocols and addresses of listeners, those of a worker too; what clients of each are told.
 Must not know: sockets, certificates, users.

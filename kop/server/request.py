@@ -110,9 +110,10 @@ class RequestPipeline:
         self._gw = gw
         self._access = gw.access
         self.throttling = gw.throttling
+        """The amounts that clients take, by the quotas that hold for them."""
         self.audit = gw.audit
         self.logged_in = gw.access.logged_in
-        """What clients take of quotas."""
+        """The function to call with the principal of each client that has logged in."""
         self._quotas = gw.throttling.quotas
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadAdmission | None = None

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoginParts:
-    """What the logins of all listeners share."""
+    """The parts that the logins of all listeners share."""
 
     security: SecurityState
     passwords_at_once: LoginTurns

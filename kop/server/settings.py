@@ -134,7 +134,7 @@ class ServerSettings(Settings):
 
 
 class ListenerSettings(Settings):
-    """What a listener shows of itself and asks of its clients. Each listener may have its own."""
+    """The settings of TLS and SASL of a listener. Each listener may have its own."""
 
     ssl_keystore_type: StoreType = setting(
         "ssl.keystore.type", "PEM", "Form of the keystore: PEM or PKCS12.", by_listener=True
