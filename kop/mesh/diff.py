@@ -1,4 +1,4 @@
-"""What changes when a mesh becomes another one: parts, components, offsets, state.
+"""The changes when a mesh becomes another one: parts, components, offsets, state.
 
 Owns: what people have to know before they agree.
 Must not know: servers, how a change is carried out.

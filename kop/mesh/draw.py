@@ -42,7 +42,7 @@ _NARROW: Final = frozenset("iljftr.,:;'|!()[]- /")
 
 @dataclass(frozen=True)
 class Flow:
-    """What goes along an edge."""
+    """The messages that go along an edge."""
 
     rate: float | None = None
     """Messages a second."""

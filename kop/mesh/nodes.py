@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import yaml
 
 _DEPTH: Final = 60
-"""How deep nodes may lie within each other."""
+"""The most levels to which nodes of YAML may lie within each other."""
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _TEXT_TAGS: Final = frozenset(
@@ -45,7 +45,7 @@ class MeshError(Exception):
 
 
 class Mistakes(list[Mistake]):
-    """What is wrong, as far as it is known."""
+    """The mistakes of a file, as far as they are known."""
 
     def add(self, line: int, text: str) -> None:
         """Note a mistake."""

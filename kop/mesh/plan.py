@@ -1,4 +1,4 @@
-"""Which functions of a mesh run together: its components, and why it is cut where it is.
+"""The components of a mesh: the functions that run together, and the reason for each cut between them.
 
 Owns: what may be fused so that results are those of functions that run by themselves.
 Must not know: Spark, servers, transactions.
@@ -25,7 +25,7 @@ Edge: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the topics of a server; nothing has to be known."""
+    """The known facts about the topics of a server; nothing has to be known."""
 
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic to the number of its partitions."""
@@ -65,7 +65,7 @@ class Component:
     parallelism: int
     """The number of tasks that the component may have, if there are so many partitions."""
     cuts: tuple[Cut, ...] = ()
-    """Why it begins where it does."""
+    """The cut edges to functions of the component, each with the reason."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:

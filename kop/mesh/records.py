@@ -1,4 +1,4 @@
-"""What the driver of a mesh says of it: records of a compacted topic, as plain values.
+"""The reports that the driver of a mesh makes: records of a compacted topic, as plain values.
 
 Owns: the name of the topic, its keys, how a report looks, when a driver counts as gone.
 Must not know: sockets, Spark.
@@ -15,7 +15,7 @@ GROUP_PREFIX: Final = "__kop.mesh/"
 """The group of the drivers of a mesh; who has its partition drives."""
 REPORT: Final = "report"
 LAYOUT: Final = "layout"
-"""Which topics each function was called with, not read, when the mesh ran last."""
+"""The kind of the record with the topics that each function was called with, not read, when the mesh ran last."""
 GROUPS: Final = "groups"
 """The consumer groups of the parts that ran last and whose offsets go with them."""
 SILENT_SECONDS: Final = 10.0

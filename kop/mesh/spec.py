@@ -1,4 +1,4 @@
-"""What a mesh is: functions, sources, sinks and queries, between topics.
+"""The parts of a mesh: functions, sources, sinks and queries, between topics.
 
 Owns: the parts of a mesh and their fields, checked one by one.
 Must not know: files, how parts fit together, how they run.
@@ -15,7 +15,7 @@ from kop.functions.spec import FunctionSpec
 Trigger: TypeAlias = Literal["continuous", "batch"]
 Kind: TypeAlias = Literal["function", "source", "sink", "query"]
 OutputMode: TypeAlias = Literal["append", "update", "complete"]
-"""Which rows of its result a query writes: those that do not change any more, those that changed, all."""
+"""The rows that a query writes of its result: those that do not change any more, those that changed, all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class FunctionPart:
 
     @property
     def holds_order(self) -> str:
-        """Why it needs all messages of a key in one place: `state`, `windows`, `key order`; empty if it does not."""
+        """The reason to have all messages of a key in one place: `state`, `windows`, `key order`; empty if none."""
         if self.spec.window is not None:
             return "windows"
         if self.has_state:
@@ -108,7 +108,7 @@ class SinkPart(_RowsPart):
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
-    """What it writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
+    """The columns that the sink writes, as expressions of Spark's SQL; empty for all columns that a topic has."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Mesh:
     queries: tuple[QueryPart, ...] = ()
     trigger: Trigger = "continuous"
     batch_seconds: float = 10.0
-    """How long a batch lasts with the trigger `continuous`."""
+    """The seconds that a batch lasts with the trigger `continuous`."""
     fuse: bool = True
     """False: each function is a component of its own."""
     external_writers: frozenset[str] = frozenset()
@@ -180,7 +180,7 @@ class Mesh:
     kop_options: Mapping[str, str] = field(default_factory=dict)
     """Options of format("kop") for its sources, sinks and queries."""
     notes: tuple[str, ...] = ()
-    """What its author should know: fields without effect."""
+    """Notes for the author of the mesh: fields without effect."""
     line: int = 1
 
     @property
