@@ -1,4 +1,4 @@
-"""What the compiled reader of Avro does for a pair of schemas: its columns, and the steps that fill them.
+"""The program of the compiled reader of Avro for a pair of schemas: its columns, and the steps that fill them.
 
 Owns: which pairs of schemas the compiled reader takes, and their steps.
 Must not know: bytes of records, the compiled module.

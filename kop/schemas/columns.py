@@ -40,7 +40,7 @@ FORMATS_OF_PULSAR: Final = {"AVRO": "avro", "JSON": "json", "PROTOBUF_NATIVE": "
 
 @dataclass(frozen=True, slots=True)
 class SchemaSource:
-    """Where the schema of a column is found, as a user says it."""
+    """The place in which the schema of a column is found, as a user says it."""
 
     column: str
     """The column: `key` or `value`."""
@@ -370,8 +370,8 @@ class PairReader:
 
 
 Group = tuple[int, tuple[int, ...], int]
-"""What records of one reader have in common: the id of their schema, their message indexes, and where their encoding
-begins.
+"""The things that records of one reader have in common: the id of their schema, their message indexes, and the byte
+at which their encoding begins.
 """
 
 

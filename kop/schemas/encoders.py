@@ -1,4 +1,4 @@
-"""What the writers of all formats stand on: columns without nulls become a list of encoded values.
+"""The base of the writers of all formats: columns without nulls become a list of encoded values.
 
 Owns: where nulls go, what an error about a value says.
 Must not know: formats.
