@@ -78,7 +78,7 @@ class ConnectionInfo:
     cold_reads: ColdReads | None = None
     """The reads from storage that the connection's Fetches began; None before the first."""
     meter: Meter | None = None
-    """What the request that is being started takes of quotas; None if its client has none."""
+    """The quota use of the request that is being started; None if its client has no quotas."""
 
     @property
     def broker_address(self) -> tuple[str, int]:
@@ -108,7 +108,7 @@ class Context:
     request_tags: Mapping[int, bytes] | None = None
     """Tagged fields of the request's header, for APIs that read them (`Api.reads_tags`); None for all others."""
     meter: Meter | None = None
-    """What the request takes of the quotas that hold for its client; None if none do."""
+    """The request's use of the quotas that hold for its client; None if none do."""
     header_tags: bytes = NO_TAGS
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
@@ -265,7 +265,7 @@ class Answer:
         self.frame: Frame | None = None
         """The encoded answer; None before it is there, and if the client expects none."""
         self.error: BaseException | None = None
-        """What the connection is closed for: behind `frame` if there is one, else instead of an answer."""
+        """The error for which the connection is closed: behind `frame` if there is one, else instead of an answer."""
         self.taker: AnswerTaker | None = None
         """The connection that takes the answer; None if nobody waits, also after the connection is gone."""
         self.waiting: asyncio.Future[Any] | None = None

@@ -46,8 +46,8 @@ def _nothing(frame: memoryview, arrived: float, loop_time: float, now_ms: int) -
 
 
 class _OfSpace:
-    """What compiled code asks about requests of clients who work in a space of names, in which topics go by their
-    names.
+    """The methods that compiled code calls about requests of clients who work in a space of names, in which topics go
+    by the clients' names.
     """
 
     def __init__(self, direct: DirectProduce, space: Space) -> None:

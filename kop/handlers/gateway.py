@@ -75,7 +75,7 @@ class Gateway:
     """Users, ACLs, quotas and delegation tokens."""
     security_settings: SecuritySettings
     throttling: Throttling
-    """What clients take, by the quotas that hold for them."""
+    """The amounts that clients take, by the quotas that hold for them."""
     audit: Audit
     """The audit of denials and changes."""
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))

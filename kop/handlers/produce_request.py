@@ -79,4 +79,4 @@ if TYPE_CHECKING:
     from kop import _native as twin
 else:
     twin = compiled(sys.modules[__name__])
-"""What `read` asks."""
+"""The module that `read` asks: the compiled one if it was built, else this one."""
