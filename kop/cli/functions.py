@@ -68,7 +68,7 @@ A file of --client-config has Kafka's client properties:
 With PLAIN: org.apache.kafka.common.security.plain.PlainLoginModule."""
 
 STATUS_SECONDS = 0.2
-"""How often a running function is looked at, and its file."""
+"""The seconds between two looks at a running function and its file."""
 
 
 class _Grouped(Ordered):
@@ -88,7 +88,7 @@ HEADINGS = {
     "Instances": ["status", "stats", "start", "stop", "restart"],
     "Messages and state": ["trigger", "querystate", "putstate"],
 }
-"""What the commands are for; all but the first three ask a worker."""
+"""The headings of the help with their commands; all but the first three commands ask a worker."""
 
 
 @click.group("functions", cls=_Grouped, epilog=EPILOG)

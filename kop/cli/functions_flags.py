@@ -19,7 +19,7 @@ DEFAULT_ADMIN_URL = "http://127.0.0.1:6750"
 
 
 class _Kind(NamedTuple):
-    """How the value of a flag is written."""
+    """The notation of a flag's value: its name in the help, and arguments of click."""
 
     metavar: str
     settings: Mapping[str, Any] = {}

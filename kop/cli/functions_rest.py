@@ -22,7 +22,7 @@ from kop import clock
 from kop.cli.common import CliUsageError, fail, one_line
 
 SECONDS = 90.0
-"""How long a worker may take for an answer: that of a trigger comes when its message is done."""
+"""The seconds that a worker may take for an answer: that of a trigger comes when its message is done."""
 
 
 class FormPart(NamedTuple):
@@ -33,14 +33,14 @@ class FormPart(NamedTuple):
 
 
 class RestAnswer(NamedTuple):
-    """What a worker answered."""
+    """The answer of a worker."""
 
     status: int
     body: bytes
     revision: int | None
     """That of the definition, if the answer has it."""
     note: str = ""
-    """What the worker says beside the answer."""
+    """The text that the worker says beside the answer."""
 
     def json(self) -> Any:
         """Return the body, which is JSON."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kop.mesh.spec import Mesh
 
 STOP_SECONDS = 40.0
-"""How long a stop waits for the calls that are under way."""
+"""The seconds that a stop waits for the calls that are under way."""
 LOOK_SECONDS = 0.3
 mesh_argument = click.argument("mesh", metavar="MESH")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))

@@ -30,7 +30,7 @@ Examples:
 Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
 
 _AT_ONCE = 4
-"""How many processes look at code."""
+"""The number of processes that look at code at a time."""
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 

@@ -20,7 +20,7 @@ from kop.cli.common import CliError, CliUsageError, StopSignals, note
 
 _PORT: Final = re.compile(r":\d+$")
 LOOK_SECONDS: Final = 1.0
-"""How often the server is asked at most, however many look."""
+"""The seconds between two questions to the server at least, however many people look."""
 PAGE: Final = """\
 <!doctype html>
 <meta charset="utf-8">
@@ -47,7 +47,7 @@ _POLICY: Final = "default-src 'self'; script-src 'unsafe-inline'; style-src 'uns
 
 
 class Live:
-    """What is shown now. `look` returns the state for people, the picture, and values; for any thread."""
+    """The shown state of a mesh. `look` returns the state for people, the picture, and values; for any thread."""
 
     def __init__(self, name: str, look: Callable[[], tuple[str, str, Mapping[str, Any]]]) -> None:
         self.name = name

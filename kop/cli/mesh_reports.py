@@ -1,4 +1,4 @@
-"""What drivers of meshes have reported, read from its topic.
+"""The reports of the drivers of meshes, read from their topic.
 
 Owns: these reads. Must not know: what is shown of it.
 """
