@@ -35,12 +35,12 @@ IN_FLIGHT: Final = 4
 """The number of requests that a server is sent before it has answered. kafka-python takes five, and may need one of
 them itself."""
 SETTLE_SECONDS: Final = 3.0
-"""How long what a server says may be out of date: it hears a moment later of a topic that another one made, and may not
-know the end of a partition yet that it takes over."""
+"""The seconds for which the word of a server may be out of date: the server hears a moment later of a topic that
+another one made, and may not know the end of a partition yet that it takes over."""
 LOGIN_ATTEMPTS: Final = 10
 """The number of connections that are made to hear why a login fails."""
 ATTEMPT_SECONDS: Final = 5.0
-"""How long an attempt takes at most that is made for the reason of a failure."""
+"""The most seconds of an attempt that is made to learn the reason of a failure."""
 TEMPORARY: Final = (errors.RetriableError, errors.UnknownBrokerIdError)
 """Failures that pass by themselves."""
 _LOGIN_ERRORS: Final = (

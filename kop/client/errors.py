@@ -1,4 +1,4 @@
-"""What a user of the clients has to do something about. The texts name Kafka's own properties, as `bootstrap.servers`.
+"""The errors that a user of the clients can mend. The texts name Kafka's own properties, as `bootstrap.servers`.
 
 Everything else that the clients raise is kafka-python's.
 """
@@ -44,9 +44,9 @@ class UnreachableError(Exception):
 
 
 REQUEST_ERRORS: Final = (ClientError, UnreachableError, errors.KafkaError)
-"""What a request may raise but for FencedError and NotMemberError."""
+"""The errors that a request may raise but for FencedError and NotMemberError."""
 ANSWERS: Final = (errors.BrokerResponseError, ClientError, NotMemberError)
-"""What a server has answered, or what follows from that."""
+"""The errors that a server has answered, or that follow from its answer."""
 RIGHTS: Final = (errors.AuthorizationError, NotAllowedError, NoTransactionsError)
 """Answers because the user may not do what was asked for."""
 OF_TRANSACTION: Final = (

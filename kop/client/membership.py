@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 POLL_MS: Final = 500
 SETTLE_SECONDS: Final = 30.0
-"""How long a group waits for a member to join again, and a member for a group that deals partitions."""
+"""The seconds that a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
-"""How often it is asked who is there."""
+"""The seconds between two looks at the members of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Membership:
         session_seconds: float,
     ) -> None:
         self.failure: str | None = None
-        """Why this client is not in the group at the moment."""
+        """The reason that this client is not in the group at the moment; None if there is none."""
         self._settings = {**settings, "client_id": client_id}
         self._group = group
         self._partition = TopicPartition(topic, 0)

@@ -1,4 +1,4 @@
-"""What encodes and decodes Kafka's messages, compiled before a process that needs it is forked.
+"""The code that encodes and decodes Kafka's messages, compiled before a process that needs it is forked.
 
 Owns: which messages a client of functions sends and gets, in the versions that it agrees on with a gateway of kop.
 Must not know: what they are sent for.

@@ -1,4 +1,4 @@
-"""What the clients call partitions, and the places in them that have no number.
+"""The names of the clients for partitions, and for the places in them that have no number.
 
 Owns: these names.
 Must not know: anything else.

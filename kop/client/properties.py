@@ -35,12 +35,12 @@ class PropertyError(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionProperties:
-    """Where the servers are and how to talk to them."""
+    """The addresses of the servers and the settings for talking to them."""
 
     settings: Mapping[str, Any]
     """kafka-python's."""
     patience_ms: int
-    """How long what fails for a time is tried again."""
+    """The milliseconds for which a request that fails for a time is tried again."""
     unused: tuple[str, ...]
     """Names of properties that a connection has nothing to do with."""
 
@@ -276,7 +276,7 @@ _UNKEPT_IN_JAAS: Final = {
     "principal": "the ticket cache says who logs in",
     "tokenauth": "delegation tokens are not there, use a user's own name and password",
 }
-"""What a line of JAAS may ask for and cannot be kept, with what to do."""
+"""The options of a line of JAAS that cannot be kept, each with advice for the user."""
 
 
 _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"

@@ -1,4 +1,4 @@
-"""What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
+"""The requests of a reader to Kafka: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
 Must not know: who reads, what is in the records (`kop.client.batches`), how requests are sent again
@@ -67,7 +67,7 @@ class FetchRequest(ApiMessage):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """What a Fetch request asks for; bytes and milliseconds."""
+    """The settings of a Fetch request; bytes and milliseconds."""
 
     isolation: int = 0
     partition_bytes: int = 4 << 20
@@ -101,9 +101,9 @@ class Fetched:
     aborted: tuple[tuple[int, int], ...]
     """Producer id and first offset of each aborted transaction that these records may be of."""
     places: Sequence[PlacedEntry] = ()
-    """Where Pulsar keeps the records, if that was asked and the server knows it."""
+    """The places in which Pulsar keeps the records, if they were asked for and the server knows them."""
     schemas: Sequence[SchemaRun] = ()
-    """Which versions of Pulsar's schemas the records name, if that was asked and the server knows it."""
+    """The versions of Pulsar's schemas that the records name, if they were asked for and the server knows them."""
 
 
 class ReadClient:

@@ -1,4 +1,4 @@
-"""What a writer asks Kafka servers: Produce, producer ids, transactions, topics, offsets of groups.
+"""The requests of a writer to Kafka servers: Produce, producer ids, transactions, topics, offsets of groups.
 
 Owns: these requests, and what their errors mean to whoever writes.
 Must not know: who writes, how records become batches (`kop.client.batches`), how requests are sent again
@@ -47,7 +47,7 @@ _DONE: Final = (0, 46)
 
 T = TypeVar("T")
 _Cut: TypeAlias = Mapping[TopicPartition, bytes | bytearray]
-"""What goes into one Produce request: a batch for each of its partitions."""
+"""The content of one Produce request: a batch for each of its partitions."""
 
 
 class Identity(NamedTuple):
