@@ -1,5 +1,5 @@
-"""What Pulsar knows of a record beyond Kafka's protocol, as columns: `metadata` of a read with includeMetadata, and the
-version of its schema, by which typed columns are read.
+"""The facts that Pulsar knows of a record beyond Kafka's protocol, as columns: `metadata` of a read with
+includeMetadata, and the version of its schema, by which typed columns are read.
 
 Owns: their names, and how the entries and versions that an answer of Fetch names become their rows.
 Must not know: pyspark, how the answer is fetched.

@@ -59,14 +59,14 @@ def read_settings(options: ReadOptions, *, schema_versions: bool = False) -> Rea
 
 
 class RowMaker(Protocol):
-    """What makes rows of a task out of its records; it may keep what it knows from one batch to the next."""
+    """A maker of the rows of a task out of its records; it may keep what it knows from one batch to the next."""
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch of records."""
 
 
 class Columns(Protocol):
-    """What makes columns that are no bytes: a decoder or the plan of typed columns, pickled for the tasks."""
+    """A maker of columns that are no bytes: a decoder or the plan of typed columns, pickled for the tasks."""
 
     @property
     def schema_versions(self) -> bool:

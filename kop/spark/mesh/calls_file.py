@@ -1,4 +1,4 @@
-"""Where the calls of a task are, in a file that outlives its process: who comes next learns at which record it ended.
+"""The place of a task's calls, in a file that outlives its process: who comes next learns at which record it ended.
 
 Owns: the file, and who may read it. Must not know: what a task does, who is told.
 
@@ -26,7 +26,7 @@ from kop.functions.watch import NOT_CALLING, PARTITION, place_of
 
 _WORD: Final = 8
 _CALLING: Final = 3
-"""How many numbers a function has, see `kop.functions.watch`."""
+"""The count of the numbers that a function has, see `kop.functions.watch`."""
 _HEAD: Final = 3
 """Numbers in front of those: where the text begins, which input partition goes through, and up to which offset."""
 _SUFFIX: Final = ".calls"

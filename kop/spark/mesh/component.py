@@ -26,7 +26,7 @@ class Step:
     inner_inputs: tuple[str, ...] = ()
     """Those that a function of the same component writes."""
     no_state: str | None = None
-    """Why it may have no state; None: it may."""
+    """The reason that the function may have no state; None: it may."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class TaskComponent:
 
 @dataclass(frozen=True)
 class Work:
-    """What a task of a component needs beside its partitions."""
+    """The data that a task of a component needs beside its partitions."""
 
     component: TaskComponent
     settings: Mapping[str, Any]
     """kafka-python's."""
     patience: float
     hub: tuple[str, int]
-    """Where the driver is told what tasks do, and lets them end."""
+    """The host and port at which the driver is told of the work of tasks, and lets them end."""
     token: str
     tasks: int
-    """How many tasks there are at most."""
+    """The number of tasks that there are at most."""
     batch_seconds: float | None
-    """How long a batch lasts; None: it ends where the logs ended when it was planned."""
+    """The seconds that a batch lasts; None: it ends where the logs ended when it was planned."""
     once: bool = False
     """True if batches end when all that there was is called, though it may not be acknowledged."""
     suspects: Mapping[TopicPartition, int] = field(default_factory=dict)

@@ -27,9 +27,9 @@ class Counting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[str, dict[str, Any]] = {}
-        """What tasks that have ended had counted, by function."""
+        """The counts of all tasks that have ended, added up, by function."""
         self._live: dict[Any, list[Mapping[str, Any]]] = {}
-        """What each task that runs has counted."""
+        """The counts of each task that runs: a mapping for each of its functions."""
         self._past: deque[tuple[float, dict[str, int]]] = deque()
 
     def told(self, task: Any, functions: list[Mapping[str, Any]]) -> None:

@@ -52,15 +52,15 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.2
 REPORT_SECONDS: Final = 1.0
 REPORT_PATIENCE_SECONDS: Final = 2.0
-"""How long a report is tried that cannot be written: nothing waits for it."""
+"""The seconds for which a report that cannot be written is tried again: nothing waits for it."""
 END_SECONDS: Final = 30.0
-"""How long the calls that are under way may take when a mesh is to end."""
+"""The seconds that the calls that are under way may take when a mesh is to end."""
 WELL_SECONDS: Final = 180.0
-"""How long a query has to run until its failures before are forgotten."""
+"""The seconds that a query has to run until its failures before are forgotten."""
 DEATHS: Final = 2
 """After so many ends of its worker at one record a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
-"""How long the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
+"""The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_VERSION: Final = -1
 _ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
@@ -76,7 +76,7 @@ class _Query:
     component: TaskComponent | None = None
     planner: Planner | None = None
     folder: str = ""
-    """Where the checkpoint is if it has to outlive the query."""
+    """The folder of the checkpoint if that has to outlive the query; else empty."""
     part: Part | None = None
     query: Any = None
     state: str = records.STARTING
@@ -85,10 +85,10 @@ class _Query:
     starts: int = 0
     since: float = 0.0
     due: float = 0.0
-    """When it is started again."""
+    """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
     reached: Offsets = field(default_factory=dict)
-    """What tasks have called, of messages that a function has to acknowledge itself."""
+    """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
 
@@ -155,7 +155,7 @@ class MeshDriver:
         self._alone: set[str] = set()
         """The functions that get a component of their own."""
         self._ended_calls: dict[tuple[str, str], int] = {}
-        """How often a call of a function at a record had to be ended."""
+        """The number of times that a call had to be ended, by function and record."""
         self._suspects: dict[TopicPartition, int] = {}
         """The last such record of each partition."""
 

@@ -1,4 +1,4 @@
-"""How many messages a second a part of a mesh does of each topic that it reads, by the offsets of its group.
+"""The messages a second that a part of a mesh does of each topic that it reads, by the offsets of its group.
 
 Owns: what groups had committed at which time. Must not know: Spark, what parts do.
 """
@@ -15,9 +15,9 @@ from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 
 ASK_SECONDS: Final = 5.0
-"""How often groups are asked."""
+"""The seconds between two questions for the offsets of groups."""
 KEPT: Final = 3
-"""How many answers a rate is taken over."""
+"""The number of answers that a rate is taken over."""
 PATIENCE_SECONDS: Final = 2.0
 """Nothing waits for rates."""
 

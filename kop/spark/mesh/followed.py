@@ -24,7 +24,7 @@ from kop.mesh.nodes import MeshError
 from kop.mesh.spec import Mesh
 
 SEEN_SECONDS: Final = 30.0
-"""How long it is waited until what the leader has answered is seen here."""
+"""The seconds to wait until a change that the leader has answered is seen here."""
 LOOK_SECONDS: Final = 0.05
 
 
@@ -38,7 +38,7 @@ class DefinedMesh:
 
 
 class FollowedMesh:
-    """What is wanted of one mesh. `settings` are kafka-python's; `file` is where its file is, if it is here."""
+    """The wanted definition of one mesh. `settings` are kafka-python's; `file` is where its file is, if it is here."""
 
     def __init__(
         self, settings: Mapping[str, Any], patience: float, name: str, topic_names: TopicNames, file: str = ""
@@ -62,7 +62,7 @@ class FollowedMesh:
 
     @property
     def definition(self) -> MeshDefinition | None:
-        """What is wanted now; None if there is no such mesh."""
+        """The definition that is wanted now; None if there is no such mesh."""
         return self._registry.metadata.meshes.get(self.name)
 
     def ensure(self, mesh: Mesh, text: str) -> None:

@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 AnyCalls: TypeAlias = Calls | BatchCalls
 ID_PREFIX: Final = "kop.mesh"
 PIECE_SECONDS: Final = 0.01
-"""How long the calls for the records take about that go through the functions together."""
+"""The seconds, about, that the calls take for the records that go through the functions together."""
 MOST_RECORDS: Final = 2_000
 KEPT_STATES: Final = 64
-"""How many copies of states a process keeps from one batch to the next."""
+"""The number of copies of states that a process keeps from one batch to the next."""
 
 _kept: OrderedDict[TopicPartition, KeptState] = OrderedDict()
 """The copies of states that this process has, by their place in the changelog."""
@@ -173,7 +173,7 @@ class OriginHeaders(Sequence[tuple[str, bytes | None]]):
 
 
 class ChainOutputs(Outputs):
-    """What the functions of a component give: what is for a topic within it goes on to the functions that read that,
+    """The outputs of the functions of a component: those for a topic within it go on to the functions that read that,
     and to the topic unless it is private.
 
     Such a record has no offset yet. The number it has instead ascends within its partition, and is that of the input
@@ -188,7 +188,7 @@ class ChainOutputs(Outputs):
         }
         self._private = component.private
         self._records_for: list[dict[TopicPartition, list[InputRecord]]] = [{} for _ in component.steps]
-        """What each function is to be called with."""
+        """The records that each function is to be called with, by the function's number."""
         self._last: dict[TopicPartition, int] = {}
         self.floor = 0
         """The offset of the input record that goes through the functions."""

@@ -22,7 +22,7 @@ from kop import clock
 
 CONNECT_SECONDS: Final = 10.0
 BEGIN_SECONDS: Final = 30.0
-"""How long a task waits until it may begin: a driver that is paused says nothing."""
+"""The seconds that a task waits until it may begin: a driver that is paused says nothing."""
 _BEGIN: Final = b'{"begin": true}\n'
 _LINE_BYTES: Final = 1 << 20
 
@@ -38,7 +38,7 @@ class TaskLine:
         self._connection = connection
         self.component = ""
         self.told: Mapping[str, Any] = {}
-        """What it told last."""
+        """The values of the last line that the task has sent."""
 
     def begin(self) -> None:
         """Let the task begin."""

@@ -33,7 +33,7 @@ from kop.spark.tables import make_view
 Part: TypeAlias = SourcePart | SinkPart | QueryPart
 
 TASKS: Final = 2
-"""How many tasks write a batch into a topic; the number is a part of what makes it exactly once."""
+"""The number of tasks that write a batch into a topic; exactly-once writing depends on this number."""
 _READ: Final = (*read.OPTIONS, *read.CONNECTION_OPTIONS, *read.FETCH_OPTIONS)
 _WRITE: Final = (*write.OPTIONS, *write.PRODUCER_OPTIONS, *read.CONNECTION_OPTIONS)
 _WITH_REGISTRY: Final = ("avro", "protobuf", "auto")
@@ -47,7 +47,7 @@ _NESTED: Final = ("struct<", "array<", "map<")
 _PLAIN: Final = ("binary", "string")
 _NO_STREAMS: Final = ("does not support streamed writing", "STREAMED_OPERATOR_UNSUPPORTED")
 _OF_TIME: Final = ("STREAMING_OUTPUT_MODE", "outputMode", "output mode", "watermark")
-"""What Spark's errors name if a query needs another output mode, or a watermark."""
+"""The words of Spark's errors if a query needs another output mode, or a watermark."""
 
 
 class PartQueries:

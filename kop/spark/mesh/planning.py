@@ -16,9 +16,9 @@ from kop.functions.spec import Guarantee
 from kop.spark.mesh.component import Share, Work
 
 WAIT_MS: Final = 500
-"""How long it is waited for records before it is said that there are none."""
+"""The milliseconds to wait for records before it is said that there are none."""
 LOOK_SECONDS: Final = 30.0
-"""How often partitions are looked for that came later."""
+"""The seconds between two looks for partitions that came later."""
 
 
 class Planner:
@@ -31,7 +31,7 @@ class Planner:
         self._places: list[TopicPartition] = []
         self._looked = float("-inf")
         self._planned: tuple[Offsets, Offsets] | None = None
-        """Where partitions stood and ended when a batch was planned that calls each message once."""
+        """The positions and the ends of partitions when a batch was planned that calls each message once."""
 
     def close(self) -> None:
         """Close the connections."""

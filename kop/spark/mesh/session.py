@@ -16,9 +16,9 @@ from typing import Any, Final
 from kop import clock
 
 ATTEMPTS: Final = 4
-"""How often a task is tried; `local[N]` would try it once, so that one lost worker would end the query."""
+"""The number of tries of a task; `local[N]` would try it once, so that one lost worker would end the query."""
 CORES_SECONDS: Final = 60.0
-"""How long it is waited for executors of a cluster, which come one after the other."""
+"""The seconds to wait for executors of a cluster, which come one after the other."""
 SETTLED_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.1
 _DEFAULTS: Final = {

@@ -1,4 +1,4 @@
-"""Where the functions of a mesh begin to read when it starts: offsets that have to be set before anything runs.
+"""The offsets at which the functions of a mesh begin to read when it starts; they have to be set before anything runs.
 
 Owns: what becomes of offsets if functions are called together that read a topic before, or the other way round.
 Must not know: Spark, how components are made.

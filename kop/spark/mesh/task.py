@@ -43,10 +43,10 @@ C = TypeVar("C", WriteClient, ReadClient)
 _Record: TypeAlias = tuple[TopicPartition, int]
 """A partition and an offset."""
 FETCH_WAIT_MS: Final = 250
-"""How long a server holds a Fetch: the end of a batch waits for the one that is under way."""
+"""The milliseconds that a server holds a Fetch at most: the end of a batch waits for the one that is under way."""
 TELL_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.1
-"""How often a task looks at what other threads have told it while it waits for records."""
+"""The seconds between two looks of a task at the news of other threads while it waits for records."""
 
 _codes: dict[tuple[str, str, str, str], FunctionCode] = {}
 """The functions that this process has loaded, by full name, package and class."""
@@ -85,7 +85,7 @@ def counts(spec: FunctionSpec, stats: StatsSnapshot) -> dict[str, Any]:
 
 
 class _Base:
-    """What both kinds of tasks have: the line to the driver, the end of a batch, clients."""
+    """The parts that both kinds of tasks have: the line to the driver, the end of a batch, clients."""
 
     def __init__(self, work: Work, share: Share) -> None:
         self._work = work

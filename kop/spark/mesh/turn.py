@@ -25,9 +25,9 @@ from kop.mesh import records
 SESSION_SECONDS: Final = 6.0
 """As short as Kafka's default allows: so long a mesh stands still after its driver was killed."""
 SURE_SECONDS: Final = 2.0
-"""How long an answer of the server holds: less than a session."""
+"""The seconds for which the server's answer that a driver is a member holds: less than a session."""
 BEGIN_SECONDS: Final = 20.0
-"""How long a task waits for leave to begin: the server may be away for a moment."""
+"""The seconds that a task waits for leave to begin: the server may be away for a moment."""
 LOOK_SECONDS: Final = 0.1
 _PREFIX: Final = "kop-mesh-"
 
