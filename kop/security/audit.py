@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Event(StrEnum):
-    """What a line is about."""
+    """The event that a line is about."""
 
     DENIED = "denied"
     ALLOWED = "allowed"
@@ -57,7 +57,7 @@ class Peer(Protocol):
 
 
 class AuditLines:
-    """Where the lines of a process go: to a file of their own, or to the log of all else."""
+    """The target of the audit lines of a process: a file of their own, or the log of all else."""
 
     def __init__(self, file: str) -> None:
         """`file`: its path; empty: the log. ConfigError if it cannot be opened."""
@@ -79,7 +79,7 @@ class AuditLines:
 
     @property
     def lost(self) -> int:
-        """How many lines could not be written to the file."""
+        """The number of lines that could not be written to the file."""
         return 0 if self._handler is None else self._handler.lost
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is read of X.509 certificates: who a certificate is for, and from when until when it holds.
+"""The parts that are read of X.509 certificates: who a certificate is for, and from when until when it holds.
 
 Owns: the parts of a certificate's DER that are wanted; the subject's text as Java's `X500Principal.getName()` prints it
 (RFC 2253), by which Kafka's users are named.

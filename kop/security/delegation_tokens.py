@@ -21,7 +21,7 @@ USER: Final = "User"
 
 @dataclass(frozen=True, slots=True)
 class DelegationToken:
-    """What is kept of a token: no secret."""
+    """The data that are kept of a token: no secret."""
 
     id: str
     owner: str
@@ -32,9 +32,9 @@ class DelegationToken:
     """Principals that may renew and end it besides its owner."""
     issued_ms: int
     expires_ms: int
-    """When it ends if nobody renews it, in milliseconds since the epoch."""
+    """The time at which the token ends if nobody renews it, in milliseconds since the epoch."""
     ends_ms: int
-    """When it ends, however often it is renewed."""
+    """The time at which the token ends, however often it is renewed, in milliseconds since the epoch."""
 
     def has_expired(self, now_ms: int) -> bool:
         """Return true if the token is worth nothing any more."""

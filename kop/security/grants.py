@@ -33,7 +33,8 @@ _IN_NAMESPACE: Final = frozenset({ResourceType.TOPIC, ResourceType.GROUP, Resour
 _OF_NAMESPACE: Final = f"/{CLUSTER_NAME}"
 """Ends the name of the cluster as the namespace of a tenant."""
 _OF_ADMINS: Final = frozenset({_Op.CREATE, _Op.DELETE, _Op.DESCRIBE, _Op.DESCRIBE_CONFIGS, _Op.IDEMPOTENT_WRITE})
-"""What admins of a tenant may do with its namespaces as a whole. Quotas are changed by super users, as in Pulsar."""
+"""The operations that admins of a tenant may do with its namespaces as a whole. Quotas are changed by super users, as
+in Pulsar."""
 _LONGEST: Final = 255
 """Characters of a namespace beyond which there can be none of that name."""
 _USER: Final = "User:"

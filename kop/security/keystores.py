@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
-"""What stores of Java's forms JKS and JCEKS begin with."""
+"""The first bytes of stores of Java's forms JKS and JCEKS."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What one listener asks of its clients before they are served.
+"""The demands of one listener on its clients before they are served.
 
 Owns: the certificate and the mechanisms of a listener, together.
 Must not know: sockets, settings.
@@ -24,7 +24,7 @@ class ListenerSecurity:
     tls: TlsContext | None = None
     """None if TLS is not spoken."""
     mechanisms: Mechanisms = field(default_factory=dict)
-    """How clients may log in; empty if they need not."""
+    """The mechanisms by which clients may log in; empty if they need not."""
     largest_before_login: int = 0
     """Bytes of the largest request before a client has logged in."""
     name_of: Callable[[str], str] | None = None
@@ -36,7 +36,7 @@ class ListenerSecurity:
     """Says where clients belong; None: all are of the home space."""
 
     space: Space = HOME
-    """Where clients belong that say nothing of who they are."""
+    """The space of names of clients that say nothing of who they are."""
 
     def identified(self, subject: str) -> tuple[str, Space]:
         """Return the principal of a client whose certificate has this subject, and where it belongs, if certificates

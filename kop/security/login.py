@@ -1,4 +1,4 @@
-"""What one connection has to show before anything else is served to it (KIP-43, KIP-152).
+"""The proof that one connection has to give before anything else is served to it (KIP-43, KIP-152).
 
 Owns: the order of the steps of SASL: at most one ApiVersions, SaslHandshake, tokens; which mechanisms a listener has;
 when a client has to log in again, and who, and of which tenant, it must be then.
@@ -39,11 +39,11 @@ class Offer:
 
 
 Mechanisms: TypeAlias = Mapping[str, Offer]
-"""What a listener offers, by the names of mechanisms."""
+"""The offers of a listener, by the names of mechanisms."""
 
 
 class Turn(Enum):
-    """What becomes of a request that comes before a client has logged in."""
+    """The fate of a request that comes before a client has logged in."""
 
     SERVE = "serve"
     REFUSE = "refuse"
@@ -60,7 +60,7 @@ class Login:
         self._mechanisms = mechanisms
         self._membership = membership
         self.space = HOME
-        """Where the client that has logged in belongs."""
+        """The space of names of the client that has logged in."""
         self._mechanism = ""
         """The mechanism of the exchange under way."""
         self._exchange: Exchange | None = None
@@ -71,7 +71,7 @@ class Login:
         """Who has logged in; None before."""
         self._logged_in_by = ""
         self._again_ms: int | None = None
-        """When the client began to log in again the last time."""
+        """The time at which the client began to log in again the last time, in milliseconds since the epoch."""
         self.claimed: str | None = None
         """The user that the client said to be in its last exchange; None if it has not said it."""
         self.lifetime_ms: int | None = None
@@ -101,7 +101,7 @@ class Login:
 
     @property
     def refusal(self) -> str | None:
-        """Why its login will fail, if the client has been told that it will, and may send another token; else None."""
+        """The reason that the login will fail, if the client was told so, and may send another token; else None."""
         return None if self._exchange is None else self._exchange.refusal
 
     @property

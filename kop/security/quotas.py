@@ -23,7 +23,7 @@ LONGEST_NAME: Final = 32_767
 
 
 class QuotaKind(StrEnum):
-    """What a quota bounds, by Kafka's keys."""
+    """The kinds of use that a quota bounds, by Kafka's keys."""
 
     PRODUCED = "producer_byte_rate"
     CONSUMED = "consumer_byte_rate"
@@ -133,7 +133,7 @@ def check(entity: Entity, key: str, value: float) -> QuotaKind:
 
 
 class QuotaMatch(NamedTuple):
-    """Which entities a client asks for, by what their parts are; see `match_of`."""
+    """The filter of the entities that a client asks for, by the parts of entities; see `match_of`."""
 
     exact: Mapping[str, str]
     """The names that parts must have, by Kafka's types."""

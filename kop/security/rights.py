@@ -53,7 +53,7 @@ RESOURCES_OF_SPACES: Final = frozenset(
 
 
 class PatternType(IntEnum):
-    """How the name of an ACL's resource is meant, by the codes of Kafka's `PatternType`."""
+    """The ways in which the name of an ACL's resource is meant, by the codes of Kafka's `PatternType`."""
 
     UNKNOWN = 0
     ANY = 1

@@ -1,4 +1,4 @@
-"""What can be set of the authorizer. Owns: these settings, with their defaults and limits."""
+"""The settings of the authorizer. Owns: these settings, with their defaults and limits."""
 
 from __future__ import annotations
 

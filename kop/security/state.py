@@ -36,7 +36,7 @@ _TOPIC: Final = StateTopic(SECURITY_TOPIC, 1, {"cleanup.policy": "compact", "com
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _WRITE_SECONDS: Final = 20.0
-"""How long a write may take, with the pauses behind those that other brokers came before."""
+"""The seconds that a write may take, with the pauses behind those that other brokers came before."""
 _log = logging.getLogger(__name__)
 
 

@@ -24,7 +24,7 @@ _SHOWN: Final = 200
 
 
 class RightsInSpaces(Protocol):
-    """What decides about rights, as far as it concerns where clients belong."""
+    """The authority on rights, as far as it concerns the spaces of names that clients belong to."""
 
     def enter(self, principal: str, space: Space, *, proven: bool) -> Awaitable[str]:
         """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
@@ -36,7 +36,7 @@ class RightsInSpaces(Protocol):
 
 
 class TenantMembership:
-    """Where clients belong."""
+    """The membership of clients in spaces of names, by rules."""
 
     def __init__(
         self, rules: str, super_users: Collection[str], home: str, reserved: Collection[str], rights: RightsInSpaces

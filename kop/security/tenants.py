@@ -27,7 +27,7 @@ class Space:
     """The space of names of some clients."""
 
     prefix: str
-    """What stored names of this space begin with: `TENANT/NAMESPACE/`, or nothing for the home space."""
+    """The beginning of stored names of this space: `TENANT/NAMESPACE/`, or nothing for the home space."""
 
     @property
     def is_home(self) -> bool:

@@ -1,4 +1,4 @@
-"""How much clients take, in windows of a second, and for how long they are held who took more than a quota allows.
+"""The amounts that clients take, in windows of a second, and the seconds for which those are held who took too much.
 
 Owns: what is counted for whom, Kafka's windows and delays. A window is a second, and eleven of them count, with the one
 that runs; so about ten seconds' worth may come at once.
@@ -33,7 +33,7 @@ _C = TypeVar("_C")
 
 
 class Rate:
-    """What somebody took in the last seconds."""
+    """The amount that somebody took in the last seconds."""
 
     __slots__ = ("_total", "_windows")
 
@@ -76,7 +76,7 @@ class Rate:
 
 
 class Bucket:
-    """What somebody took of something that flows back at the quota's rate: Kafka's TokenBucket."""
+    """The amount that somebody took of something that flows back at the quota's rate: Kafka's TokenBucket."""
 
     __slots__ = ("_at", "_taken")
 
@@ -120,7 +120,7 @@ _NOTHING: Final = ClientQuotas(None, None, None, None)
 
 
 class Meter:
-    """What one request takes, and for how long its client is held for it."""
+    """The quota use of one request, and the seconds for which its client is held for it."""
 
     __slots__ = ("_begun", "_counted", "_gave", "_owner", "_produced", "_quotas", "delay", "kind", "place", "seconds")
 
@@ -253,7 +253,7 @@ class TimedWork(Coroutine[Any, Any, _T]):
 
 
 class Throttling:
-    """What all clients of this broker take, by the quotas that hold for them."""
+    """The amounts that all clients of this broker take, by the quotas that hold for them."""
 
     def __init__(self, quotas: Quotas, now: Callable[[], float], most_counted: int = MOST_COUNTED) -> None:
         """`now` gives the time in seconds."""
@@ -268,7 +268,7 @@ class Throttling:
         self._version = 0
         """The version of the quotas by which `_clients` are."""
         self._held: dict[QuotaKind, list[float]] = {kind: [0, 0.0] for kind in QuotaKind}
-        """How often, and for how many seconds, somebody was held."""
+        """The number of times that somebody was held, and the seconds of it, by the kind of quota."""
 
     def of(self, principal: str, client_id: str | None, space: Space = HOME) -> ClientQuotas | None:
         """Return the quotas that hold for a client; None if there are none."""

@@ -32,7 +32,7 @@ CLIENT_AUTH: Final = {
     "requested": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-"""What `ssl.client.auth` is to Python."""
+"""The constants of Python for the values of `ssl.client.auth`."""
 
 
 @dataclass(frozen=True, kw_only=True)

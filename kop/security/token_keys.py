@@ -58,7 +58,7 @@ class KeySource:
         """The URL as logs and metrics have it."""
         self.keys: tuple[TokenKey, ...] = ()
         self.since = clock.monotonic()
-        """When the keys were fetched the last time; at first when they were first wanted."""
+        """The time of the last fetch of the keys, or of the first wish for them, in seconds of the monotonic clock."""
         self.url = url
         self._read = read
         self._refresh_seconds = refresh_seconds

@@ -52,7 +52,7 @@ class TokenKey:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What a token has to say. Times in seconds."""
+    """The rules for the claims of a token. Times in seconds."""
 
     issuer: str | None = None
     """None: any, or none."""
@@ -66,7 +66,7 @@ class TokenRules:
     skew: float = 30.0
     """By how much clocks may differ."""
     longest: float | None = None
-    """How far the end of a token may be; None: it need not end."""
+    """The most seconds from now to the end of a token; None: it need not end."""
 
 
 def public_key(key: Any, key_id: str | None = None, algorithm: str | None = None) -> TokenKey | None:

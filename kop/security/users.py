@@ -40,7 +40,7 @@ class Mechanism(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """What is kept of a password for one mechanism."""
+    """The values that are kept of a password for one mechanism."""
 
     salt: bytes = field(repr=False)
     stored_key: bytes = field(repr=False)

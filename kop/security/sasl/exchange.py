@@ -1,4 +1,4 @@
-"""What the exchanges of all mechanisms have in common.
+"""The parts that the exchanges of all mechanisms have in common.
 
 Owns: the steps of an exchange as its callers see them, who a client is found to be, and how it fails.
 Must not know: any mechanism, requests, sockets.
@@ -41,11 +41,11 @@ class ClientIdentity:
     principal: str
     """The name for rights, as `User:NAME`."""
     expires_ms: int | None = None
-    """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
+    """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
     is_valid: Callable[[], bool] = _always
     """Returns false once the client could not show it any more."""
     claim: NamespaceClaim | None = None
-    """Where the client belongs, by what it has shown; None if that says nothing of it."""
+    """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
 
 
 class Exchange(Protocol):
@@ -57,11 +57,11 @@ class Exchange(Protocol):
 
     @property
     def expires_ms(self) -> int | None:
-        """When what the client has shown ends, in milliseconds since the epoch; None: it does not."""
+        """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
 
     @property
     def claim(self) -> NamespaceClaim | None:
-        """Where the client belongs, by what it has shown; None if that says nothing of it."""
+        """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
 
     @property
     def is_by_token(self) -> bool:
@@ -73,7 +73,7 @@ class Exchange(Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why the exchange will fail if the client has been told already, though it goes on; else None."""
+        """The reason that the exchange will fail, if the client was told so and the exchange goes on; else None."""
 
     def is_valid(self) -> bool:
         """Return false once the login would not succeed any more: the user is gone, or has another password."""
@@ -83,7 +83,7 @@ class Exchange(Protocol):
 
 
 class IdentityExchange:
-    """What those exchanges have in common that find who a client is in one step."""
+    """The parts that those exchanges have in common that find who a client is in one step."""
 
     is_by_token = False
 
@@ -100,12 +100,12 @@ class IdentityExchange:
 
     @property
     def expires_ms(self) -> int | None:
-        """When what the client has shown ends; None: it does not."""
+        """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
         return None if self.identity is None else self.identity.expires_ms
 
     @property
     def claim(self) -> NamespaceClaim | None:
-        """Where the client belongs, by what it has shown; None if that says nothing of it."""
+        """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
         return None if self.identity is None else self.identity.claim
 
     def is_valid(self) -> bool:

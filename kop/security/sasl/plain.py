@@ -23,7 +23,7 @@ from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 LONGEST_MESSAGE: Final = 65_536
 """The most bytes of the message: a password may be a token."""
 _TOKEN: Final = "token:"
-"""What a password begins with that is a token of Pulsar, as in KoP."""
+"""The beginning of a password that is a token of Pulsar, as in KoP."""
 _NAMESPACE: Final = re.compile(r"[-\w.=:]+/[-\w.=:]+")
 
 Check: TypeAlias = Callable[[str, str], Awaitable[ClientIdentity | None]]

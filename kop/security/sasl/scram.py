@@ -37,7 +37,7 @@ _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p
 
 
 class ScramVerifier(Protocol):
-    """What a server keeps of a password."""
+    """The values that a server keeps of a password."""
 
     @property
     def salt(self) -> bytes:
@@ -53,7 +53,7 @@ class ScramVerifier(Protocol):
 
     @property
     def iterations(self) -> int:
-        """How often the password was hashed."""
+        """The number of times that the password was hashed."""
 
 
 class TokenLogins(Protocol):
