@@ -35,7 +35,7 @@ class _Partition:
     open: dict[int, int] = field(default_factory=dict)
     """The offsets that are not done, in their order, and how many were taken before each."""
     told: int = -1
-    """What `committable` has told."""
+    """The offset that `committable` has told last."""
 
 
 class Acks:
@@ -46,9 +46,9 @@ class Acks:
         self._max_retries = max_retries
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._failures: dict[tuple[TopicPartition, int], int] = {}
-        """How often a message has failed that is open."""
+        """The number of failures of each open message, by partition and offset."""
         self._due: dict[tuple[TopicPartition, int], float] = {}
-        """When a message is tried again that waits for it."""
+        """The time of the next try of each message that waits for one, in seconds, by partition and offset."""
         self._queue: list[tuple[float, TopicPartition, int]] = []
         """The same by time, with times that do not hold any more."""
 

@@ -21,7 +21,7 @@ from kop.functions.unpacking import Unpacking
 from kop.functions.waiting import SEEN_SECONDS, until
 
 ASK_SECONDS: Final = 15.0
-"""How long an instance may take to answer, unless the question says another time."""
+"""The seconds that an instance may take to answer, unless the question says another time."""
 
 
 def unknown(error: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class CallBase:
         self._acks = Acks(spec.max_message_retries)
         self._tries = spec.processing_guarantees is not Guarantee.ATMOST_ONCE
         self._answers: list[tuple[bytes, TriggerAnswer]] = []
-        """What is told once it is written, by the number of the trigger."""
+        """The answers that are told once all is written, each with the number of its trigger."""
         self._callbacks: list[Publish] = []
         self._effects: list[Effect] = []
         self._context = context(self._effects)

@@ -25,12 +25,12 @@ AHEAD_RECORDS: Final = 1_000
 """The most messages of a partition that are called behind one that is not done yet."""
 
 Unit: TypeAlias = tuple[TopicPartition, bytes | None]
-"""What waits while a message of it is tried again: a whole partition, or a key of one."""
+"""A unit that waits while a message of it is tried again: a whole partition (None), or a key of one."""
 Place: TypeAlias = tuple[TopicPartition, int]
 
 
 class CallResult(NamedTuple):
-    """What a call gave: its output if it is not None, and what it asked of its context."""
+    """The result of a call: its output if it is not None, and the effects that it asked of its context."""
 
     output: bytes | None
     effects: Sequence[Effect]
@@ -48,7 +48,7 @@ class Calls(CallBase):
         self._by_partition = spec.processing_guarantees is Guarantee.EFFECTIVELY_ONCE or bool(spec.retain_ordering)
         self._by_key = not self._by_partition and bool(spec.retain_key_ordering)
         self._blocked: dict[Unit, deque[InputRecord]] = {}
-        """What waits, by what it waits for; the failed message itself is not among them."""
+        """The messages that wait, by the unit that they belong to; the failed message itself is not among them."""
         self._open: dict[Place, InputRecord] = {}
         """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None

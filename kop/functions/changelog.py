@@ -42,7 +42,7 @@ from kop.functions.writing import Outputs
 PREFIX: Final = "__kop_functions_state."
 CONFIGS: Final = {"cleanup.policy": "compact"}
 ANSWER_SECONDS: Final = 30.0
-"""How long another thread waits for an answer."""
+"""The seconds that another thread waits for an answer."""
 _NAME_BYTES: Final = 249
 """As long may the name of a topic be."""
 _ESCAPES: Final = {".": "..d", "=": "..e", ":": "..c"}

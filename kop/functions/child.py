@@ -38,10 +38,10 @@ from kop.functions.state import StateError
 from kop.functions.triggers import ABSENT
 
 GRACE_SECONDS: Final = 10.0
-"""How long a call may go on that is under way when the instance is to end."""
+"""The seconds for which a call may go on that is under way when the instance is to end."""
 FETCH_WAIT_MS: Final = 60_000
-"""How long a server may hold a Fetch that nothing has come for, at most what the client waits for an answer, see
-`ReadClient`: each one more is the cost of an idle instance."""
+"""The milliseconds that a server may hold a Fetch that nothing has come for; fewer if the client waits less for an
+answer, see `ReadClient`. Each Fetch more is the cost of an idle instance."""
 _TOLD: Final = (ClientError, UnreachableError, FunctionLoadError, SerdeError)
 """Errors whose text says all."""
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """What an instance is started with."""
+    """The data that an instance is started with."""
 
     spec: FunctionSpec
     place: CodePlace

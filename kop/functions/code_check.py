@@ -25,7 +25,7 @@ from kop.functions.windowing import extractor_of, of_elements
 
 CHECK_SECONDS: Final = 20.0
 _DUMP_SECONDS: Final = 0.5
-"""How long before the end a process that hangs says where."""
+"""The seconds before the time limit at which a process that hangs prints its stack."""
 
 
 def check(spec: FunctionSpec, place: CodePlace, seconds: float = CHECK_SECONDS) -> list[str]:

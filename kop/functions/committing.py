@@ -60,7 +60,7 @@ def commit(
 
 
 class BatchEnd:
-    """How a batch ends. `positions` of the classes below are the offsets that are committed."""
+    """The end of a batch. `positions` of the classes below are the offsets that are committed."""
 
     def begin(self, taken: Collection[Taken]) -> None:
         """Note what is going to be called."""

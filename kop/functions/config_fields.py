@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from kop.functions.spec import Guarantee
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where something stands in a FunctionConfig: names of fields, keys and indexes."""
+"""The place of something in a FunctionConfig: names of fields, keys and indexes."""
 
 
 def _absent(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where each part of a definition stands, and what is wrong with it there.
+"""The place of each part of a definition, and the mistakes there.
 
 Owns: lines of the file and flags by field; mistakes and notes, with their places; which mistakes are one.
 Must not know: how text and flags are read, what is right.

@@ -27,12 +27,12 @@ InputRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
 
 
 class MissingError(Exception):
-    """What a function asks for and cannot have."""
+    """A thing that a function asks for and cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordId:
-    """What `get_message_id` returns: a place in a topic, with the methods of Pulsar's MessageId.
+    """The result of `get_message_id`: a place in a topic, with the methods of Pulsar's MessageId.
 
     Pulsar's ids have a ledger and an entry in it, of which Pulsar's runtime makes one number; the offset is cut where
     that joins them.
@@ -120,7 +120,7 @@ _IDENTITY: Final = "serde.IdentitySerDe"
 
 
 class FunctionContext:
-    """What `process` gets as `context`."""
+    """The argument `context` of `process`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class FunctionContext:
         self._serializers: dict[str, Serializer] = {}
         self._told: set[str] = set()
         self._changes: StateChanges | None = None
-        """What the call has done to the state; it is one of its effects."""
+        """The changes that the call has made to the state; they are one of its effects."""
         self._partition: TopicPartition = ("", -1)
         self._record: InputRecord = (-1, -1, None, None, ())
 

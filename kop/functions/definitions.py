@@ -72,7 +72,7 @@ class Definition(_RecordJson):
     version: int
     """Revision of the last request that changed configuration or code: what its instances run."""
     version_ms: int = 0
-    """When that was asked for, in milliseconds since the epoch; 0 in definitions of workers that did not note it."""
+    """The time of the request of `version`, in milliseconds since the epoch; 0 if a worker did not note it."""
     package: str = ""
     """The SHA-256 of its code."""
     package_name: str = ""
@@ -82,7 +82,7 @@ class Definition(_RecordJson):
     restarts: Mapping[int, int] = field(default_factory=dict)
     """Instance to the revision of the last request that it be started anew, where it is of this version."""
     topic_names: TopicNames = HOME
-    """What names of topics in its configuration mean on this cluster."""
+    """The meaning on this cluster of the names of topics in the configuration."""
     mesh: str = ""
     """The full name of the mesh whose drivers run it; workers leave it alone then."""
     kind: str = ""
@@ -143,7 +143,7 @@ class MeshDefinition(_RecordJson):
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Part, by its name, to the revision of the last request that it be started anew; all parts are empty."""
     topic_names: TopicNames = HOME
-    """What names of topics in its file mean on this cluster."""
+    """The meaning on this cluster of the names of topics in the file."""
     kind: str = ""
     by: str = ""
     at_ms: int = 0
@@ -151,7 +151,7 @@ class MeshDefinition(_RecordJson):
 
     @property
     def key(self) -> str:
-        """What requests for it name, and the key of its record."""
+        """The name of the mesh in requests for it, which is the key of its record, too."""
         return mesh_key(self.name)
 
     @property
@@ -209,11 +209,11 @@ def _within(there: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment(_RecordJson):
-    """Which worker runs an instance, and on which partitions."""
+    """The worker that runs an instance, and the partitions on which the instance runs."""
 
     worker: str
     revision: int
-    """What `Definition.runs` says of the instance."""
+    """The revision that `Definition.runs` returns for the instance."""
     partitions: tuple[TopicPartition, ...]
     number: int
     """That of the instance."""
@@ -221,12 +221,12 @@ class Assignment(_RecordJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Request(_RecordJson):
-    """What somebody wants of the leader."""
+    """A request of somebody to the leader."""
 
     id: str
     kind: Kind
     fqfn: str = ""
-    """What it is about: a function, or what `mesh_key` gives for a mesh."""
+    """The subject of the request: the full name of a function, or the result of `mesh_key` for a mesh."""
     expects: int | None = None
     """The revision that the definition has by then; None if there is none."""
     config: Mapping[str, Any] | None = None
@@ -238,14 +238,14 @@ class Request(_RecordJson):
     part: str = ""
     """For a mesh: what it is to be, and which part is to start anew; no part means all."""
     worker: str = ""
-    """Which one is drained, or no more."""
+    """The worker that is to be drained, or to be drained no more."""
     by: str = ""
     at_ms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderAnswer(_RecordJson):
-    """What became of a request. `status` is one of HTTP: below 300 it won."""
+    """The outcome of a request. `status` is one of HTTP: below 300 the request won."""
 
     request: str
     status: int

@@ -1,4 +1,4 @@
-"""What becomes of a request to the leader: the answer, and what is to be written for it.
+"""The effects of a request to the leader: the answer, and the changes to be written for it.
 
 Owns: these data, the statuses of answers, who lost to whom.
 Must not know: what kinds of requests do, topics.
@@ -15,7 +15,7 @@ from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition, 
 from kop.functions.spec import FunctionSpec
 
 MAX_BYTES: Final = 512 * 1024
-"""How large a definition may be: it has to fit into a record."""
+"""The most bytes of a definition, of a function or a mesh: it has to fit into a record."""
 OK: Final = 200
 WRONG: Final = 400
 NOT_THERE: Final = 404
@@ -28,11 +28,11 @@ DEFECT: Final = 500
 
 @dataclass(frozen=True)
 class Effects:
-    """What is to be written, in one transaction, for a request."""
+    """The changes to be written, in one transaction, for a request."""
 
     answer: LeaderAnswer
     definitions: Mapping[str, Definition | None] = field(default_factory=dict)
-    """What a function is from now on; None if it is not there any more."""
+    """The definition that a function has from now on, by its full name; None if it is not there any more."""
     meshes: Mapping[str, MeshDefinition | None] = field(default_factory=dict)
     """The same of meshes."""
     begins: Mapping[str, FunctionSpec | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the fork server of functions has loaded: imported by it alone, and so by processes that it makes.
+"""The modules that the fork server of functions has loaded: imported by it alone, and so by processes that it makes.
 
 Owns: which modules and compiled code these are; that they stay in pages that all processes share.
 Must not know: what is done with them.

@@ -22,9 +22,9 @@ from kop.functions.metadata import REQUESTS
 from kop.functions.reading import READ_COMMITTED
 
 SCANNED_OFFSETS: Final = 50_000
-"""How many of the last offsets are read: a request takes about three."""
+"""The number of the last offsets that are read: a request takes about three."""
 STEP_OFFSETS: Final = 5_000
-"""How many are read at once, from the newest ones backwards."""
+"""The number of offsets that are read at once, from the newest ones backwards."""
 _PLACE: Final = REQUESTS, 0
 _SCAN: Final = FetchSettings(isolation=READ_COMMITTED)
 _SINGLE: Final = FetchSettings(isolation=READ_COMMITTED, partition_bytes=64 << 10, max_bytes=64 << 10)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 30.0
 OWN_PREFIX: Final = "__kop_"
-"""How the names of topics begin that have definitions, state and the like."""
+"""The beginning of the names of topics that have definitions, state and the like."""
 
 
 def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:

@@ -31,11 +31,11 @@ from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
 
 KNOWN_REQUESTS: Final = 1_000
-"""How many of the last requests get their first answer again if they are sent again."""
+"""The number of the last requests that get their first answer again if they are sent again."""
 
 
 class Leader:
-    """What the leader has decided. `answers` are the last ones that there are, in their order."""
+    """The decisions of the leader. `answers` are the last ones that there are, in their order."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from kop.functions.waiting import SEEN_SECONDS, until
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 30.0
-"""How long a request waits for its answer: longer than it takes until another worker leads."""
+"""The seconds that a request waits for its answer: longer than it takes until another worker leads."""
 NOBODY: Final = 503
 
 

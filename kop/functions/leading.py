@@ -69,21 +69,21 @@ log = logging.getLogger(__name__)
 GROUP: Final = "__kop.functions"
 LEADER_ID: Final = "kop.functions.leader"
 TRANSACTION_TIMEOUT_MS: Final = 10_000
-"""How long the leader's transaction may be open."""
+"""The milliseconds for which the leader's transaction may be open."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long all wait at most for what one function needs."""
+"""The seconds that all wait at most for the needs of one function."""
 BATCH_REQUESTS: Final = 100
 LOOK_SECONDS: Final = 10.0
-"""How often the leader looks for new partitions."""
+"""The seconds between two looks of the leader for new partitions."""
 SCHEDULE_SECONDS: Final = 60.0
 SWEEP_MS: Final = 600_000
-"""How old a package is at least that is deleted because no definition names it: its request may be under way."""
+"""The milliseconds for which a package is kept at least that no definition names: its request may be under way."""
 PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass
 class Term:
-    """What a leader knows that nobody else needs."""
+    """The data that a leader knows and nobody else needs."""
 
     leader: Leader
     identity: Identity
@@ -120,7 +120,7 @@ class Leading:
         patience: float,
     ) -> None:
         self.failure: str | None = None
-        """Why this worker, whose turn it is to lead, takes no requests at the moment."""
+        """The reason that this worker, whose turn it is to lead, takes no requests now; None if there is none."""
         self._settings = dict(settings)
         self._worker_id = worker_id
         self._metadata = metadata

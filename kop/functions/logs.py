@@ -29,17 +29,17 @@ from kop.records.batch import Codec
 
 RECORDS_A_SECOND: Final = 1_000
 BYTES_A_SECOND: Final = 1 << 20
-"""What a function may log; a burst may have twice as much."""
+"""The bytes a second that a function may log, beside the records a second; a burst may have twice as much."""
 RECORD_CHARACTERS: Final = 10_000
 PATIENCE_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 30.0
-"""When a log topic that refused is tried again."""
+"""The seconds after which a log topic that refused is tried again."""
 LINGER_SECONDS: Final = 0.1
 END_SECONDS: Final = 3.0
 
 
 class Allowance:
-    """How much may be logged. What one second leaves the next one may take, too."""
+    """The amount that may be logged. The rest that one second leaves the next one may take, too."""
 
     def __init__(self, now: float, records: int = RECORDS_A_SECOND, size: int = BYTES_A_SECOND) -> None:
         self._rates = (records, size)

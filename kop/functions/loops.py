@@ -20,7 +20,7 @@ class Loop(NamedTuple):
 
     text: str
     since_ms: int
-    """When the last of them was made what it is, in milliseconds since the epoch."""
+    """The time of the last request that changed a function of the loop, in milliseconds since the epoch."""
 
 
 def loop_of(fqfn: str, definitions: Mapping[str, Definition]) -> Loop | None:

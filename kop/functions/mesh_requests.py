@@ -24,7 +24,7 @@ from kop.functions.topics import TopicNames
 
 @dataclass(frozen=True)
 class Known:
-    """What the leader knows."""
+    """The facts by which the leader decides: definitions, meshes, packages, names of topics."""
 
     definitions: Mapping[str, Definition]
     meshes: Mapping[str, MeshDefinition]

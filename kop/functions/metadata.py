@@ -37,9 +37,9 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     **{topic: {"cleanup.policy": "compact"} for topic in (DEFINITIONS, ASSIGNMENTS, PACKAGES)},
 }
 UPLOAD: Final = "path:"
-"""What the key of an uploaded file begins with; its path follows, and the value names its package."""
+"""The beginning of the key of an uploaded file; its path follows, and the value names its package."""
 WORKER: Final = "worker:"
-"""What the key of a drained worker begins with."""
+"""The beginning of the key of a drained worker; the worker's id follows."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,7 +50,7 @@ Record: TypeAlias = tuple[str, bytes, bytes | None]
 
 @dataclass
 class FunctionsMetadata:
-    """What the topics of workers say as of now. One thread changes it; others may read single values."""
+    """The content of the topics of workers as of now. One thread changes it; others may read single values."""
 
     packages: Assembler
     definitions: dict[str, Definition] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class FunctionsMetadata:
     uploads: dict[str, str] = field(default_factory=dict)
     """Path to digest."""
     stored_at: dict[str, int] = field(default_factory=dict)
-    """When the last part of each package was written, in milliseconds since the epoch."""
+    """The time at which the last part of each package was written, in milliseconds since the epoch, by digest."""
 
     def take(self, topic: str, offset: int, at_ms: int, key: bytes | None, value: bytes | None) -> LeaderAnswer | None:
         """Take a record; returns the answer if it is one to a request. DamagedRecordError if it cannot be read."""

@@ -17,9 +17,9 @@ TOPIC_HEADER: Final = "__pfn_input_topic__"
 ID_HEADER: Final = "__pfn_input_msg_id__"
 _NAMES: Final = (TOPIC_HEADER.encode(), ID_HEADER.encode())
 ENTRY_BITS: Final = 28
-"""How many lower bits of an offset stand for the entry in an id of Pulsar, the others for the ledger."""
+"""The number of lower bits of an offset that stand for the entry in an id of Pulsar, the others for the ledger."""
 BLOCK: Final = 128
-"""How many offsets in a row have ids that differ in their lowest seven bits alone."""
+"""The number of offsets in a row that have ids that differ in their lowest seven bits alone."""
 
 
 def varint(number: int) -> bytes:

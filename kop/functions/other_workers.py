@@ -16,7 +16,7 @@ from kop.functions.definitions import WorkerInfo
 
 STATUS_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 2.0
-"""How much longer than the instance the way to it may take."""
+"""The seconds that the way to an instance may take beyond the time that the instance has."""
 
 
 class OtherWorkerError(Exception):

@@ -51,11 +51,11 @@ not changed after all."""
 WELL_SECONDS: Final = 180.0
 """An instance that has run for so long ran well."""
 STATS_SECONDS: Final = 1.0
-"""How long a status waits for the statistics of processes."""
+"""The seconds that a status waits for the statistics of processes."""
 BEGIN_SECONDS: Final = 10.0
-"""How long a question waits for an instance that is being started."""
+"""The seconds that a question waits for an instance that is being started."""
 MARGIN_SECONDS: Final = 1.0
-"""How much longer than the instance the way to its answer may take."""
+"""The seconds that the way to an instance's answer may take beyond the time that the instance has."""
 _SEND_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 4 << 20
 """As long may a line be that a process tells."""
@@ -75,7 +75,7 @@ class WantedInstance:
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """What is known of an instance."""
+    """The known state of an instance."""
 
     running: bool
     error: str
@@ -90,12 +90,12 @@ class InstanceStatus:
     stats: Mapping[str, Any] | None
     """A StatsSnapshot, the last one, without its lag, if it does not answer."""
     next_start_ms: int | None = None
-    """When it is started again, milliseconds since the epoch, if it waits for that."""
+    """The time at which the instance is started again, in milliseconds since the epoch, if it waits for that."""
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """How often in a row an instance has ended by itself, soon after its start."""
+    """The number of times in a row that an instance has ended by itself, soon after its start."""
 
     failures: int = 0
 
@@ -125,12 +125,12 @@ class _Child:
     has_begun: bool = False
     has_ended: bool = False
     told: str = ""
-    """What it has told of its end."""
+    """The text that the process has told of its end."""
     is_replaced: bool = False
     reason: str = ""
-    """Why it is killed."""
+    """The reason for which the process is killed."""
     kill_at: float | None = None
-    """When it is killed that was told to end."""
+    """The time at which the process is killed if it does not end, in seconds of the monotonic clock."""
     look_at: float | None = None
     questions: dict[int, Future[dict[str, Any]]] = field(default_factory=dict)
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -144,7 +144,7 @@ class _Slot:
     child: _Child | None = None
     attempts: Attempts = Attempts()
     due: float = 0.0
-    """When it is started."""
+    """The time at which the instance is started, in seconds of the monotonic clock."""
     error: str = ""
     at: tuple[str, int, int] | None = None
     since_ms: int = 0

@@ -57,7 +57,7 @@ class _Ahead:
     """The first offset that no reader of committed records gets yet, as of the last answer."""
     bytes: int = 0
     taken: int = 0
-    """How many records of the first chunk are taken."""
+    """The number of records of the first chunk that are taken."""
 
 
 class ReadAhead:

@@ -42,19 +42,20 @@ SESSION_SECONDS: Final = 6.0
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 PATIENCE_SECONDS: Final = 30.0
 WAIT_MS: Final = 1000
-"""How long a Fetch of the tail waits at most: what comes is known at once, but for what another server leads."""
+"""The milliseconds that a Fetch of the tail waits at most: what comes is known at once, but for what another server
+leads."""
 WINDOW: Final = 5 * KNOWN_REQUESTS
-"""How many offsets before its end the topic of requests is read from: a request takes about three."""
+"""The number of offsets of the topic of requests, before its end, that are read: a request takes about three."""
 PAUSE_SECONDS: Final = 1.0
 TAIL_SECONDS: Final = 3.0
-"""How long a failure of the tail is taken to be a short one."""
+"""The seconds for which a failure of the tail is taken to be a short one."""
 TAIL_TIMEOUT_MS: Final = 10_000
-"""How long the tail waits for an answer."""
+"""The milliseconds that the tail waits for an answer."""
 SILENT_SECONDS: Final = 5.0
-"""How long the tail may wait for an answer until that is told."""
+"""The seconds that the tail may wait for an answer until `trouble` tells of it."""
 CLOSE_SECONDS: Final = 5.0
 HURRY_SECONDS: Final = 1.0
-"""How long it is tried again, from the end on, what fails for a time."""
+"""The seconds, from the call of `close` on, for which an operation that fails for a time is tried again."""
 _FETCH: Final = FetchSettings(isolation=READ_COMMITTED)
 
 
@@ -97,7 +98,7 @@ class Registry:
         self._patience = patience
         self._membership = membership
         self._failure: str | None = None
-        """Why the topics cannot be read at the moment."""
+        """The reason that the topics cannot be read at the moment; None if there is none."""
         self._hopeless = False
         """True if that does not pass by itself."""
         self._read_at = clock.monotonic()

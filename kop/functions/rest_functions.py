@@ -44,7 +44,7 @@ HISTORY_REQUESTS: Final = 100
 """The number of requests that a history has, unless another number is asked for."""
 MOST_REQUESTS: Final = 10_000
 ASK_SECONDS: Final = 15.0
-"""How long an instance may take to answer for its state."""
+"""The seconds that an instance may take to answer for its state."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

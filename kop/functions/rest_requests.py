@@ -1,4 +1,4 @@
-"""What is read of a request to a worker, and the responses that many paths have in common.
+"""The parts that are read of a request to a worker, and the responses that many paths have in common.
 
 Owns: the parts of paths and forms, how large a part may be, errors with their status.
 Must not know: paths, what is done for a request.
@@ -20,7 +20,7 @@ CONFIG_BYTES: Final = 1 << 20
 
 
 class RestError(Exception):
-    """What a request is refused with."""
+    """The status and the reason with which a request is refused."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

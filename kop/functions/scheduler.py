@@ -20,7 +20,7 @@ O = TypeVar("O")  # noqa: E741
 
 @dataclass(frozen=True)
 class Wish:
-    """What a function needs."""
+    """The needs of a function."""
 
     instances: Mapping[int, int]
     """Those that shall run, and the revision that each runs."""

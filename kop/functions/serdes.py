@@ -37,7 +37,7 @@ class SerdeTypeError(SerdeError, TypeError):
 
 
 class Serde(Protocol):
-    """What the instance of a function calls."""
+    """The methods that the instance of a function calls to read its inputs and to write its results."""
 
     def deserialize(self, input_bytes: bytes | None) -> Any:
         """Return the input of the function; SerdeError says what is wrong with the bytes."""

@@ -15,7 +15,7 @@ from kop.functions.topics import HOME, TopicNames
 
 
 class Guarantee(Enum):
-    """What becomes of a message when an instance dies."""
+    """The fate of a message when an instance dies."""
 
     ATMOST_ONCE = "ATMOST_ONCE"
     ATLEAST_ONCE = "ATLEAST_ONCE"
@@ -33,7 +33,7 @@ class SpecError(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How the records of an input are read."""
+    """The way in which the records of an input are read."""
 
     serde_class_name: str = ""
     schema_type: str = ""
@@ -46,14 +46,14 @@ class WindowSpec:
 
     length_count: int | None = None
     sliding_count: int | None = None
-    """How many messages lie between two windows."""
+    """The number of messages that lie between two windows."""
     length_ms: int | None = None
     sliding_ms: int | None = None
     timestamp_extractor: str = ""
     """Empty: the time of a message is the one at which it is read."""
     max_lag_ms: int = 0
     watermark_ms: int = 1000
-    """How often the watermark moves."""
+    """The milliseconds between two moves of the watermark."""
     late_data_topic: str = ""
 
 
@@ -97,9 +97,9 @@ class FunctionSpec:
     max_pending_async_requests: int = 1000
     window: WindowSpec | None = None
     state_scope: Literal["function", "partition"] = "function"
-    """What state and windows belong to: the function, or each partition of its input."""
+    """The owner of state and windows: the function, or each partition of its input."""
     topic_names: TopicNames = HOME
-    """What the names mean that the function gives to `publish`; those here are the server's already."""
+    """The meaning of the names that the function gives to `publish`; names in this spec are the server's already."""
 
     @property
     def fqfn(self) -> str:
@@ -120,7 +120,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class SecretPlace:
-    """Where the process of a function has a secret from."""
+    """The place that the process of a function has a secret from."""
 
     env: str = ""
     """A variable."""

@@ -28,7 +28,7 @@ class Function:
 
 
 class Result(Enum):
-    """What a callback of `publish` is told."""
+    """The result that a callback of `publish` is told."""
 
     Ok = 0
     UnknownError = 1

@@ -30,7 +30,7 @@ KIND: Final = "kop.state"
 MOST_ENTRIES: Final = 100_000
 """The most entries, of all partitions, that are in memory once a batch has ended."""
 MOST_BYTES: Final = 64 << 20
-"""How many bytes their keys and values may have."""
+"""The most bytes that the entries of all partitions need in memory once a batch has ended."""
 VALUE_BYTES: Final = 880_000
 """As large may key and value be together: they are one record."""
 _ENTRY_BYTES: Final = 150
@@ -65,7 +65,7 @@ class StateValue:
 
 
 class StateChanges:
-    """What one call does to the state of a partition. Nothing of it counts until `apply`.
+    """The changes of one call to the state of a partition. Nothing of them counts until `apply`.
 
     Amounts are added when they count, so asynchronous calls that run at the same time lose nothing.
     """
@@ -76,7 +76,7 @@ class StateChanges:
         self._state = state
         self._sums: dict[str, int] = {}
         self._puts: dict[str, Value | None] = {}
-        """What was set or deleted; a key is in one of the two."""
+        """The values that were set, by their keys, None for deleted ones; a key is in one of `_puts` and `_sums`."""
 
     def incr(self, key: str, amount: int) -> None:
         """Add to a counter."""
@@ -163,11 +163,11 @@ class PartitionState:
 
     def __init__(self, number: int, file: _File) -> None:
         self.values: dict[str, Value | None] = {}
-        """What is in memory; None: there is no such entry. What is not here may be in the file."""
+        """The entries in memory; None: there is no such entry. An entry that is not here may be in the file."""
         self.changed: dict[str, None] = {}
         """The keys that the changelog does not have yet."""
         self.marks: dict[bytes, bytes | None] = {}
-        """What windows have noted; always in memory."""
+        """The notes of windows; always in memory."""
         self.changed_marks: dict[bytes, None] = {}
         self._number = number
         self._file = file

@@ -45,9 +45,9 @@ from kop.functions.registry import Registry, membership_of
 from kop.functions.topics import TopicNames
 
 ANSWER_SECONDS: Final = 60.0
-"""How long an answer is waited for: longer than it takes until somebody else leads."""
+"""The seconds to wait for an answer: longer than it takes until somebody else leads."""
 LOOK_SECONDS: Final = 2.0
-"""How often it is looked if anybody leads meanwhile."""
+"""The seconds between two looks for a process that leads, during the wait for an answer."""
 WAIT_MS: Final = 200
 NOBODY: Final = 503
 _PLACE: Final = REQUESTS, 0

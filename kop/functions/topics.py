@@ -26,7 +26,7 @@ class TopicNameError(Exception):
 
 @dataclass(frozen=True)
 class TopicNames:
-    """What names of topics mean on one server."""
+    """The meaning of the names of topics on one server."""
 
     namespace: str = DEFAULT_NAMESPACE
     """The namespace of topics without a slash in their names."""

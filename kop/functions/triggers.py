@@ -35,7 +35,7 @@ class TriggerAnswer(NamedTuple):
     output: bytes | None = None
     error: str | None = None
     status: int = RAISED
-    """What kind of error it is, if there is one."""
+    """The kind of the error, if there is one, as a status of HTTP."""
 
 
 def place_for(

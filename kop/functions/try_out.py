@@ -28,7 +28,7 @@ NACKED: Final = "the function called context.nack"
 
 
 class Tried(NamedTuple):
-    """What a call gave."""
+    """The result of a call."""
 
     output: bytes | None
     publishes: list[Publish]

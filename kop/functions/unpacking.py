@@ -15,7 +15,7 @@ from kop.functions.function import CodePlace
 from kop.functions.packages import PackageError
 
 WAIT_SECONDS: Final = 1.0
-"""How long packages are waited for: most of them take milliseconds."""
+"""The seconds to wait for packages: most of them take milliseconds."""
 RETRY_SECONDS: Final = 60.0
 THREADS: Final = 2
 

@@ -14,7 +14,7 @@ from kop import clock
 
 LOOK_SECONDS: Final = 0.005
 SEEN_SECONDS: Final = 2.0
-"""How long a worker waits to see in the topics what it knows to be there."""
+"""The seconds that a worker waits to see in the topics what it knows to be there."""
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> bool:

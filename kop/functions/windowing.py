@@ -31,9 +31,9 @@ MARK: Final = b"\xffwindows"
 WINDOW_BYTES: Final = 512 << 20
 """As much may open windows have in memory."""
 ELEMENT_BYTES: Final = 500
-"""What a message takes beside its bytes."""
+"""The bytes that a message takes beside those of its key and its value."""
 TELL_SECONDS: Final = 60.0
-"""How often it is said at most that late messages are dropped."""
+"""The seconds at least between two warnings that late messages are dropped."""
 
 Extractor: TypeAlias = Callable[[Any], Any]
 
@@ -79,9 +79,9 @@ class _Unit:
     windows: Windows
     state: PartitionState
     failures: int = 0
-    """How often what is called next has failed."""
+    """The number of times that the next call has failed."""
     due: float = 0.0
-    """When it is called again."""
+    """The time at which the failed call is made again, in seconds of the monotonic clock."""
     refused: tuple[TopicPartition, InputRecord] | None = None
     """A message that failed before it came into a window; all others wait for it."""
 
@@ -106,10 +106,10 @@ class WindowCalls(Calls):
         self._max_retries = spec.max_message_retries
         self._late_topic = spec.window.late_data_topic if spec.window else ""
         self._late = 0
-        """How many late messages were dropped since that was said."""
+        """The number of late messages that were dropped since the last warning."""
         self._told = -TELL_SECONDS
         self._kept_bytes = 0
-        """What open windows have in memory."""
+        """The bytes that open windows have in memory."""
         self._state = state
         self._units: dict[TopicPartition, _Unit] = {}
         self._all: list[_Unit] = []

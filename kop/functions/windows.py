@@ -46,7 +46,7 @@ class Element(NamedTuple):
 
 
 class Fate(Enum):
-    """What becomes of a message that was added."""
+    """The fate of a message that was added."""
 
     KEPT = "kept"
     LATE = "late"
@@ -389,7 +389,7 @@ class _Run(NamedTuple):
 
 
 class _Mark:
-    """What an instance leaves to the next one."""
+    """The mark about its windows that an instance leaves to the next one."""
 
     VERSION: Final = 1
 
@@ -409,7 +409,7 @@ class _Mark:
         self.runs = runs
         """The messages that were kept, in their order, but for windows by time of events."""
         self.first_new = first_new
-        """Which of the runs is the first that came after the last window."""
+        """The index in `runs` of the first run that came after the last window; the number of runs if there is none."""
         self.new_ones_over = new_ones_over
         """The number of messages that came after the last window, and were not kept."""
         self._by_partition: dict[TopicPartition, list[tuple[int, int, int, int]]] = {}

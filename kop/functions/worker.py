@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a worker has once it knows what the topics say."""
+    """The parts that a worker has once it knows the content of the topics."""
 
     registry: Registry
     requests: LeaderRequests
@@ -41,7 +41,7 @@ class _Parts:
 
     @property
     def metadata(self) -> FunctionsMetadata:
-        """What the topics say."""
+        """The content of the topics."""
         return self.registry.metadata
 
 
@@ -210,7 +210,7 @@ class Worker:
 
     @property
     def address(self) -> str:
-        """Where it is asked, HOST:PORT."""
+        """The address at which the worker is asked, HOST:PORT."""
         return self._me.address
 
     def definition(self, fqfn: str) -> Definition | None:

@@ -1,4 +1,4 @@
-"""What a worker is started with, and what it tells the others of itself.
+"""The options that a worker is started with, and the facts that it tells the others of itself.
 
 Owns: options and their defaults.
 Must not know: what a worker does.
@@ -21,15 +21,15 @@ from kop.functions.topics import DEFAULT_NAMESPACE
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What is said of a worker when it starts; ClientError if its id cannot be one."""
+    """The options of a worker when it starts; ClientError if its id cannot be one."""
 
     worker_id: str
     folder: Path
-    """Where packages are kept."""
+    """The folder in which packages are kept."""
     host: str = "127.0.0.1"
     port: int = 6750
     advertise: Address | None = None
-    """Where the other workers ask it, if that is another address than the one that it listens on."""
+    """The address at which the other workers ask it, if that is another one than the one that it listens on."""
     allow_index: bool = False
     """True if dependencies that a package does not have may come from pip's index."""
     token: str | None = None

@@ -19,9 +19,9 @@ from kop.functions.worker import Worker
 from kop.functions.worker_options import WorkerOptions
 
 END_SECONDS: Final = 30.0
-"""How long an end takes at most: longer than that of an instance, and of what is told the server."""
+"""The most seconds of an end: longer than that of an instance, and of what is told the server."""
 START_SECONDS: Final = 5.0
-"""How long the end of a start takes at most."""
+"""The most seconds of the end of a worker that is still being started."""
 
 
 def run_worker(

@@ -1,4 +1,4 @@
-"""What REST asks of a worker.
+"""The interface of a worker that REST asks.
 
 Owns: this interface.
 Must not know: who offers it, and how.
@@ -16,7 +16,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Requests(Protocol):
-    """What is asked of the leader. `fqfn` is TENANT/NAMESPACE/NAME."""
+    """The requests to the leader. `fqfn` is TENANT/NAMESPACE/NAME."""
 
     async def request(
         self,
@@ -39,7 +39,7 @@ class Requests(Protocol):
 
 
 class Questions(Protocol):
-    """What is asked of instances, wherever they run."""
+    """The questions to instances, wherever they run."""
 
     async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
         """Return the InstanceStatus, as JSON, of all instances or of one, wherever they run."""
@@ -49,7 +49,7 @@ class Questions(Protocol):
 
 
 class Service(Protocol):
-    """What a worker does for those who ask it. `fqfn` is TENANT/NAMESPACE/NAME."""
+    """The services of a worker for those who ask it. `fqfn` is TENANT/NAMESPACE/NAME."""
 
     @property
     def cluster(self) -> str:
