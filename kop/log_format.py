@@ -1,4 +1,4 @@
-"""How a line of the log looks: one line, whatever stands in it.
+"""The format of a line of the log: one line, whatever stands in it.
 
 Owns: that what clients send begins no line of its own, and is no command for a terminal.
 Must not know: who writes lines, and what about.
@@ -13,7 +13,7 @@ from typing import Any, Final
 _UNSHOWN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Controls: of terminals, of lines, of the direction of text."""
 _MARGIN: Final = "  "
-"""What the lines of a traceback begin with."""
+"""The beginning of each line of a traceback."""
 
 
 class LogFormat(logging.Formatter):

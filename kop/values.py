@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from kop.address import Address, NamedAddress, parse_address
 
 PROTOCOLS: Final = ("SASL_SSL", "PLAINTEXT", "SSL", "SASL_PLAINTEXT")
-"""What may be spoken on a listener, by Kafka's names."""
+"""The protocols that may be spoken on a listener, by Kafka's names."""
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """The mechanisms of SASL that there are."""
 INT_MAX: Final = 2**31 - 1

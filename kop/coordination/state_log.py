@@ -43,7 +43,8 @@ BATCH_RECORDS: Final = 8192
 """The most records of a shared batch. Over Pulsar a batch may have 16,384: small ones come to that in fewer bytes."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 LOOK_SECONDS: Final = 0.5
-"""How often storage is asked for the end of a followed partition that others write, too: its tail may bring nothing."""
+"""The seconds after which storage is asked for the end of a followed partition that others write, too, if its tail has
+brought nothing."""
 LOOK_LIMIT_SECONDS: Final = 30.0
 """The seconds that such a look may take."""
 FORGET_SECONDS: Final = 30.0

@@ -581,7 +581,7 @@ TOPIC_ACTIONS: Final = frozenset({"produce", "consume"})
 
 @dataclass(frozen=True)
 class NamespaceGrants:
-    """What the roles of a namespace were granted by an engine whose server has grants, as Pulsar has."""
+    """The grants of the roles of a namespace, of an engine whose server has grants, as Pulsar has."""
 
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The actions that a role may do with each topic of the namespace: "produce", "consume" and others."""
@@ -694,7 +694,7 @@ class Engine(SmallValues, Brokers, Protocol):
 
     @property
     def token_authority(self) -> TokenAuthority | None:
-        """What says which tokens are good; None if no server is behind the engine."""
+        """The authority that says which tokens are good; None if no server is behind the engine."""
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """Return the log of a partition, the same object each time; None if there is no such partition."""

@@ -96,7 +96,7 @@ class Broker(Startable):
         defaults = {name: value for name, value in DEFAULTS.items() if name != "listen" or "listeners" not in chosen}
         self._config = Config.load(overrides={**defaults, **chosen}, environ={})
         self._listening: dict[str, Any] = {}
-        """What the broker listens on once it has been started, by the settings' attributes."""
+        """The addresses that the broker listens on once it has been started, by the settings' attributes."""
         self._place = _place
         self._thread: LoopThread | None = None
         self._memory: MemoryStore | None = None

@@ -1,4 +1,4 @@
-"""What a test's broker asks of its clients: users with passwords, TLS with a certificate of a CA of its own.
+"""The demands of a test's broker on its clients: users with passwords, TLS with a certificate of a CA of its own.
 
 Owns: the settings of such a listener, the CA and the file of its certificate, how users get into a broker.
 Must not know: pytest, how a login goes.

@@ -29,7 +29,7 @@ class Translator(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What the stored names of the space begin with."""
+        """The beginning of the stored names of the space."""
 
     def inward(self, name: str) -> str:
         """Return the stored name for a client's name."""

@@ -61,11 +61,11 @@ _Value: TypeAlias = NamespaceGrants | frozenset[str]
 
 
 class _Followed:
-    """What is known of one namespace or tenant, and since when."""
+    """The grants of one namespace, or the admins of one tenant, as far as they are known, and since when."""
 
     def __init__(self) -> None:
         self.value: _Value | None = None
-        """What was read last; None if that is nothing, or too old."""
+        """The answer that was read last; None if there is none, or if it is too old."""
         self.read_at = -math.inf
         """The loop's time at which the request for `value` was sent."""
         self.tried_at = -math.inf

@@ -1,4 +1,4 @@
-"""Which tokens Pulsar takes, asked by a connection with each.
+"""The tokens that Pulsar takes, asked by a connection with each.
 
 Owns: the question, and that a Pulsar that takes every token says nothing of any.
 Must not know: whose a token is, who has it.
