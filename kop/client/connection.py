@@ -30,7 +30,7 @@ TRANSACTION: Final = 1
 """The number of the coordinators of transactions in FindCoordinator."""
 RETRY_SECONDS: Final = 0.1
 END_SECONDS: Final = 0.02
-"""After how long it is asked again that waits for the end of a transaction, as in Java."""
+"""The seconds between two requests that wait for the end of a transaction, as in Java."""
 IN_FLIGHT: Final = 4
 """The number of requests that a server is sent before it has answered. kafka-python takes five, and may need one of
 them itself."""
@@ -64,7 +64,7 @@ class ClusterConnection:
         """The server that makes topics, as of the last `metadata`."""
         self._patience = patience
         self._latest = math.inf
-        """Until when anything is tried again."""
+        """The time until which anything is tried again, in seconds of the monotonic clock."""
         self._coordinators: dict[Coordinated, int] = {}
         self._net = NetworkSelector(slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)

@@ -38,7 +38,7 @@ class GroupPeer:
     """True if it has the partition."""
     member_id: str
     host: str
-    """From where it is connected, as the server sees it."""
+    """The host from which the member is connected, as the server sees it."""
 
 
 def has_members(settings: Mapping[str, Any], group: str) -> bool:

@@ -37,11 +37,11 @@ METADATA_SECONDS: Final = 60.0
 DEFAULT_PARTITIONS: Final = -1
 """In the place of their number: as many as the cluster gives by default (KIP-464)."""
 REQUEST_BYTES: Final = 1 << 20
-"""As much as Java's max.request.size."""
+"""The most bytes of a Produce request, as many as Java's max.request.size."""
 REQUEST_ROOM: Final = 1024
 """Bytes that a Produce request takes beside the batch of one partition."""
 PATIENCE_SECONDS: Final = 120.0
-"""As long as Java's delivery.timeout.ms."""
+"""The seconds for which a request that fails for a time is tried again: as many as Java's delivery.timeout.ms."""
 _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 

@@ -24,7 +24,7 @@ from kop.functions.writing import Outputs
 
 EXCEPTION_HEADER: Final = "__pfn_exception__"
 RECORD_BYTES: Final = BATCH_BYTES - 10_000
-"""As large may key and value of an output be together."""
+"""The most bytes of key and value of an output together."""
 
 
 class OutputError(Exception):

@@ -44,7 +44,7 @@ CONFIGS: Final = {"cleanup.policy": "compact"}
 ANSWER_SECONDS: Final = 30.0
 """The seconds that another thread waits for an answer."""
 _NAME_BYTES: Final = 249
-"""As long may the name of a topic be."""
+"""The most bytes of the name of a topic."""
 _ESCAPES: Final = {".": "..d", "=": "..e", ":": "..c"}
 
 

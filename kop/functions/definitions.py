@@ -271,7 +271,7 @@ class WorkerInfo:
     """Host and port are where it says that it is asked."""
     is_leader: bool = False
     machine: str = ""
-    """From where it is connected, as the server sees it; empty if that is not known."""
+    """The host from which the worker is connected, as the server sees it; empty if that is not known."""
 
     @property
     def runs_instances(self) -> bool:

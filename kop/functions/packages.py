@@ -31,7 +31,7 @@ from kop.functions.function import CodePlace
 
 CHUNK_BYTES: Final = 512 * 1024
 UNPACKED_BYTES: Final = 1 << 30
-"""As large may all files of a package be together."""
+"""The most bytes of all files of a package together."""
 INSTALL_SECONDS: Final = 300.0
 _COUNT: Final = struct.Struct(">I")
 _LAYOUT: Final = "NAME/src with the modules, NAME/deps/*.whl with what they depend on, NAME/requirements.txt"

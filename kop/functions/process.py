@@ -58,7 +58,7 @@ MARGIN_SECONDS: Final = 1.0
 """The seconds that the way to an instance's answer may take beyond the time that the instance has."""
 _SEND_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 4 << 20
-"""As long may a line be that a process tells."""
+"""The most bytes of a line that a process tells."""
 _CHUNK: Final = 1 << 16
 
 
@@ -83,7 +83,7 @@ class InstanceStatus:
     at: tuple[str, int, int] | None
     """Topic, partition and offset of the record that was being called then; without an error, that is called now."""
     since_ms: int
-    """Since when it runs, or fails: milliseconds since the epoch."""
+    """The time since which the instance runs, or fails, in milliseconds since the epoch."""
     restarts: int
     stderr: list[str]
     """The last lines that it wrote."""

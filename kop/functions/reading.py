@@ -81,7 +81,7 @@ class ReadAhead:
         self._failed = failed
         self._ahead = {partition: _Ahead(position) for partition, position in positions.items()}
         self._gone: dict[TopicPartition, float] = {}
-        """Since when the servers say that a partition is gone; they may not have heard of it yet."""
+        """The time since which servers say that a partition is gone, in seconds; they may not know of it yet."""
         self._bytes = 0
         self._hungry = True
         """True if the thread that takes has nothing to do."""

@@ -38,7 +38,7 @@ from kop.functions.topics import HOME, TopicNames
 log = logging.getLogger(__name__)
 
 SESSION_SECONDS: Final = 6.0
-"""As short as Kafka's default allows: so long nobody leads after a leader was killed."""
+"""The seconds that nobody leads after a leader was killed: as few as Kafka's default allows."""
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 PATIENCE_SECONDS: Final = 30.0
 WAIT_MS: Final = 1000

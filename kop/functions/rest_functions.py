@@ -36,9 +36,9 @@ V3: Final = "/admin/v3/functions"
 FUNCTION: Final = "/{tenant}/{namespace}/{name}"
 INSTANCE: Final = FUNCTION + r"/{instance:\d{1,9}}"
 PACKAGE_BYTES: Final = 128 << 20
-"""As large may a package be."""
+"""The most bytes of a package."""
 VALUE_BYTES: Final = 1 << 20
-"""As large may the message of a trigger be, and a value of the state."""
+"""The most bytes of the message of a trigger, and of a value of the state."""
 TRIGGER_SECONDS: Final = 60.0
 HISTORY_REQUESTS: Final = 100
 """The number of requests that a history has, unless another number is asked for."""

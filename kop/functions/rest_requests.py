@@ -16,7 +16,7 @@ from kop.functions.definitions import LeaderAnswer
 from kop.functions.worker_service import Json
 
 CONFIG_BYTES: Final = 1 << 20
-"""As large may a definition be, and any other part of a request."""
+"""The most bytes of a definition, and of any other part of a request."""
 
 
 class RestError(Exception):

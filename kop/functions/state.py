@@ -32,9 +32,9 @@ MOST_ENTRIES: Final = 100_000
 MOST_BYTES: Final = 64 << 20
 """The most bytes that the entries of all partitions need in memory once a batch has ended."""
 VALUE_BYTES: Final = 880_000
-"""As large may key and value be together: they are one record."""
+"""The most bytes of key and value together: they are one record."""
 _ENTRY_BYTES: Final = 150
-"""About what Python needs for an entry beside its bytes."""
+"""The bytes, about, that Python needs for an entry beside those of its key and its value."""
 _LEAST: Final = -(1 << 63)
 _MOST: Final = (1 << 63) - 1
 _COUNTER: Final[Headers] = [(KIND, b"counter")]

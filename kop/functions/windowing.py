@@ -29,7 +29,7 @@ from kop.functions.windows import Element, Fate, Windows
 MARK: Final = b"\xffwindows"
 """The key of the changelog under which the mark of windows is."""
 WINDOW_BYTES: Final = 512 << 20
-"""As much may open windows have in memory."""
+"""The most bytes that open windows may have in memory."""
 ELEMENT_BYTES: Final = 500
 """The bytes that a message takes beside those of its key and its value."""
 TELL_SECONDS: Final = 60.0

@@ -30,7 +30,7 @@ from kop.functions.spec import WindowSpec
 TopicPartition: TypeAlias = tuple[str, int]
 
 IDLE_INTERVALS: Final = 10
-"""After so many intervals of the watermark without a message a partition does not hold it back any more."""
+"""The intervals of the watermark, without a message, after which a partition does not hold it back any more."""
 
 
 class Element(NamedTuple):

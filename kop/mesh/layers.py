@@ -17,7 +17,7 @@ from zlib import crc32
 Node: TypeAlias = Hashable
 Arrow: TypeAlias = tuple[Node, Node]
 _ALL_ORDERS: Final = 4000
-"""Up to so many orders all are tried."""
+"""The number of possible orders up to which all of them are tried."""
 _SWEEPS: Final = 12
 _PASSES: Final = 20
 _WORK: Final = 2_000

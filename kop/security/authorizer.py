@@ -1,4 +1,4 @@
-"""Who may do what, by ACLs: decides as Apache Kafka's StandardAuthorizer does.
+"""The rights of clients by ACLs: decides as Apache Kafka's StandardAuthorizer does.
 
 Owns: the order of a decision (super users, a DENY, an ALLOW and what that implies, no ACL at all), and the decisions
 that are remembered until the next change.

@@ -1,4 +1,4 @@
-"""Who may do what, by Pulsar's grants: as Pulsar decides for its own clients.
+"""The rights of clients by Pulsar's grants: as Pulsar decides for its own clients.
 
 Owns: which grant allows what, in which namespace a name lies, and the decisions that are remembered until the next
 change.

@@ -68,7 +68,7 @@ class Login:
         self._asked = False
         self._has_failed = False
         self._principal: str | None = None
-        """Who has logged in; None before."""
+        """The principal of the client that has logged in; None before."""
         self._logged_in_by = ""
         self._again_ms: int | None = None
         """The time at which the client began to log in again the last time, in milliseconds since the epoch."""

@@ -1,4 +1,4 @@
-"""Who a client with a certificate is: `ssl.principal.mapping.rules`, by Kafka's syntax.
+"""The principal of a client with a certificate: `ssl.principal.mapping.rules`, by Kafka's syntax.
 
 Owns: the rules, what Java's patterns and replacements mean, and which of them Python cannot keep to.
 Must not know: TLS, what a principal may do.

@@ -42,7 +42,7 @@ _FRACTION: Final = 1e-6
 
 
 class Entity(NamedTuple):
-    """Who a quota is for. A name of None is no part of it; `DEFAULT` stands for each that has no quota of its own."""
+    """The owner of a quota. A name of None is no part of it; `DEFAULT` stands for each that has no quota of its own."""
 
     user: str | None = None
     client_id: str | None = None

@@ -36,7 +36,7 @@ def principals_of(value: str) -> list[str]:
 
 
 class SecuritySettings(Settings):
-    """Who decides what clients may do, and whom nobody stops."""
+    """The settings of the authorizer, super users and tokens."""
 
     authorizer_class_name: Annotated[str, AfterValidator(_authorizer)] = setting(
         "authorizer.class.name",

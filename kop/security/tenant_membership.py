@@ -1,4 +1,4 @@
-"""Who belongs to which tenant: the space of names that a client has once it has logged in.
+"""The tenant that a client belongs to: the space of names that a client has once it has logged in.
 
 Owns: the rules of `kop.tenant.rules`, the order of what says where a client belongs, and which namespaces are nobody's.
 Must not know: requests, sockets, how rights are looked up.

@@ -20,7 +20,7 @@ _MECHANISMS: Final = {mechanism.text: mechanism for mechanism in Mechanism}
 
 
 class Bearers:
-    """Who bears a token: the `TokenLogins` of SCRAM. `wall_ms` gives milliseconds since the epoch."""
+    """The bearers of tokens: the `TokenLogins` of SCRAM. `wall_ms` gives milliseconds since the epoch."""
 
     def __init__(self, issuer: TokenIssuer, turns: LoginTurns, wall_ms: Callable[[], int]) -> None:
         self._issuer = issuer

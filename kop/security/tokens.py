@@ -64,7 +64,7 @@ class TokenRules:
     namespace_claim: str = ""
     """The claim that says to which namespace its bearer belongs; empty: none does."""
     skew: float = 30.0
-    """By how much clocks may differ."""
+    """The seconds by which clocks may differ."""
     longest: float | None = None
     """The most seconds from now to the end of a token; None: it need not end."""
 

@@ -36,7 +36,7 @@ class NamespaceClaim:
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Who a client is."""
+    """The identity of a client."""
 
     principal: str
     """The name for rights, as `User:NAME`."""
@@ -89,7 +89,7 @@ class IdentityExchange:
 
     def __init__(self) -> None:
         self.identity: ClientIdentity | None = None
-        """Who the client is; None until the exchange has succeeded."""
+        """The identity of the client; None until the exchange has succeeded."""
         self.claimed: str | None = None
         self.refusal: str | None = None
 

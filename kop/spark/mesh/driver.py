@@ -58,7 +58,7 @@ END_SECONDS: Final = 30.0
 WELL_SECONDS: Final = 180.0
 """The seconds that a query has to run until its failures before are forgotten."""
 DEATHS: Final = 2
-"""After so many ends of its worker at one record a function runs apart from others."""
+"""The number of ends of its worker at one record after which a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_VERSION: Final = -1

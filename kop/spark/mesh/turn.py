@@ -1,4 +1,4 @@
-"""Who drives a mesh: of its drivers the one that has the partition of the mesh's own group.
+"""The driver of a mesh: of its drivers the one that has the partition of the mesh's own group.
 
 Owns: the membership in that group, and how it is known that this driver has the mesh still.
 Must not know: Spark, what a driver does.
@@ -23,7 +23,7 @@ from kop.client.write_client import WriteClient
 from kop.mesh import records
 
 SESSION_SECONDS: Final = 6.0
-"""As short as Kafka's default allows: so long a mesh stands still after its driver was killed."""
+"""The seconds that a mesh stands still after its driver was killed: as few as Kafka's default allows."""
 SURE_SECONDS: Final = 2.0
 """The seconds for which the server's answer that a driver is a member holds: less than a session."""
 BEGIN_SECONDS: Final = 20.0
