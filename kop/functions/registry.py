@@ -254,7 +254,7 @@ class Registry:
     def _open(self) -> None:
         """Begin to follow the topics, or go on."""
         settings = self._settings | {
-            "request_timeout_ms": min(self._settings.get("request_timeout_ms", 10_000), 10_000)
+            "request_timeout_ms": min(self._settings.get("request_timeout_ms", TAIL_TIMEOUT_MS), TAIL_TIMEOUT_MS)
         }
         reader = self._reader = ReadClient(settings, int(min(self._patience, TAIL_SECONDS) * 1000))
         if not self._positions:
