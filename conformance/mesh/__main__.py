@@ -209,10 +209,10 @@ class Crashes:
             stack.callback(numbers.stop)
             stack.push(self._tell_so_far)
             self._kill_all(server)
-            if not self._blind:
-                self._wait(self._output.read() + BETWEEN, asked.batches)
+            self._wait(self._output.read() + BETWEEN, 0 if self._blind else asked.batches)
             sent = numbers.stop()
-            self._wait(self._output.read() + BETWEEN if self._blind else sent, 0)
+            if not self._blind:  # else what came out says nothing about what is missing
+                self._wait(sent, 0)
             seconds = self._driver.stop()
             self._output.read()
             faults = faults_of(self._output.values, sent)
@@ -272,7 +272,7 @@ class Crashes:
             return kill_executor(self._cluster.leaders, self._chance)
         else:
             more = [] if self._cluster is None else self._cluster.leaders
-            return kill_python_workers([*leaders, *more], self._chance)
+            return kill_python_workers([*leaders, *more], self._chance, each=self._blind)
         return 1
 
     def _wait(self, records: int, batches: int) -> None:

@@ -56,12 +56,12 @@ def end_session(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def kill_python_workers(leaders: Iterable[int], chance: random.Random) -> int:
-    """End some of the Python workers of these sessions by SIGKILL, or all; how many."""
+def kill_python_workers(leaders: Iterable[int], chance: random.Random, *, each: bool = False) -> int:
+    """End some of the Python workers of these sessions by SIGKILL, or all, with `each` always; how many."""
     there = of_sessions(leaders)
     daemons = [number for number, (_, command) in there.items() if "pyspark.daemon" in command]
     working = [number for number in daemons if there[number][0] in daemons] or daemons
-    return kill(chance.sample(working, chance.randint(1, len(working)))) if working else 0
+    return kill(chance.sample(working, len(working) if each else chance.randint(1, len(working)))) if working else 0
 
 
 def kill_executor(leaders: Iterable[int], chance: random.Random) -> int:

@@ -277,7 +277,7 @@ class FunctionPaths:
         return sorted({number for partitions in assigned for _, number in partitions}) or [None]
 
     async def put_state(self, request: web.Request) -> web.Response:
-        """Set a value of the state."""
+        """Set the value of a key in the state of a function."""
         fqfn, _ = self._one(request)
         key = request.match_info["key"]
         form = await read_form(request, {"state": VALUE_BYTES})

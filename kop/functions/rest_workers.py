@@ -20,7 +20,7 @@ WORKER: Final = "/admin/v2/worker"
 
 
 class WorkerPaths:
-    """The paths below /admin/v2/worker."""
+    """The REST paths below /admin/v2/worker, which tell of the workers: their members, leader, assignments."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

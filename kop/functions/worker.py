@@ -126,7 +126,7 @@ class Worker:
             await self._server.close()
 
     async def _follow(self, instances: AssignedInstances, registry: Registry) -> None:
-        """Run what the topics say."""
+        """Run the instances that the topics of functions assign to this worker, and end others; never returns."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), instances.next_run())

@@ -502,7 +502,7 @@ def test_a_second_instance_fences_the_first(broker: Broker, functions: Functions
     broker.produce("in", ["a"])
     with pytest.raises(ReplacedError, match=r"another one has begun with .*kop\.functions/public/default/exclaim/0"):
         first.wait()
-    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1})
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 1} and values(broker, "out"))
     second.stop()
     got = values(broker, "out")
     assert got == ["a!"] if guarantee in {"EFFECTIVELY_ONCE", "ATMOST_ONCE"} else set(got) == {"a!"}

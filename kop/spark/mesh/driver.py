@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.2
 REPORT_SECONDS: Final = 1.0
 REPORT_PATIENCE_SECONDS: Final = 2.0
-"""The seconds for which a report that cannot be written is tried again: nothing waits for it."""
+"""The seconds for which the driver tries again to write its report, the state of its parts for `kop mesh status`. The
+next report has all that one has which was given up."""
 END_SECONDS: Final = 30.0
 """The seconds that the calls that are under way may take when a mesh is to end."""
 WELL_SECONDS: Final = 180.0

@@ -224,7 +224,9 @@ class ChainOutputs(Outputs):
                 self._pass(place, now, None, value, OriginHeaders(source, offset))
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
-        """Take a batch of rows for a partition."""
+        """Take a batch of rows for the topic and partition `place`; `source` is the partition that their input came
+        from.
+        """
         topic, number = place
         if topic not in self._private:
             super().add_batch(place, source, batch)

@@ -32,9 +32,10 @@ class ProducerIdBlocks:
     def __init__(
         self, client: Client, partition: str, name: str, first_id: Callable[[Position, int], int | None]
     ) -> None:
-        """Keep the parts that are used. `partition` is the one whose messages are counted, `name` the producer's.
+        """Take the topic that ids come from: `partition`, its full name, and `name`, that of the only producer to it.
 
-        `first_id` returns the first of so many ids by a message's position; None if the Pulsar broker's index tells it.
+        Each message there reserves a block of ids. `first_id` gives the first id of the block, given the message's
+        position and the number of ids of a block; it is None if the broker's index of the message gives it.
         """
         self._client = client
         self._partition = partition
