@@ -209,7 +209,10 @@ class Crashes:
             stack.callback(numbers.stop)
             stack.push(self._tell_so_far)
             self._kill_all(server)
-            self._wait(self._output.read() + BETWEEN, 0 if self._blind else asked.batches)
+            if self._blind:  # what is done again comes once Spark has started the tasks anew
+                self._wait(self._output.read() + 10 * BETWEEN, 0)
+            else:
+                self._wait(self._output.read() + BETWEEN, asked.batches)
             sent = numbers.stop()
             if not self._blind:  # else what came out says nothing about what is missing
                 self._wait(sent, 0)
