@@ -210,7 +210,15 @@ class Pulsar:
     def copy_log(self, folder: Path) -> None:
         """The broker's log, as `pulsar.log` of `folder`, where the broker is one that was started here."""
         if self.own:
-            shutil.copy(self._folder / "pulsar" / "server.log", folder / "pulsar.log")
+            shutil.copy(self._log_path, folder / "pulsar.log")
+
+    def log(self) -> str:
+        """The broker's log until now; empty if the broker was not started here."""
+        return self._log_path.read_text(errors="replace") if self.own else ""
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder / "pulsar" / "server.log"
 
     @property
     def own(self) -> bool:

@@ -50,7 +50,7 @@ from conformance.harness.run import (
 from conformance.harness.targets import OverPulsar, gateways, make_namespaces, pulsar
 from conformance.progress import ProgressLine
 from conformance.servers import HERE, KopOverPulsar, StartFailed
-from conformance.soak.checker import Anomaly, check, latencies
+from conformance.soak.checker import Anomaly, check, latencies, lost_by_pulsar
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, SPACING, Executor, plan
 from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
@@ -68,8 +68,12 @@ READERS = ("entries", "pulsar", "confluent", "aiokafka")
 JAVA_CLIENTS = "4.3.1"
 _JAVA = ("java", "transactions")
 """Families of writers in Java."""
-_ENDED = re.compile(r"^ended (\d+):(\d+) (committed|aborted)$", re.MULTILINE)
-"""A line of TransactionWriters.java."""
+_ENDED = re.compile(r"^ended (\d+):(\d+) (committed|aborted) (\S+) ([\d ]+)$", re.MULTILINE)
+"""A line of TransactionWriters.java: the transaction, its end, its writer and the numbers of its records."""
+_COMMIT_FAILED = re.compile(
+    r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]", re.MULTILINE
+)
+"""A line of Pulsar's broker about a partition on which it could not carry out a commit."""
 _UNANSWERED = re.compile(r"End \[(COMMIT|ABORT)\] TXN \((\d+),(\d+)\) failed")
 """What Pulsar's client says of an end that it asked for in vain."""
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -315,8 +319,8 @@ class Soak:
         gateway has a part in that; what lies behind is compared all the same when the transaction has ended as its
         writer was told, or wanted.
         """
-        log = (self._folder / "writers-transactions.log").read_text(errors="replace")
-        ends = [(TxnId(int(most), int(least)), how) for most, least, how in _ENDED.findall(log)]
+        log = self._transactions_log()
+        ends = [(TxnId(int(most), int(least)), how) for most, least, how, _, _ in _ENDED.findall(log)]
         wanted = {"COMMIT": "committed", "ABORT": "aborted"}
         ends += [(TxnId(int(most), int(least)), wanted[how]) for how, most, least in _UNANSWERED.findall(log)]
         lost = asyncio.run(self._carry_out(partition, ends))
@@ -335,7 +339,23 @@ class Soak:
             await client.close()
         return [f"its client {how} ({txn.most}:{txn.least})" for txn, how in lost]
 
-    def history(self, views: dict[str, tuple[list[Stored], list[tuple[str, int]]]]) -> History:
+    def _transactions_log(self) -> str:
+        return (self._folder / "writers-transactions.log").read_text(errors="replace")
+
+    def _commits_that_failed(self, broker_log: str) -> set[tuple[str, int]]:
+        """Return the records of Pulsar's own client whose commit its broker could not carry out on a partition.
+
+        The client was told of a commit all the same. No gateway has a part in such a transaction.
+        """
+        failed = set(_COMMIT_FAILED.findall(broker_log))
+        return {
+            (writer, int(number))
+            for most, least, how, writer, numbers in _ENDED.findall(self._transactions_log())
+            if how == "committed" and (most, least) in failed
+            for number in numbers.split()
+        }
+
+    def history(self, views: dict[str, tuple[list[Stored], list[tuple[str, int]]]], broker_log: str) -> History:
         """All of it. What the entry reader could not read is left out of everything."""
         writes = [write for path in self._paths() for write in writes_in(path)]
         stored, read = views.pop("entries", ([], []))
@@ -351,6 +371,7 @@ class Soak:
             bumps_epoch={writer.name for writer in self._table if writer.idempotent and writer.family == "librdkafka"},
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
+            failed_commits=self._commits_that_failed(broker_log),
             views={name: rows for name, (rows, _) in views.items()},
             view_partitions={name: known & set(partitions) for name, (_, partitions) in views.items()},
             disturbances=self._disturbances,
@@ -487,13 +508,14 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             for end in [threads.submit(soak.stop) for soak in soaks]:
                 end.result()
         views = [soak.read(progress) for soak in soaks]
+        broker_log = over.pulsar.log()
     (folder / "plan.json").write_text(json.dumps([*faults, *executor.disturbances], indent=1))
     of_all = [*tracebacks(servers), *unperformed(executor)]
     failed = False
     for user, soak, seen in zip(users, soaks, views, strict=True):
         if user:
             print(f"tenant {user}, namespace {soak.namespace}:")
-        failed |= judge(soak, seen, of_all, options, folder / user)
+        failed |= judge(soak, seen, broker_log, of_all, options, folder / user)
     left = kept(folder, options, failed)
     if left:
         print(f"histories and logs of both gateways and of Pulsar: {left}")
@@ -503,17 +525,18 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 def judge(
     soak: Soak,
     views: dict[str, tuple[list[Stored], list[tuple[str, int]]]],
+    broker_log: str,
     of_all: list[str],
     options: argparse.Namespace,
     folder: Path,
 ) -> bool:
     """Print what is wrong; True if anything is. `of_all`: the problems of the servers and of the faults."""
-    history = soak.history(views)
+    history = soak.history(views, broker_log)
     assert soak.sampler is not None
     anomalies = [*check(history), *soak.sampler.anomalies]
     details(folder / "anomalies.jsonl", history, anomalies)
     problems = [*soak.problems, *of_all]
-    print_report(history, anomalies, problems, soak.notes)
+    print_report(history, anomalies, problems, [*soak.notes, *lost_by_pulsar(history)])
     print(
         f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
         f"seed {options.seed}, {options.seconds:g} s"

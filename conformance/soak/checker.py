@@ -21,6 +21,8 @@ Must not know: clients, servers, where a history comes from.
 A refusal for its size excuses, with librdkafka, a second copy of what had no answer: see docs/operations.md on batches
 that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
+A record that Pulsar's own client committed is no anomaly if it is not stored and Pulsar's log says that the commit
+failed on a partition: no gateway has a part in it, and the report names how many there are.
 An answer that Pulsar's own producers never got is no anomaly, as no gateway gives it: the one of pulsar-client 3.13.0
 lost a partition at an unload ("Got invalid producer Id in SendReceipt"), and what it sent there had no answer.
 """
@@ -77,6 +79,20 @@ def check(history: History) -> list[Anomaly]:
     ]
 
 
+def lost_by_pulsar(history: History) -> list[str]:
+    """Return a line for each writer of which Pulsar lost records in commits that failed on a partition."""
+    stored = {row.record for row in history.stored}
+    lost = Counter(
+        writer_of(write.writer)
+        for write in history.writes
+        if write.outcome == "acknowledged" and write.record in history.failed_commits and write.record not in stored
+    )
+    return [
+        f"Pulsar lost {count} records of its own client {writer}: commits failed on a partition (docs/quirks.md)"
+        for writer, count in sorted(lost.items())
+    ]
+
+
 def latencies(history: History) -> dict[str, list[float]]:
     """Sorted seconds from sending to acknowledgement, by what was broken at that time; "quiet" for nothing."""
     by_kind: defaultdict[str, list[float]] = defaultdict(list)
@@ -115,7 +131,8 @@ def _records(history: History) -> Iterator[Anomaly]:
         stored_copies = copies[write.record]
         if write.outcome == "acknowledged":
             if not stored_copies:
-                yield _anomaly("lost", write, stored_copies)
+                if write.record not in history.failed_commits:
+                    yield _anomaly("lost", write, stored_copies)
             elif write.offset >= 0 and write.offset not in {copy.offset for copy in stored_copies}:
                 yield _anomaly("elsewhere", write, stored_copies)
             if write.offset < 0 and writer_of(write.writer) in history.tells_offsets:

@@ -94,6 +94,9 @@ class History:
     writes: list[Write]
     stored: list[Stored]
     """Every record of every partition, by the entries that Pulsar keeps."""
+    failed_commits: set[tuple[str, int]] = field(default_factory=set)
+    """Records of transactions of Pulsar's own client that were committed, as it was told, though Pulsar's broker says
+    that it could not commit them on a partition. No gateway has a part in these transactions."""
     views: dict[str, list[Stored]] = field(default_factory=dict)
     """The same as other readers saw it, by the reader's name; a partition that one did not read is not compared."""
     view_partitions: dict[str, set[Partition]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.harness.faults import Disturbance
-from conformance.soak.checker import Anomaly, check, latencies
+from conformance.soak.checker import Anomaly, check, latencies, lost_by_pulsar
 from conformance.soak.faults import KINDS, ROUND_QUIET_SECONDS, SPACING, plan
 from conformance.soak.history import (
     UNANSWERED,
@@ -360,3 +360,15 @@ def test_writers_send_the_same_for_a_seed_and_to_topics_that_exist() -> None:
             assert record == next(again)
             assert record.number == number
             assert record.partition in topics[record.topic].numbers
+
+
+def test_a_commit_that_pulsar_could_not_carry_out_is_no_anomaly_of_a_gateway() -> None:
+    history = clean()
+    lost = write(5, -1, writer="native")
+    history.writes.append(lost)
+    assert [anomaly.kind for anomaly in check(history)] == ["lost"]
+    assert lost_by_pulsar(history) == []
+    history.failed_commits = {lost.record, ("native", 4)}
+    assert check(history) == []
+    (line,) = lost_by_pulsar(history)
+    assert line.startswith("Pulsar lost 1 records of native")

@@ -81,17 +81,20 @@ public final class TransactionWriters {
         }
         if (whole && random.nextInt(5) > 0) {
             transaction.commit().get(20, TimeUnit.SECONDS);
-            ended(transaction, "committed");
+            ended(transaction, "committed", writer, records);
             return "";
         }
         transaction.abort().get(20, TimeUnit.SECONDS);
-        ended(transaction, "aborted");
+        ended(transaction, "aborted", writer, records);
         return "Aborted";
     }
 
     /** A line for the soak, which looks whether it is true on the partitions. */
-    private static void ended(Transaction transaction, String how) {
+    private static void ended(Transaction transaction, String how, String writer, List<SoakWriter.Record> records) {
         TxnID id = transaction.getTxnID();
-        System.out.println("ended " + id.getMostSigBits() + ":" + id.getLeastSigBits() + " " + how);
+        StringBuilder line = new StringBuilder("ended " + id.getMostSigBits() + ":" + id.getLeastSigBits() + " " + how);
+        line.append(' ').append(writer);
+        for (SoakWriter.Record record : records) line.append(' ').append(record.number());
+        System.out.println(line);
     }
 }
