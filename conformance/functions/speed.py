@@ -41,7 +41,9 @@ BYTES = 100
 WAIT_SECONDS = 300.0
 IDLE_SECONDS = 75.0
 FETCH_WAIT_SECONDS = 25.0
-"""How long a server holds a Fetch of an idle instance; of two such times each has a whole number of Fetches."""
+"""The seconds for which a server holds a Fetch of an idle instance with the usual `request.timeout.ms`: five sixths of
+30 s. Of two such times each has a whole number of Fetches.
+"""
 TURNS = 10
 EMPTY_LOOP = f"""
 import asyncio
@@ -233,7 +235,7 @@ class Bench:
                         return now, max(now - first, 0.001), cpu_seconds(process.pid), first
                     if now > WAIT_SECONDS or process.poll() is not None:
                         raise Failed(f"{mode}: {end} of {messages} outputs after {now:.0f} s")
-                    time.sleep(0.02)
+                    time.sleep(0.02)  # the end of a topic is asked for, not told
 
     def latencies(self, rate: int, seconds: float) -> list[list[str]]:
         """Return the table of latencies at `rate` messages a second."""

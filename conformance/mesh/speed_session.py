@@ -96,11 +96,17 @@ class Rates(Works):
         rows.write.format("kop").options(**self._options, topic="rates").mode("append").save()
 
     def fused(self, number: int) -> None:
-        """Run a mesh over all records, once."""
-        name = f"fused{number}"
+        """Run a mesh over all records, once; what is between its functions is not written."""
+        self._mesh(f"fused{number}", private=True)
+
+    def written(self, number: int) -> None:
+        """Run a mesh over all records, once; what is between its functions is written, too."""
+        self._mesh(f"written{number}", private=False)
+
+    def _mesh(self, name: str, *, private: bool) -> None:
         self.topics(*(f"{name}-{part}" for part in ("1", "2", "out")), partitions=PARTITIONS)
         file = Path(f"{name}.yaml")
-        file.write_text(chain(name, "batch").replace(f"[{name}-in]", "[rates]"))
+        file.write_text(chain(name, "batch", private=private).replace(f"[{name}-in]", "[rates]"))
         run_mesh(self._spark, str(file), options=self._options, once=True).wait()
 
     def mapInArrow(self, number: int) -> None:

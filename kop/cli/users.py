@@ -97,6 +97,8 @@ def create(
 
 
 def _password(path: str | None) -> str:
+    from kop.security.sasl.exchange import LONGEST_PASSWORD
+
     if path is None:
         if not sys.stdin.isatty():
             raise CliUsageError("no terminal to ask for the password at: give it by --password-file")
@@ -111,6 +113,8 @@ def _password(path: str | None) -> str:
             raise CliUsageError("--password-file: the password is not UTF-8") from None
     if not password:
         raise CliUsageError("the password must not be empty")
+    if len(password) > LONGEST_PASSWORD:
+        raise CliUsageError(f"the password has {len(password)} characters, and {LONGEST_PASSWORD} is the most")
     return password
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kop.errors import ConfigError
 from kop.security.records import KeyValue, of_user
-from kop.security.sasl.exchange import LONGEST_NAME
+from kop.security.sasl.exchange import LONGEST_NAME, LONGEST_PASSWORD
 from kop.security.state import SecurityState
 from kop.security.users import Mechanism, ScramCredential
 
@@ -33,6 +33,9 @@ def parse_users(text: str) -> dict[str, str]:
             raise ValueError(f"line {number} is not NAME:PASSWORD of a user that is there once")
         if len(name) > LONGEST_NAME:
             raise ValueError(f"line {number} has a name of {len(name)} characters, and {LONGEST_NAME} is the most")
+        if len(password) > LONGEST_PASSWORD:
+            count = len(password)
+            raise ValueError(f"line {number} has a password of {count} characters, and {LONGEST_PASSWORD} is the most")
         users[name] = password
     return users
 

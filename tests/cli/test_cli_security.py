@@ -61,6 +61,9 @@ def test_passwords_come_from_a_file_and_are_never_empty(kop: Kop, tmp_path: Path
         file.write_bytes(text)
         refused = kop("users", "create", "eve", "--password-file", str(file))
         assert (refused.code, refused.err) == (2, "kop: the password must not be empty\n")
+    file.write_bytes(b"p" * 65536)
+    too_long = kop("users", "create", "eve", "--password-file", str(file))
+    assert (too_long.code, too_long.err) == (2, "kop: the password has 65536 characters, and 4096 is the most\n")
     file.write_bytes(b"\xff")
     assert "is not UTF-8" in kop("users", "create", "eve", "--password-file", str(file)).err
     assert "No such file" in kop("users", "create", "eve", "--password-file", str(tmp_path / "none")).err

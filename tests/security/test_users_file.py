@@ -24,6 +24,8 @@ def test_other_lines_are_refused_without_a_word_of_them(text: str) -> None:
     with pytest.raises(ValueError, match=r"line [12] is not NAME:PASSWORD") as caught:
         parse_users(text)
     assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="line 2 has a password of 65536 characters"):
+        parse_users("a:secret\nb:" + "p" * 65536)
     with pytest.raises(ValueError, match="line 1 has a name of 1025 characters"):
         parse_users("a" * 1025 + ":b")
 

@@ -12,6 +12,8 @@ from typing import Final, Protocol
 
 LONGEST_NAME: Final = 1024
 """Characters of a user name."""
+LONGEST_PASSWORD: Final = 4096
+"""Characters of a password that a user is given. More come of a file that holds something else."""
 
 
 class AuthenticationError(Exception):
