@@ -75,13 +75,13 @@ class Control:
         threading.Thread(target=self._listen, name="kop-function-control", daemon=True).start()
 
     def tell(self, **values: Any) -> None:
-        """Send a line."""
+        """Send these values as a line of JSON to the worker."""
         line = json.dumps(values, default=str).encode() + b"\n"
         with self._lock, suppress(OSError):
             self._connection.sendall(line)
 
     def serve(self, instance: Instance) -> None:
-        """Answer questions to an instance from now on."""
+        """Answer the worker's questions to an instance from now on."""
         self._instance = instance
         if self._stopped.is_set():
             instance.stop()

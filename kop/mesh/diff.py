@@ -185,7 +185,9 @@ def _keeps(part: FunctionPart) -> bool:
 
 
 def _root(component: Component, name: str) -> tuple[str, ...]:
-    """Return the topics that are read whose messages come to a function."""
+    """Return the topics that the component reads from outside of it and whose messages reach the function `name`,
+    directly or through other functions of the component; in alphabetical order.
+    """
     roots: set[str] = set()
     left, seen = [name], set[str]()
     while left:

@@ -51,7 +51,7 @@ class ProducerEvents(Protocol):
     """The methods of a producer that its connection calls."""
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Take the receipts of entries that are stored, in the broker's order: all that one read of the socket
+        """Handle the receipts of entries that are stored, in the broker's order: all that one read of the socket
         brought.
         """
 
@@ -59,7 +59,9 @@ class ProducerEvents(Protocol):
         """Handle the broker's refusal of an entry."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the producer, or that the connection is gone; called once."""
+        """Handle that the broker has closed the producer, or that the connection is gone; called once. `assigned` is
+        the URL of the broker to go to next; None if it was not told.
+        """
 
     def on_writable(self) -> None:
         """Write entries that were kept back: the connection takes more now."""
@@ -69,27 +71,27 @@ class ReaderEvents(Protocol):
     """The methods of a reader that its connection calls."""
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
-        """Take the message at place `at` among those that a read of the socket brought, and those behind it that can be
-        taken with it.
-
-        Returns the number taken. The bytes of their views exist during the call only.
+        """Handle the messages from place `at` on among those that a read of the socket brought, as many as can be taken
+        together. Returns how many were taken. The bytes of their views exist during the call only.
         """
 
     def on_end(self) -> None:
         """Handle that the topic is terminated and read to its end."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the consumer, or that the connection is gone; called once."""
+        """Handle that the broker has closed the consumer, or that the connection is gone; called once. `assigned` is
+        the URL of the broker to go to next; None if it was not told.
+        """
 
 
 class WatchEvents(Protocol):
     """The methods of a watch of a namespace that its connection calls."""
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
-        """Take the broker's news of topics that came or went."""
+        """Handle the broker's news of topics that came or went."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the connection is gone; called once."""
+        """Handle that the connection is gone; called once. `assigned` is None."""
 
 
 class Connection(asyncio.BufferedProtocol):

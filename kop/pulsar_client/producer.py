@@ -192,14 +192,14 @@ class Producer(BrokerAttachment):
         return self.send(metadata.SerializeToString(), b"", sequence_id=sequence_id, txn=txn)
 
     def submit(self, entry: PendingEntry) -> None:
-        """Send an entry behind all earlier ones. Its `stored` or `failed` is called once; `failed` perhaps at once.
+        """Send an entry behind all earlier ones. The entry's `stored` or its `failed` is called once, `failed` perhaps
+        before this returns. If the producer has `on_stored`, that is called instead of `stored`, with all entries that
+        one read of the socket confirmed.
 
-        A producer with `on_stored` calls that instead of `stored`, with all entries of one read of the socket.
-
-        It fails with PulsarError: EntryRefusedError with the code of the broker's refusal where that is final,
-        MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it fail with it),
-        ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a sequence id that is
-        still pending.
+        `failed` gets a PulsarError: EntryRefusedError if the broker has refused the entry for good, MessageTooLarge,
+        Timeout if the entry is not stored within `send_timeout` (all entries behind it fail, too),
+        ProducerBlockedQuotaExceededError, or the error that has ended the producer. Raises ValueError, and calls
+        neither, if the sequence id is pending already.
         """
         if self._direct is not None:
             self.end_direct()

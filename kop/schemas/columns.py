@@ -275,7 +275,9 @@ def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
 
 
 def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
-    """Return the reader of records of a version of the topic's schema; SchemaError."""
+    """Return the reader of records that a version of the topic's schema wrote. SchemaError if that version is of
+    another kind or format than the column, or if the column cannot be read from it.
+    """
     return _reader_of_schema(_written_by(plan, schema), plan)
 
 

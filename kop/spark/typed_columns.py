@@ -113,7 +113,10 @@ def plan_columns(options: ReadOptions) -> TypedPlan | None:
 
 
 def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict[str, WritePlan]:
-    """Return how the columns of a write that have formats are encoded, for which registries are asked; OptionError."""
+    """Return, by column, how the columns of a write that have formats are encoded; `kinds` are their Arrow types.
+    Schema registries are asked. OptionError if an option is missing or wrong, if a registry has no fitting schema or
+    does not answer, or if a schema does not fit the column's type.
+    """
     assert options.formats is not None
     plans = {}
     for name, kind in kinds.items():

@@ -409,7 +409,9 @@ class ProducerStates:
         return states
 
     def views(self) -> Sequence[ProducerInfo]:
-        """Return the committed producers, by id."""
+        """Return what is known of the producers whose batches are stored, ordered by id. Batches that are still being
+        stored are left out.
+        """
         begun = self.transactions.open_transactions
         return [
             ProducerInfo(

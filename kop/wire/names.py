@@ -122,7 +122,9 @@ _NONE: Final = Names((), ())
 
 
 def inward(api_key: int, request: Any, space: Translator) -> Any:
-    """Return a request of a client of `space` with stored names, mostly the same object."""
+    """Return a client's request with the stored names in place of those that the client uses, which `space` translates.
+    The request is changed in place and returned, except a FetchCall, of which a copy is returned.
+    """
     if isinstance(request, OffsetCommitCall):
         request.group_id = space.inward(request.group_id)
         request.topics = [topic._replace(name=topic.name and space.inward(topic.name)) for topic in request.topics]

@@ -74,21 +74,23 @@ class CallsFile:
         return self._numbers[first : first + _CALLING]
 
     def known(self, number: int, places: Sequence[TopicPartition]) -> None:
-        """Take the partitions that the numbers of a function mean."""
+        """Note which partitions the numbers that a function puts for its record stand for: places in `places`."""
         self._places[number] = places
         self._describe()
 
     def piece(self, place: TopicPartition, last: int) -> None:
-        """Note which input records go through the functions, up to this offset."""
+        """Note up to which offset (`last`) of an input partition records go through the functions now."""
         self._numbers[1] = self._inputs.index(place)
         self._numbers[2] = last
 
     def suspect(self) -> tuple[TopicPartition, int]:
-        """Return the last of the input records that go through the functions."""
+        """Return the input partition and the offset that `piece` noted last. If a call ends the process, the record
+        that does so comes from an input record up to this one.
+        """
         return self._inputs[self._numbers[1]], self._numbers[2]
 
     def close(self) -> None:
-        """Remove it: the process has ended no call, or has told of it."""
+        """Remove the file: no call has ended the process, or who has to know of that was told."""
         with suppress(OSError):
             self._path.unlink()
         self._file.close()

@@ -253,7 +253,10 @@ class EntryProducer(Protocol):
         """Handle that Pulsar dropped an entry because other entries have its sequence ids."""
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Take the failure of an entry: Pulsar refused it, or it is not known if it is stored."""
+        """Handle that no receipt of an entry will come: EntryRefusedError if Pulsar refused it, so that it is not
+        stored; with any other error it may be stored or not. The entry's append fails, unless Pulsar has a copy of it
+        from before.
+        """
 
 
 class InFlightEntry(PendingEntry):

@@ -818,7 +818,9 @@ class PartitionProducer:
             self._end(BackendError(f"{self._log.title}: what {self.name} has stored is asked again"))
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Take the failure of an entry, which gets no receipt."""
+        """Fail the append of an entry of which no receipt will come, or look for the copy that Pulsar had before. An
+        idempotent producer ends if it is not known if the entry is stored.
+        """
         self._answered(entry, self._loop.time())
         if entry.done:
             return
