@@ -334,7 +334,7 @@ def instance_of(key: bytes | None) -> InstanceName:
 
 
 def text_of(key: bytes | None) -> str:
-    """Return a key as text. DamagedRecordError if it is no UTF-8, or missing."""
+    """Return a key as text, empty for None. DamagedRecordError if it is no UTF-8."""
     try:
         return (key or b"").decode()
     except UnicodeDecodeError:

@@ -391,8 +391,8 @@ class Instance:
             self._reader.wake()
 
     def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
-        """Return the offsets from which records are still there. Those before were deleted, and no window waits for
-        them.
+        """Return these positions, each moved up to the first record of its partition that is still there. No window
+        waits for records before that one.
         """
         first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
         return {partition: max(offset, first[partition]) for partition, offset in positions.items()}

@@ -112,7 +112,9 @@ class FunctionsMetadata:
             del self.stored_at[digest]
 
     def removable(self, digest: str) -> list[bytes]:
-        """Return the keys of a package's records if no definition names it and no uploaded file is it; else nothing."""
+        """Return the keys of the records of a package that no definition names; none if an uploaded file is that
+        package.
+        """
         return [] if digest in self.uploads.values() else self.packages.keys(digest)
 
 

@@ -442,8 +442,8 @@ class Processes:
 
     @staticmethod
     def _failed(slot: _Slot, told: str, at: tuple[TopicPartition, int] | None, now: float, ran: float) -> None:
-        """Note why an instance does not run (`told`, and `at` which record it ended), and when it is started again.
-        `ran` is for how many seconds it ran.
+        """Note why an instance does not run, and when it is started again. `told` is the reason, `at` the record at
+        which the process ended, `ran` the seconds for which it ran.
         """
         slot.attempts = slot.attempts.after(ran)
         if slot.attempts.failures == 1:

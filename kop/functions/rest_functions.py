@@ -68,8 +68,8 @@ class FunctionPaths:
         return definition
 
     def _expects(self, request: web.Request, fqfn: str) -> int:
-        """Return the revision that a change is based on: the one that its author has read, else the current one.
-        RestError if there is no such function.
+        """Return the revision that a change is based on: the one in If-Match, which its author has read, else the
+        current one. RestError if there is no such function, or If-Match is no number.
         """
         given = request.headers.get("If-Match", "").strip('" ')
         if given in {"", "*"}:

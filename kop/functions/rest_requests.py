@@ -71,7 +71,7 @@ class GivenPart(NamedTuple):
 
 async def read_form(request: web.Request, limits: Mapping[str, int]) -> dict[str, GivenPart]:
     """Return the parts of a form that `limits` names, with the bytes that each may have; other parts are ignored.
-    RestError if one is too large.
+    RestError if the body is no form, or a part is too large or there twice.
     """
     if not request.content_type.startswith("multipart/"):
         raise RestError(415, "the body must be multipart/form-data")

@@ -25,7 +25,7 @@ class MeshChange:
 
 
 def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tuple[MeshChange, ...]:
-    """Return what changes between two meshes of one name and their plans; nothing if that is nothing."""
+    """Return the changes between two meshes of one name and their plans; empty if there are none."""
     return (
         *_of_mesh(old, new),
         *_of_parts(old, new),
@@ -124,7 +124,9 @@ def _of_components(old: MeshPlan, new: MeshPlan) -> Iterator[MeshChange]:
 
 
 def _reads(plan: MeshPlan, name: str) -> dict[str, bool]:
-    """Return the topics that a function gets messages of, and if it reads them itself."""
+    """Return the topics whose messages a function gets: True if it reads the topic itself, False if another function of
+    its component hands them over.
+    """
     component = plan.of_function[name]
     return {topic: topic in component.inputs for topic, called in component.calls.items() if name in called}
 
