@@ -69,7 +69,7 @@ class CallsFile:
         new.rename(self._path)
 
     def calling(self, number: int) -> Any:
-        """Return the numbers of a function, for whoever calls it."""
+        """Return the numbers of a function, in which who calls it puts the current record."""
         first = _HEAD + _CALLING * number
         return self._numbers[first : first + _CALLING]
 
@@ -101,7 +101,7 @@ class CallsFile:
 
 
 def ended_calls(folder: Path, component: str) -> list[EndedCall]:
-    """Return the calls in which tasks of a component have ended on this machine since this was asked last."""
+    """Return the calls that have ended tasks of a component on this machine; each is returned once."""
     calls = []
     for path in folder.glob(f"{_mark(component)}.*{_SUFFIX}"):
         with suppress(OSError, ValueError, KeyError, IndexError), path.open("r+b") as file:
