@@ -199,7 +199,9 @@ def _formats(part: Part) -> dict[str, str]:
 
 
 def _remedy(part: QueryPart, error: str) -> str:
-    """Return advice on an error of Spark about watermarks or output modes; empty for other errors."""
+    """Return what goes before an error of Spark: advice if the error is about watermarks or output modes, else only the
+    query's name.
+    """
     if not any(text in error for text in _OF_TIME):
         return f"query {part.name}: "
     table = next(iter(part.views))
