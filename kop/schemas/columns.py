@@ -199,8 +199,8 @@ def _part_of_pair(source: SchemaSource, schema: PulsarSchema, part: str) -> Colu
 
 
 def _of_versions(source: SchemaSource, schema: PulsarSchema, made: ColumnPlan) -> ColumnPlan:
-    """Return the plan for records that may name other versions of the schema. A text column is one only if all versions
-    are texts.
+    """Return the plan for records that may name other versions of the schema than the one that `made` is of. Texts need
+    no other plan: all versions are read alike.
     """
     if made.format == "string":
         return made
