@@ -318,8 +318,8 @@ class BrokerRegistry:
             self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
-        """Ask Pulsar for the producer name of the next broker: Pulsar gives it away if that broker does not answer, and
-        is dead then.
+        """Ask Pulsar for the producer name of the next broker. If Pulsar gives the name away, and that broker does not
+        answer Kafka requests either, it is dead: the others take over at once.
         """
         next_one = self._next_one()
         if next_one is None or self._producer is None or self._live is None:
