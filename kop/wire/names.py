@@ -145,8 +145,8 @@ def inward(api_key: int, request: Any, space: Translator) -> Any:
 
 
 def outward(api_key: int, response: Any, space: Translator) -> Any:
-    """Return a response to a client of `space` with the client's names, without rows of other spaces; mostly the same
-    object.
+    """Return a response to a client of `space` with the client's names, without rows of other spaces. It is changed in
+    place and returned if it can be; else a copy is returned.
     """
     if isinstance(response, OffsetCommitAnswer):
         own = [(space.outward(name) if name else name, *rest) for name, *rest in response.topics]
@@ -158,13 +158,12 @@ def outward(api_key: int, response: Any, space: Translator) -> Any:
 
 
 def outward_text(text: str | None, space: Translator) -> str | None:
-    """Return a text about what went wrong in which names of the space are the client's."""
+    """Return an error text in which stored names of the space are replaced by the client's."""
     return text if text is None else text.replace(space.prefix, "")
 
 
 def outward_rows(rows: Iterable[Sequence[Any]], place: int, space: Translator) -> list[tuple[Any, ...]]:
-    """Return rows, which have a name or nothing at `place`, with the client's names; those of other spaces are left
-    out.
+    """Return rows, which have a name or None at `place`, with the client's names; those of other spaces are left out.
     """
     own = []
     for row in rows:
@@ -193,7 +192,7 @@ def _put_in(part: Any, tree: _Tree, space: Translator, *, empty: bool) -> None:
 
 
 def _put_out(part: Any, tree: _Tree, space: Translator) -> bool:
-    """Give a part of a response the client's names; return false if it has to be left out."""
+    """Replace stored names in a part of a response by the client's; return false if the part has to be left out."""
     for field, inner in tree.items():
         value = getattr(part, field, None)
         if not value or (field == "resource_name" and part.resource_type not in NAMED_RESOURCES):
