@@ -565,7 +565,7 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
 
 
 def _print(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[tuple[str, str]]) -> None:
-    """Print rows as a table, whose `columns` are pairs of a head and the field below it; or as JSON."""
+    """Print rows as a table, whose `columns` are pairs of a field and the head above it; or as JSON."""
     if as_json:
         print_json(rows)
         return

@@ -127,7 +127,9 @@ class NewRecords:
 
 
 def _offsets(runs: Iterable[tuple[tuple[int, ...], int]]) -> bytes:
-    """Return the end offsets of items whose sizes are given in runs: sizes, and how many times they repeat."""
+    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
+    are given in runs: sizes, and how many times they repeat.
+    """
     offsets = array("i")
     end = 0
     for sizes, times in runs:

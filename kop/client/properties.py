@@ -102,7 +102,7 @@ def _unescaped(text: str) -> str:
 
 
 def text(value: str) -> str:
-    """Return a text as it is. ValueError if it is empty."""
+    """Return a text without the spaces around it. ValueError if nothing is left."""
     if not value.strip():
         raise ValueError("is empty")
     return value.strip()

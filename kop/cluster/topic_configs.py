@@ -366,8 +366,8 @@ def spec_of(name: str) -> ConfigSpec:
 
 
 def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-    """Check the configs that a topic is to have as its own, all of them, and return them without those that are None.
-    INVALID_CONFIG if one is wrong.
+    """Check the configs that a topic is to have as its own, all of them, and return them. INVALID_CONFIG if one is
+    unknown, None or wrong, or does not fit another one.
 
     `internal`: the topic holds the state of groups, which only compaction may delete records from.
     """

@@ -145,8 +145,8 @@ def inward(api_key: int, request: Any, space: Translator) -> Any:
 
 
 def outward(api_key: int, response: Any, space: Translator) -> Any:
-    """Return a response to a client of `space` with the client's names, without rows of other spaces. It is changed in
-    place and returned if it can be; else a copy is returned.
+    """Return a response to a client of `space` with the client's names, and without the rows of other spaces. It is
+    changed in place.
     """
     if isinstance(response, OffsetCommitAnswer):
         own = [(space.outward(name) if name else name, *rest) for name, *rest in response.topics]
