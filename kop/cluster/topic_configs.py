@@ -622,7 +622,9 @@ class TopicConfigs:
             yield ConfigRow(spec.name, value, False, source, spec.type, spec.doc, synonyms)
 
     def _inherited(self, spec: ConfigSpec) -> tuple[Origin, ...]:
-        """Return the broker's values and the default of a config, in its own unit, the winner first; never empty."""
+        """Return the broker's values and the default of a config, in the config's own unit, in the order of precedence;
+        never empty.
+        """
         origins = self._defaults.get(spec.name)
         if origins is None:
             names = _SYNONYMS.get(spec.name, ((spec.broker, 1),) if spec.broker else ())

@@ -104,7 +104,9 @@ class AssignedInstances:
         self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
-        """Return where the code of a package lies here; PackageError says why it cannot be had."""
+        """Return the folder of a package's code on this machine. PackageError if it cannot be unpacked, or is not there
+        as a whole.
+        """
         package = self._packages.package(digest, name)
         if package is None:
             raise PackageError(

@@ -173,7 +173,9 @@ def dead_letter_topic(spec: FunctionSpec, partition: TopicPartition) -> str:
 
 
 def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception) -> NewRecord:
-    """Return what is written of a message that was tried often enough: with Pulsar's headers, and the last error."""
+    """Return the dead letter of a message that was tried often enough: the record to write, with Pulsar's headers and
+    the last error.
+    """
     headers = [
         *record[4],
         ("REAL_TOPIC", partition[0].encode()),

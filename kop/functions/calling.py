@@ -96,7 +96,7 @@ class Calls(CallBase):
         return number
 
     def _take_many(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
-        """Do what `_take_singly` does, for messages none of which waits for another."""
+        """Call the function with messages as `_take_singly` does, but many at once: none of them waits for another."""
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
         rest = iter(records)

@@ -210,7 +210,9 @@ class FunctionState:
     # -- for the calls
 
     def changes(self, partition: TopicPartition) -> StateChanges:
-        """Return what collects the changes of one call for a message of a partition; opens the state."""
+        """Return the object that collects the changes of one call for a message of a partition; opens the state if it
+        is not open.
+        """
         try:
             return StateChanges(self.of(partition))
         except Exception as error:

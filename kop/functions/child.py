@@ -122,7 +122,7 @@ class Control:
 
 
 def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an instance says to a question of REST."""
+    """Return the answer of an instance to a question that came over REST."""
     kind = question["ask"]
     if kind == "stats":
         return asdict(instance.stats.snapshot())

@@ -285,7 +285,7 @@ class WorkerInfo:
         return str(Address(self.host, self.port))
 
     def client_id(self) -> str:
-        """Return the client id by which the others know it."""
+        """Return the client id by which the other workers know this one."""
         return f"{self.worker_id}@{self.host}:{self.port}"
 
     @classmethod

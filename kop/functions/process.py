@@ -191,7 +191,7 @@ class Processes:
         self._wake()
 
     def status(self) -> dict[InstanceName, InstanceStatus]:
-        """Return what is known of each instance that is wanted."""
+        """Return the status of each instance that is wanted."""
         with self._lock:
             children = {name: slot.child for name, slot in self._slots.items() if slot.child is not None}
         asked = {name: self._question(child, {"ask": "stats"}) for name, child in children.items()}

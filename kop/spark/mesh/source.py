@@ -67,7 +67,7 @@ class MeshReader(DataSourceStreamReader):
         return [SharePartition(share) for share in self._plan().shares()]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Do the work of a task, and return the counts of each function."""
+        """Run a task: process records until its batch ends; yield the counts of each function."""
         from kop.spark.mesh.task import run_task  # noqa: PLC0415 (the driver plans without it)
 
         for row in run_task(self._work, partition.value):
