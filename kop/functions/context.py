@@ -79,7 +79,7 @@ class Publish:
     callback: Callable[[Any, Any], Any] | None
 
     def tell(self, stored: bool, message_id: RecordId | None) -> None:
-        """Call the function's callback, if it gave one, with Pulsar's Result and the id of the message."""
+        """Call the function's callback, if it gave one, with Pulsar's Result, and the id of the message or None."""
         if self.callback is not None:
             result = importlib.import_module("pulsar").Result
             self.callback(result.Ok if stored else result.UnknownError, message_id)

@@ -237,7 +237,7 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
 
 def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
     """Return the definition that a create or an update makes; an update changes only the fields that it gives.
-    SpecError if it is wrong.
+    SpecError if an update makes it wrong; a create is not checked here.
     """
     given = request.config or {}
     if there is None:

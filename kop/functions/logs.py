@@ -122,7 +122,7 @@ class LogTopic(logging.Handler):
             self.handleError(record)
 
     def put(self, level: str, text: str) -> None:
-        """Queue a text for the topic, or count it as dropped if too much is queued. It never waits."""
+        """Queue a text for the topic, or count it as dropped if too much was logged lately. It never waits."""
         value = text[:RECORD_CHARACTERS].encode(errors="backslashreplace")
         with self._changed:
             if not self._allowance.take(len(value), clock.monotonic()):

@@ -47,7 +47,9 @@ class RestServer:
 
 
 async def serve(service: Service, host: str, port: int, token: str | None) -> RestServer:
-    """Serve the REST interface of a worker. ClientError if it may not, or cannot, listen at this address."""
+    """Serve the REST interface of a worker. ClientError if it may not, or cannot, listen at this address, or the token
+    is too short.
+    """
     if token is None and not is_loopback(host):
         raise ClientError(
             f"give a token (--token-file), or listen on 127.0.0.1: whoever reaches {host}:{port} may run code"

@@ -151,8 +151,8 @@ def state_answer(key: str, value: Mapping[str, Any]) -> Json:
 
 
 def state_given(key: str, given: Mapping[str, Any]) -> Json:
-    """Return the one value that a request has for a key. ValueError if it has none, or several, or the value is
-    malformed.
+    """Return the one value that a request has for a key. ValueError if it has none, or several, or is about another
+    key, or the value is malformed.
     """
     if given.get("key") not in {None, "", key}:
         raise ValueError(f"the state is of the key {given['key']}, and the path names {key}")

@@ -42,9 +42,10 @@ def place_for(
     spec: FunctionSpec, topic: str | None, key: bytes | None, partitions: Collection[TopicPartition]
 ) -> TopicPartition:
     """Return the topic and partition that a message goes to: the partition of its key, as Kafka's own producers choose
-    it.
+    it, or the first one if it has no key.
 
-    `partitions` are all that the function reads. TriggerError if there is no such place, with the reason.
+    `partitions` are all that the function reads. TriggerError if `topic` is no input, or is missing while there are
+    several.
     """
     topics = sorted({name for name, _ in partitions})
     if topic:

@@ -95,7 +95,7 @@ class CountWindows:
         return self.dropped()
 
     def dropped(self) -> list[Element]:
-        """Return the messages that no window needs although none was due with them; each is returned once."""
+        """Return the messages that no window needs any more; each is returned once."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -103,7 +103,7 @@ class TenantMembership:
         return space, space == by_rules
 
     def _space(self, namespace: str) -> Space:
-        """Return the space of a namespace. ValueError if no client may belong to it."""
+        """Return the space of a namespace. ValueError if the text is no namespace, or no client may belong to it."""
         space = space_of(namespace)
         if namespace == self._home:
             return HOME

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def parse_users(text: str) -> dict[str, str]:
     """Return the passwords in a file's text by user: each line is NAME:PASSWORD, # begins a comment. ValueError if a
-    line has another form; its text has no word of the file.
+    line has another form, or a user is there twice; its text has no word of the file.
     """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

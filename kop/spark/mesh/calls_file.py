@@ -74,7 +74,9 @@ class CallsFile:
         return self._numbers[first : first + _CALLING]
 
     def known(self, number: int, places: Sequence[TopicPartition]) -> None:
-        """Note which partitions the numbers that a function puts for its record stand for: places in `places`."""
+        """Note the partitions that the numbers of a function refer to, each by its index in `places`. `number` is that
+        of the function.
+        """
         self._places[number] = places
         self._describe()
 
