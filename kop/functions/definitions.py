@@ -156,7 +156,7 @@ class MeshDefinition(_RecordJson):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The full names of all its functions and connectors."""
+        """The full names of all its functions, sources, sinks and queries."""
         return (*self.functions, *self.others)
 
 

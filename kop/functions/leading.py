@@ -383,7 +383,9 @@ class Leading:
         return records
 
     def _orphans(self) -> set[str]:
-        """Return the packages that are old and that no definition names: their requests were lost, or never came."""
+        """Return the packages that were stored long ago. If no definition names one, its request was lost, or never
+        came.
+        """
         old = clock.wall_ms() - SWEEP_MS
         return {digest for digest, at_ms in self._metadata.stored_at.items() if at_ms < old}
 

@@ -163,7 +163,7 @@ def _content(made: Definition) -> tuple[object, ...]:
 
 
 def _check(made: Definition, known: Known) -> None:
-    """Check the function of a mesh. SpecError if it is wrong."""
+    """Check the function of a mesh. _RefusedError if it is wrong."""
     try:
         fqfn = spec_of(made.config, known.topic_names).fqfn
     except SpecError as error:

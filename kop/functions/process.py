@@ -177,7 +177,7 @@ class Processes:
     # -- for others
 
     def want(self, wanted: Mapping[InstanceName, WantedInstance]) -> None:
-        """Start, end and restart instances until exactly the wanted ones run."""
+        """Set the wanted instances: processes are started, ended and restarted until exactly those run."""
         now = clock.monotonic()
         with self._lock:
             for name, slot in self._slots.items():

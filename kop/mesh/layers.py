@@ -227,7 +227,9 @@ def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Se
 def _ends_beside(
     rows: Sequence[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
 ) -> dict[Node, list[tuple[int, float]]]:
-    """Return the places in the next layer at which the links of each node of a layer end, from top to bottom."""
+    """Return the places, in the layer beside this one, at which the links of each node of the layer end, from top to
+    bottom.
+    """
     ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}
     beside = number - 1 if from_left else number + 1
     if 0 <= beside < len(rows):

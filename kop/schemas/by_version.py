@@ -114,7 +114,9 @@ class ByVersionReader:
 
 
 def named(versions: pa.Array | None, rows: Sequence[int]) -> list[int | None] | None:
-    """Return the versions that the records of these rows name; None if `versions` is None, so that none are known."""
+    """Return the versions that the records of these rows name; None if `versions` is None or all null, so that no
+    version is known.
+    """
     if versions is None or versions.null_count == len(versions):
         return None
     every = versions.to_pylist()

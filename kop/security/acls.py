@@ -150,7 +150,7 @@ class Acls:
                 del lengths[len(acl.name)]
 
     def replace(self, acls: Iterable[Acl]) -> None:
-        """Remove all ACLs, and add these."""
+        """Make these the only ACLs; those that exist already stay as they are."""
         wanted = set(acls)
         for acl in self._all - wanted:
             self.remove(acl)

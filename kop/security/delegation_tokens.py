@@ -82,7 +82,7 @@ class DelegationTokens:
             callback(token_id)
 
     def replace(self, tokens: Mapping[str, DelegationToken]) -> None:
-        """Remove all tokens, and set these."""
+        """Make these the only tokens; those that exist already stay as they are."""
         for token_id in self._tokens.keys() - tokens.keys():
             self.put(token_id, None)
         for token_id, token in tokens.items():

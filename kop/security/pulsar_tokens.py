@@ -42,7 +42,7 @@ class PulsarTokens:
     """The check of Pulsar's tokens. Without keys the authority decides."""
 
     def __init__(self, keys: Callable[[], tuple[TokenKey, ...]], rules: TokenRules, authority: TokenAuthority) -> None:
-        """`keys` returns the keys that are valid now; it is None if there never are any."""
+        """`keys` returns the keys that are valid now; an empty tuple if there never are any."""
         self._keys = keys
         self._rules = rules
         self._authority = authority

@@ -246,7 +246,7 @@ class Quotas:
             del self._values[entity]
 
     def replace(self, values: Mapping[tuple[Entity, QuotaKind], float]) -> None:
-        """Remove all quotas, and set these."""
+        """Make these the only quotas."""
         there = [(entity, kind) for entity, known in self._values.items() for kind in known]
         for key in there:
             if key not in values:

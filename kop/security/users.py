@@ -115,7 +115,7 @@ class Users:
             callback(name)
 
     def replace(self, credentials: Mapping[UserKey, ScramCredential]) -> None:
-        """Remove all credentials, and set these."""
+        """Make these the only credentials; those that exist already stay as they are."""
         for name, mechanism in [(name, each) for name, known in self._users.items() for each in known]:
             self.put(name, mechanism, credentials.get((name, mechanism)))
         for (name, mechanism), credential in credentials.items():
