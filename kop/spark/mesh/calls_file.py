@@ -92,7 +92,7 @@ class CallsFile:
         return self._inputs[self._numbers[1]], self._numbers[2]
 
     def close(self) -> None:
-        """Remove the file: no call has ended the process, or who has to know of that was told."""
+        """Remove the file: no call has ended the process, or the driver was told of the one that has."""
         with suppress(OSError):
             self._path.unlink()
         self._file.close()

@@ -447,8 +447,8 @@ class Lane:
 
     @property
     def gives_up_later(self) -> bool:
-        """True while a record waits for the last of a limited number of attempts: if the batch ended now, the next one
-        would count anew.
+        """True while a record waits for one of a limited number of attempts: if the batch ended now, the next one would
+        count anew.
         """
         return self.is_held and all(
             step.spec.max_message_retries is not None

@@ -729,7 +729,7 @@ class Appends:
         """Place an entry of this broker that the tail brought, in the bytes that the client sent; return true if that
         was done.
 
-        It is not if the entry lies behind a gap, or if Pulsar counts its records otherwise.
+        It is not done if the entry lies behind a gap, or if Pulsar counts its records otherwise.
         """
         log = self._log
         if (

@@ -227,7 +227,7 @@ class PartitionProducers:
         return False
 
     def _park(self, entry: int, batches: DirectBatches) -> None:
-        """Keep batches of compiled code until the entries before `entry` are placed, once all receipts of this read of
+        """Let batches of compiled code wait for the entries before `entry`, at most until all receipts of this read of
         the socket were handled.
         """
         if not self._parked:
