@@ -470,7 +470,9 @@ async def _open_engine(
 
 
 def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> TokenCheck | None:
-    """Return the check that finds the identity in a token of Pulsar; None if clients may not log in with such tokens."""
+    """Return the check that finds the identity in a token of Pulsar; None if clients may not log in with such
+    tokens.
+    """
     if not config.kop_pulsar_tokens:
         return None
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it

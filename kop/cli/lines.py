@@ -65,7 +65,9 @@ def shown(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def from_json(line: bytes) -> LineRecord:
-    """Return the record in a line of JSON; its topic and offset are ignored. LineError if the line is no such record."""
+    """Return the record in a line of JSON; its topic and offset are ignored. LineError if the line is no such
+    record.
+    """
     try:
         read = json.loads(line)
     except ValueError as error:

@@ -174,7 +174,9 @@ class Peers:
         )
 
     async def _connected(self, broker_id: int, address: tuple[str, int]) -> _PeerConnection:
-        """Return a connection to the broker: one whose answers come in time, if there is one or a new one may be made."""
+        """Return a connection to the broker: one whose answers come in time, if there is one or a new one may be
+        made.
+        """
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
             for connection in tuple(self._connections.get(broker_id, ())):
                 if connection.address != address or connection.lost:

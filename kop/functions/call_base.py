@@ -103,7 +103,9 @@ class CallBase:
         return self._acks.committable()
 
     def written(self) -> None:
-        """Note that the outputs are written: call the callbacks of publishes, and answer those who wait for a message."""
+        """Note that the outputs are written: call the callbacks of publishes, and answer those who wait for a
+        message.
+        """
         answers, self._answers = self._answers, []
         for number, answer in answers:
             self._triggers.answer(number, answer)

@@ -164,7 +164,9 @@ _MESH: Final = "mesh/"
 
 
 def mesh_key(name: str) -> str:
-    """Return the key that stands for a mesh in the places of functions' full names; it has one slash more than those."""
+    """Return the key that stands for a mesh in the places of functions' full names; it has one slash more than
+    those.
+    """
     return f"{_MESH}{name}"
 
 

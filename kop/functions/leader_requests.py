@@ -159,7 +159,9 @@ class LeaderRequests:
         return await self._ask_leader(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some again."""
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
+        again.
+        """
         kind: Kind = "drain" if drained else "undrain"
         made = Request(id=clock.uuid4().hex, kind=kind, worker=worker_id, at_ms=clock.wall_ms())
         answer = await self._ask_leader(made)

@@ -231,7 +231,9 @@ class Changes:
         self._seen = self._state()
 
     def came(self) -> bool:
-        """Return if the file has changed since the start. A file that is missing is being written, and does not count."""
+        """Return if the file has changed since the start. A file that is missing is being written, and does not
+        count.
+        """
         now = self._state()
         return now is not None and now != self._seen
 

@@ -182,7 +182,9 @@ class WindowCalls(Calls):
         return number
 
     def retry(self) -> bool:
-        """Call the function with the windows that are due, for the first time or again; returns True if there were any."""
+        """Call the function with the windows that are due, for the first time or again; returns True if there were
+        any.
+        """
         now = clock.monotonic()
         called = False
         for unit in self._all:

@@ -351,7 +351,9 @@ class Windows:
         return max(self._next_watermark, now)
 
     def _move_watermark(self, now: int) -> None:
-        """Move the watermark to the newest time of the partition that is furthest behind, of those that are not idle."""
+        """Move the watermark to the newest time of the partition that is furthest behind, of those that are not
+        idle.
+        """
         if now < self._next_watermark:
             return
         last, self._next_watermark = self._next_watermark - self._interval, now + self._interval

@@ -37,7 +37,9 @@ class Requests(Protocol):
         """Ask the leader to deal all instances to the workers anew."""
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some again."""
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
+        again.
+        """
 
 
 class Questions(Protocol):

@@ -283,7 +283,9 @@ class AccessControl:
         return grants.unread(names) if names else ()
 
     def reaches(self, peer: Peer, name: str) -> bool:
-        """Return true if a right to the whole cluster, which the client has, covers the resource with that stored name."""
+        """Return true if a right to the whole cluster, which the client has, covers the resource with that stored
+        name.
+        """
         return not self._has_tenants or peer.principal in self._super_users or not prefix_of(name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:

@@ -54,7 +54,9 @@ def decode(value: bytes) -> dict[str, Any]:
 
 
 def state_of(report: Mapping[str, Any], now_ms: int) -> str:
-    """Return the state of a mesh as of now. A driver that was running and has been silent for too long counts as gone."""
+    """Return the state of a mesh as of now. A driver that was running and has been silent for too long counts as
+    gone.
+    """
     state = str(report.get("state", ""))
     silent = (now_ms - int(report.get("at_ms", 0))) / 1000
     if state in {RUNNING, STARTING} and silent > SILENT_SECONDS:

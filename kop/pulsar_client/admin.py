@@ -246,7 +246,9 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/createMissedPartitions")
 
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
-        """Delete a partitioned topic. Without `force`, PulsarError Conflict or PreconditionFailed while clients use it."""
+        """Delete a partitioned topic. Without `force`, PulsarError Conflict or PreconditionFailed while clients use
+        it.
+        """
         query = {"force": json.dumps(force)}
         await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False)
 

@@ -302,7 +302,9 @@ def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
 
 
 def _of_any_version(plan: ColumnPlan, fetch: Callable[[], dict[int, PulsarSchema]]) -> SchemaReader:
-    """Return the reader of Avro records that do not name their version: it tries all versions, which `fetch` returns."""
+    """Return the reader of Avro records that do not name their version: it tries all versions, which `fetch`
+    returns.
+    """
 
     def avro() -> dict[int, avro_schema.AvroType]:
         made = {}

@@ -82,7 +82,9 @@ class ConfluentRegistry:
         self._by_version: dict[tuple[str, int], Schema] = {}
 
     def by_id(self, schema_id: int) -> Schema:
-        """Return the schema of an id. UnknownSchemaError if there is none; SchemaError if the registry cannot be asked."""
+        """Return the schema of an id. UnknownSchemaError if there is none; SchemaError if the registry cannot be
+        asked.
+        """
         if schema_id not in self._by_id:
             answer = self._ask("GET", f"schemas/ids/{schema_id}")
             if _is_protobuf(answer):

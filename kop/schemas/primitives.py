@@ -91,7 +91,9 @@ class PrimitiveReader:
         self._into = builder(self.kind)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it."""
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in
+        it.
+        """
         into, convert = self._into, self._convert
         assert isinstance(into, Leaf)
         failures: dict[int, str] = {}

@@ -137,7 +137,9 @@ class ProtobufSchema:
         self._added.add(name)
 
     def message(self, name: str = "") -> Descriptor:
-        """Return a message type by its full name, the first of the file if none is given. SchemaError if there is none."""
+        """Return a message type by its full name, the first of the file if none is given. SchemaError if there is
+        none.
+        """
         if name:
             try:
                 return self._pool.FindMessageTypeByName(name)

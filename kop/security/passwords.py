@@ -85,7 +85,9 @@ def _same(known: str, other: str) -> bool:
 
 
 def _right(credentials: dict[Mechanism, ScramCredential], password: str) -> Mechanism | None:
-    """Return the mechanism of the first credential that the password fits; None if it fits none. All of them are tried."""
+    """Return the mechanism of the first credential that the password fits; None if it fits none. All of them are
+    tried.
+    """
     right = None
     for mechanism, credential in credentials.items():
         made = ScramCredential.of_password(mechanism, password, credential.iterations, credential.salt)

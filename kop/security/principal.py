@@ -64,7 +64,9 @@ def can_be_tried(subject: str) -> bool:
 
 
 def name_of(rules: MappingRules, subject: str) -> str:
-    """Return the principal of a client whose certificate has this subject. ValueError if it has none, with the reason."""
+    """Return the principal of a client whose certificate has this subject. ValueError if it has none, with the
+    reason.
+    """
     name = rules.name(subject)
     if not name:
         what = "have no rule for" if name is None else "make nothing of"

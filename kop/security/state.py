@@ -141,7 +141,9 @@ class SecurityState:
         return next((code for code in await asyncio.gather(*ended) if code), ErrorCode.NONE)
 
     def _take(self, newest: Mapping[bytes, bytes | None], everything: bool) -> None:
-        """Put records that were read from the log in force. `everything`: they are the whole state, not changes of it."""
+        """Put records that were read from the log in force. `everything`: they are the whole state, not changes of
+        it.
+        """
         not_understood = set[bytes]() if everything else set(self._not_understood)
         acls: dict[Acl, bool] = {}
         credentials: dict[UserKey, ScramCredential | None] = {}

@@ -585,7 +585,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._unread = unsent
 
     def on_memory(self) -> None:
-        """Go on after a wait for memory: read more of an incomplete frame, or start the requests that were held back."""
+        """Go on after a wait for memory: read more of an incomplete frame, or start the requests that were held
+        back.
+        """
         frame = self._frames.incomplete
         if self._starved and frame is not None:
             self._starved = False

@@ -148,7 +148,9 @@ class Server:
         return bound[0], bound[1]
 
     def watch(self, tls: TlsContext) -> None:
-        """Read the files of certificates again when they have changed, and show in metrics for how long they are valid."""
+        """Read the files of certificates again when they have changed, and show in metrics for how long they are
+        valid.
+        """
         tls.look()
         self._certificates.append(tls)
 

@@ -41,7 +41,9 @@ class TypedPlan:
         return {name: plan.sql for name, plan in self.plans.items()}
 
     def of_types(self, kinds: Mapping[str, pa.DataType]) -> TypedPlan:
-        """Return the plan for columns of these types, as Spark has them. OptionError if the schemas give other types."""
+        """Return the plan for columns of these types, as Spark has them. OptionError if the schemas give other
+        types.
+        """
         made = {}
         for name, plan in self.plans.items():
             try:

@@ -41,7 +41,9 @@ def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_
 
 
 def delete_horizon(policy: LogPolicy, now_ms: int) -> int:
-    """Return the time (ms) from which on a tombstone may be removed that a compaction at `now_ms` is the first to see."""
+    """Return the time (ms) from which on a tombstone may be removed that a compaction at `now_ms` is the first to
+    see.
+    """
     return min(now_ms + policy.delete_retention_ms, _LAST_MS)
 
 

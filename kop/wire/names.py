@@ -163,7 +163,9 @@ def outward_text(text: str | None, space: Translator) -> str | None:
 
 
 def outward_rows(rows: Iterable[Sequence[Any]], place: int, space: Translator) -> list[tuple[Any, ...]]:
-    """Return rows, which have a name or None at `place`, with the client's names; those of other spaces are left out."""
+    """Return rows, which have a name or None at `place`, with the client's names; those of other spaces are left
+    out.
+    """
     own = []
     for row in rows:
         stored = row[place]

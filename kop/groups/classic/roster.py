@@ -184,7 +184,9 @@ class Roster:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> Member | None:
-        """Remove a member or a pending member id; return the member, whose tokens still have to be answered, or None."""
+        """Remove a member or a pending member id; return the member, whose tokens still have to be answered, or
+        None.
+        """
         self.pending.pop(member_id, None)
         member = self.members.pop(member_id, None)
         if member is None:

@@ -24,7 +24,9 @@ class ClusterTopic:
     """The topic `__kop`, which a cluster's brokers share. Methods raise PulsarError, if nothing else is said."""
 
     def __init__(self, admin: Admin, naming: TopicNaming, announce: Callable[[str], None]) -> None:
-        """Prepare access to the topic. `announce` tells the other brokers that the properties of a topic have changed."""
+        """Prepare access to the topic. `announce` tells the other brokers that the properties of a topic have
+        changed.
+        """
         self.full_name = naming.own_topic
         self.partition = f"{self.full_name}-partition-0"
         """The partition whose entries are blocks of producer ids."""

@@ -607,7 +607,9 @@ class PartitionProducer:
         return writer
 
     def end_direct(self) -> None:
-        """Make all batches go to `add` from now on, and wait here for the receipts of those that compiled code holds."""
+        """Make all batches go to `add` from now on, and wait here for the receipts of those that compiled code
+        holds.
+        """
         if self._direct is not None and self._producer is not None:
             self._producer.end_direct()
 

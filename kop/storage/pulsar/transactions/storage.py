@@ -172,7 +172,9 @@ class PulsarTransactions:
         self._known.set()
 
     async def begin(self, timeout_ms: int) -> bytes:
-        """Begin a Pulsar transaction, or use the one that is kept ready; return its name for the coordinator's record."""
+        """Begin a Pulsar transaction, or use the one that is kept ready; return its name for the coordinator's
+        record.
+        """
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
         self._begun[txn] = self._context.loop.time()
